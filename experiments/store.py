@@ -5,6 +5,7 @@ Several processes may save to one file; none loses what another has saved.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import platform
@@ -18,7 +19,7 @@ import torch
 
 import subbayes
 from subbayes.utils.checks import fail
-from subbayes.utils.files import atomic_write_text, folder_lock
+from subbayes.utils.files import atomic_write_text
 
 __all__ = ["RESULTS", "Store", "device_name", "key_of", "versions"]
 
@@ -83,10 +84,9 @@ class Store:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Let no other process write the file meanwhile."""
-        lock = self.path.with_suffix(".lock")
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        lock.touch()
-        with folder_lock(lock):  # which opens any path; writers of files take that of the folder
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a record of another process would be lost
             yield
 
     def get(

@@ -2,10 +2,9 @@ r"""Scores of a `Predictive` against the observed targets.
 
 Every score is a function `(predictive, y) -> float`, an average over the N observations (and over
 the targets, if there are several). `y` has shape (N,) or (N, T), or (N,) with labels 0 to K - 1 for
-classes. Observations count as often as `weights` of shape (N,) say, once by default: integer
-weights have the effect of repeated rows. `InputError` is raised if `y` does not fit the
-predictions, or if a score for classes is used for regression or counts, or vice versa. `score`
-returns all scores that apply to the likelihood.
+classes. `InputError` is raised if `y` does not fit the predictions, or if a score for classes is
+used for regression or counts, or vice versa. `score` returns all scores that apply to the
+likelihood.
 """
 
 from __future__ import annotations
@@ -16,23 +15,21 @@ from contextlib import suppress
 from functools import cache
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float
 
-from subbayes.data.data import check_weights
-from subbayes.diagnostics.calibration import calibration_error
+from subbayes.diagnostics.calibration import reliability
 from subbayes.diagnostics.checks import (
     class_labels,
     has_response_columns,
     require_ordered,
     target_values,
 )
+from subbayes.diagnostics.convergence import average_ranks
 from subbayes.diagnostics.crps import crps_counts, crps_gaussian_mixture, crps_samples
 from subbayes.diagnostics.token_scores import TokenScores
 from subbayes.likelihoods import CategoricalTokens
 from subbayes.likelihoods.base import UndefinedError
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
 
 __all__ = [
@@ -51,12 +48,7 @@ __all__ = [
 ]
 
 
-Weights = Float[np.ndarray, "N"] | None
-
-
-def score(
-    predictive: Predictive, y: object, level: float = 0.95, weights: Weights = None
-) -> dict[str, float]:
+def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, float]:
     r"""All scores that apply to the likelihood, by name.
 
     Regression: log_likelihood, log_likelihood_moment_matched (unless a variance is infinite), rmse,
@@ -68,10 +60,6 @@ def score(
 
     `level` is the probability of the interval for coverage and width.
 
-    Raises:
-        InputError: targets that do not fit the predictions, or weights that are not numbers of at
-            least 0, one for each row.
-
     Example:
         >>> import torch
         >>> from subbayes.likelihoods import Gaussian
@@ -81,47 +69,39 @@ def score(
         {'log_likelihood': -2.586, 'log_likelihood_moment_matched': -2.586, 'rmse': 1.826,
          'crps': 1.091, 'coverage': 0.667, 'interval_width': 3.92}
     """
-    if weights is not None:
-        check_weights(torch.as_tensor(weights))
-        if len(weights) != len(predictive):
-            fail("weights", f"{len(predictive)} numbers, one for each row", len(weights))
     if isinstance(predictive.likelihood, CategoricalTokens):
-        return TokenScores.of(predictive, y, weights).scores()
-    scores = {"log_likelihood": log_likelihood(predictive, y, weights=weights)}
+        return TokenScores.of(predictive, y).scores()
+    scores = {"log_likelihood": log_likelihood(predictive, y)}
     if has_response_columns(predictive.likelihood):  # values alone may be censored
         return scores
     if predictive.likelihood.is_partial and predictive.likelihood.kind != "classification":
-        return scores | _defined_scores(predictive, y, level, weights)
+        return scores | _defined_scores(predictive, y, level)
     if predictive.likelihood.kind == "classification":
-        each = (accuracy, brier, ece, auroc)
-        return scores | {f.__name__: f(predictive, y, weights=weights) for f in each}
+        return scores | {f.__name__: f(predictive, y) for f in (accuracy, brier, ece, auroc)}
     spread = predictive.likelihood.variance(predictive.outputs)
     if predictive.likelihood.kind == "regression" and bool(spread.isfinite().all()):
-        scores["log_likelihood_moment_matched"] = log_likelihood(predictive, y, True, weights)
+        scores["log_likelihood_moment_matched"] = log_likelihood(predictive, y, True)
     interval = predictive.interval(level)
     return scores | {
-        "rmse": rmse(predictive, y, weights),
-        "crps": crps(predictive, y, weights),
-        "coverage": _covered(interval, target_values(predictive, y), weights),
-        "interval_width": _width(interval, weights),
+        "rmse": rmse(predictive, y),
+        "crps": crps(predictive, y),
+        "coverage": _covered(interval, target_values(predictive, y)),
+        "interval_width": _width(interval),
     }
 
 
-def _defined_scores(
-    predictive: Predictive, y: object, level: float, weights: Weights
-) -> dict[str, float]:
+def _defined_scores(predictive: Predictive, y: object, level: float) -> dict[str, float]:
     """Further scores of a likelihood that may lack variances, draws or a distribution function."""
     ends = cache(lambda: predictive.interval(level))
     computed: dict[str, Callable[[], float]] = {
-        "rmse": lambda: rmse(predictive, y, weights),
-        "crps": lambda: crps(predictive, y, weights),
-        "coverage": lambda: _covered(ends(), target_values(predictive, y), weights),
-        "interval_width": lambda: _width(ends(), weights),
+        "rmse": lambda: rmse(predictive, y),
+        "crps": lambda: crps(predictive, y),
+        "coverage": lambda: _covered(ends(), target_values(predictive, y)),
+        "interval_width": lambda: _width(ends()),
     }
     if predictive.likelihood.kind == "regression":
-        computed["log_likelihood_moment_matched"] = lambda: log_likelihood(
-            predictive, y, True, weights
-        )
+        matched = {"log_likelihood_moment_matched": lambda: log_likelihood(predictive, y, True)}
+        computed = matched | computed
     found = {}
     for name, compute in computed.items():
         with suppress(UndefinedError, NotImplementedError):
@@ -129,16 +109,7 @@ def _defined_scores(
     return found
 
 
-def _mean(values: Float[np.ndarray, "N *T"], weights: Weights) -> float:
-    """Mean over targets and over rows, which count as often as their weights say."""
-    if weights is None:
-        return float(np.mean(values))
-    return float(np.average(values.reshape(len(values), -1).mean(1), weights=weights))
-
-
-def log_likelihood(
-    predictive: Predictive, y: object, moment_matched: bool = False, weights: Weights = None
-) -> float:
+def log_likelihood(predictive: Predictive, y: object, moment_matched: bool = False) -> float:
     r"""Mean log predictive density, in nats per observation; higher is better.
 
     $$\frac{1}{N} \sum_i \log \frac{1}{S} \sum_s p(y_i \mid f_s(x_i))$$
@@ -158,10 +129,10 @@ def log_likelihood(
     likelihood = predictive.likelihood
     whole = isinstance(y, tuple) or likelihood.per_position or has_response_columns(likelihood)
     targets = y if whole else target_values(predictive, y)
-    return _mean(predictive.log_prob(targets, moment_matched=moment_matched), weights)
+    return float(np.mean(predictive.log_prob(targets, moment_matched=moment_matched)))
 
 
-def rmse(predictive: Predictive, y: object, weights: Weights = None) -> float:
+def rmse(predictive: Predictive, y: object) -> float:
     r"""Root mean squared error of the predictive mean, in the units of y.
 
     $\sqrt{\mathrm{mean}_i (\mathrm{E}[y_i] - y_i)^2}$.
@@ -173,10 +144,10 @@ def rmse(predictive: Predictive, y: object, weights: Weights = None) -> float:
         3.0
     """
     require_ordered(predictive, "rmse")
-    return math.sqrt(_mean((predictive.mean - target_values(predictive, y)) ** 2, weights))
+    return float(np.sqrt(np.mean((predictive.mean - target_values(predictive, y)) ** 2)))
 
 
-def crps(predictive: Predictive, y: object, weights: Weights = None) -> float:
+def crps(predictive: Predictive, y: object) -> float:
     r"""Continuous ranked probability score of the mixture, in the units of y; lower is better.
 
     $$\mathrm{CRPS}(F, y) = \int (F(t) - 1\{t \ge y\})^2 \, dt
@@ -200,17 +171,13 @@ def crps(predictive: Predictive, y: object, weights: Weights = None) -> float:
     parts = predictive.components()
     if parts is not None:
         means, stds = (part.reshape(len(part), -1) for part in parts)
-        each = crps_gaussian_mixture(means, stds, values.ravel()).reshape(values.shape)
-    elif predictive.likelihood.kind == "count" and predictive.likelihood.has_cdf:
-        each = crps_counts(predictive, values)
-    else:
-        each = crps_samples(predictive, values)
-    return _mean(each, weights)
+        return float(crps_gaussian_mixture(means, stds, values.ravel()).mean())
+    if predictive.likelihood.kind == "count" and predictive.likelihood.has_cdf:
+        return crps_counts(predictive, values)
+    return crps_samples(predictive, values)
 
 
-def coverage(
-    predictive: Predictive, y: object, level: float = 0.95, weights: Weights = None
-) -> float:
+def coverage(predictive: Predictive, y: object, level: float = 0.95) -> float:
     r"""Fraction of targets inside the central predictive interval of probability `level`.
 
     Example:
@@ -221,12 +188,10 @@ def coverage(
     """
     require_ordered(predictive, "coverage")
     values = target_values(predictive, y)
-    return _covered(predictive.interval(level), values, weights)
+    return _covered(predictive.interval(level), values)
 
 
-def interval_width(
-    predictive: Predictive, y: object = None, level: float = 0.95, weights: Weights = None
-) -> float:
+def interval_width(predictive: Predictive, y: object = None, level: float = 0.95) -> float:
     r"""Mean width of the central predictive interval, in the units of y.
 
     Narrower is better at equal coverage. `y` is ignored; it makes the signature uniform.
@@ -238,21 +203,18 @@ def interval_width(
         3.92
     """
     require_ordered(predictive, "interval_width")
-    return _width(predictive.interval(level), weights)
+    return _width(predictive.interval(level))
 
 
-def _covered(
-    interval: tuple[np.ndarray, np.ndarray], values: np.ndarray, weights: Weights
-) -> float:
-    inside = (interval[0] <= values) & (values <= interval[1])
-    return _mean(inside.astype(np.float64), weights)
+def _covered(interval: tuple[np.ndarray, np.ndarray], values: np.ndarray) -> float:
+    return float(np.mean((interval[0] <= values) & (values <= interval[1])))
 
 
-def _width(interval: tuple[np.ndarray, np.ndarray], weights: Weights) -> float:
-    return _mean(interval[1] - interval[0], weights)
+def _width(interval: tuple[np.ndarray, np.ndarray]) -> float:
+    return float(np.mean(interval[1] - interval[0]))
 
 
-def accuracy(predictive: Predictive, y: object, weights: Weights = None) -> float:
+def accuracy(predictive: Predictive, y: object) -> float:
     r"""Fraction of observations whose most probable class is correct.
 
     Example:
@@ -262,10 +224,10 @@ def accuracy(predictive: Predictive, y: object, weights: Weights = None) -> floa
         0.5
     """
     p, labels = class_labels(predictive, y, "accuracy")
-    return _mean((p.argmax(1) == labels).astype(np.float64), weights)
+    return float(np.mean(p.argmax(1) == labels))
 
 
-def brier(predictive: Predictive, y: object, weights: Weights = None) -> float:
+def brier(predictive: Predictive, y: object) -> float:
     r"""Brier score, between 0 and 2; lower is better.
 
     $$\frac{1}{N} \sum_i \sum_k (p_{ik} - 1\{y_i = k\})^2$$
@@ -282,10 +244,10 @@ def brier(predictive: Predictive, y: object, weights: Weights = None) -> float:
     """
     p, labels = class_labels(predictive, y, "brier")
     right = p[np.arange(len(p)), labels]
-    return _mean((p**2).sum(1) - 2 * right + 1, weights)
+    return float(np.mean((p**2).sum(1) - 2 * right + 1))
 
 
-def ece(predictive: Predictive, y: object, bins: int = 15, weights: Weights = None) -> float:
+def ece(predictive: Predictive, y: object, bins: int = 15) -> float:
     r"""Expected calibration error: mean gap between confidence and accuracy.
 
     $$\sum_b \frac{n_b}{N} \left| \mathrm{accuracy}_b - \mathrm{confidence}_b \right|$$
@@ -301,10 +263,12 @@ def ece(predictive: Predictive, y: object, bins: int = 15, weights: Weights = No
         0.5
     """
     p, labels = class_labels(predictive, y, "ece")
-    return calibration_error(p.max(1), p.argmax(1) == labels, bins, weights)
+    curve = reliability(p, labels, bins)
+    gaps = np.abs(curve.observed - curve.expected)
+    return float(np.sum(curve.count * gaps) / len(p))
 
 
-def auroc(predictive: Predictive, y: object, weights: Weights = None) -> float:
+def auroc(predictive: Predictive, y: object) -> float:
     r"""Area under the receiver operating characteristic: one half is chance, one is perfect.
 
     The probability that an observation of the class has a higher predicted probability than one
@@ -321,9 +285,7 @@ def auroc(predictive: Predictive, y: object, weights: Weights = None) -> float:
         0.75
     """
     p, labels = class_labels(predictive, y, "auroc")
-    if weights is None:
-        weights = np.ones(len(labels))
-    missing = np.setdiff1d(np.arange(p.shape[1]), labels[weights > 0])
+    missing = np.setdiff1d(np.arange(p.shape[1]), labels)
     if len(missing):
         warn_user(
             f"auroc: y lacks {len(missing)} of {p.shape[1]} classes (first: "
@@ -331,26 +293,20 @@ def auroc(predictive: Predictive, y: object, weights: Weights = None) -> float:
         )
         return math.nan
     classes = [1] if p.shape[1] == 2 else range(p.shape[1])
-    return float(np.mean([roc_area(p[:, k], labels == k, weights) for k in classes]))
+    return float(np.mean([roc_area(p[:, k], labels == k) for k in classes]))
 
 
-def roc_area(
-    values: Float[np.ndarray, "N"], positive: Bool[np.ndarray, "N"], weights: Weights = None
-) -> float:
+def roc_area(values: Float[np.ndarray, "N"], positive: Bool[np.ndarray, "N"]) -> float:
     """Area under the ROC curve: the Mann–Whitney statistic over the number of pairs.
 
     Args:
         values: a score per row, higher for positive rows, shape (N,).
         positive: which rows are positive, shape (N,); some are and some are not.
-        weights: how often each row counts, shape (N,); once by default.
 
     Example:
         >>> roc_area(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
         0.875
     """
-    if weights is None:
-        weights = np.ones(len(values))
-    _, place = np.unique(values, return_inverse=True)
-    positives, negatives = (np.bincount(place, weights * part) for part in (positive, ~positive))
-    below = negatives.cumsum() - negatives / 2  # of equal values half
-    return float(positives @ below / (positives.sum() * negatives.sum()))
+    n = int(positive.sum())
+    ranks = average_ranks(values[None])[0]
+    return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * (len(values) - n)))

@@ -252,12 +252,14 @@ class Estimator(BaseEstimator):
 
     def _state(self) -> dict[str, Any]:
         """Parameters and fitted attributes, without the model."""
-        params = encode_parameters(self.get_params(deep=False), self._defaults)
+        saved = saved_class(type(self))
+        params = {name: getattr(self, name) for name in saved._get_param_names()}
+        params = encode_parameters(params, self._defaults)
         if not isinstance(self.random_state, (int, np.integer, type(None))):
             params["random_state"] = self.seed_
         names = getattr(self, "feature_names_in_", None)
         return {
-            "class": type(self).__name__,
+            "class": saved.__name__,
             "params": params,
             "seed": self.seed_,
             "mean": self.mean_.tolist(),
@@ -294,6 +296,12 @@ class Estimator(BaseEstimator):
         if isinstance(state.get("model_"), FittedModel):
             state["model_"] = dataclasses.replace(state["model_"], posterior=None)
         return state
+
+
+def saved_class(cls: type[Estimator]) -> type[Estimator]:
+    """The class that a file names for an estimator: that of this library which it extends."""
+    room = __name__.rpartition(".")[0]
+    return next(one for one in cls.__mro__ if one.__module__.rpartition(".")[0] == room)
 
 
 def _weighted_rows(

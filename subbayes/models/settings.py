@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal, TypeVar
@@ -16,8 +17,10 @@ import numpy as np
 from subbayes.inference.configuration import Sampling
 from subbayes.models.presets import PRESETS
 from subbayes.training.configuration import Training
+from subbayes.utils.addresses import without_addresses
 from subbayes.utils.checks import (
     InputError,
+    InputTypeError,
     check_choice,
     check_count,
     check_positive,
@@ -70,6 +73,7 @@ STOPPING_ROWS, STOPPING_PATIENCE, STOPPING_SHARE = 5000, 20, 0.1
 """Number of rows from which training stops early by default, its patience and held-out share."""
 
 _MOST_LAYERS = 1000  # as in an artifact
+_MOST_SHOWN = 200  # letters of an engine or a subspace that a file does not hold
 Activation = Literal["relu", "tanh", "silu", "gelu"]
 
 
@@ -358,15 +362,33 @@ def encode_parameters(params: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     found = dict(params)
     for name, default in defaults.items():
         found[name] = to_mapping(_without_checkpoint(configured(name, params[name], default)))
-    for name in ("subspace", "inference", "prior"):
-        value = found.get(name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields = (field.name for field in dataclasses.fields(value))
-            settings = {key: to_mapping(getattr(value, key)) for key in fields if key != "inputs"}
-            found[name] = (
-                settings if name == "prior" else {"name": str(value.name), **settings}  # type: ignore[attr-defined]
-            )
+    if dataclasses.is_dataclass(found.get("prior")):
+        found["prior"] = to_mapping(found["prior"])
+    for name in ("subspace", "inference"):
+        if name in found and not isinstance(found[name], (str, Mapping)):
+            found[name] = _recorded(name, found[name])
     return found
+
+
+def _recorded(key: str, value: Any) -> dict[str, Any] | str:
+    """An engine or a subspace as its name and settings, or as text if these do not give it back.
+
+    The text is no name that the next fit takes: it asks for the object again.
+
+    Args:
+        key: "inference" or "subspace".
+        value: an object of this library, or of the user: one of a subclass, or a function.
+    """
+    with suppress(AttributeError, InputError, InputTypeError, TypeError, ValueError):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        if "inputs" in fields:  # arrays, which are not saved
+            del fields["inputs"]
+            value = dataclasses.replace(value, inputs=None)
+        record = {"name": str(value.name), **to_mapping(fields)}
+        if getattr(TableSettings().change({key: record}), key) == value:
+            return record
+    name = getattr(value, "__name__", None)
+    return without_addresses(repr(value) if name is None else f"function {name}")[:_MOST_SHOWN]
 
 
 def _without_checkpoint(configuration: Any) -> Any:

@@ -1,11 +1,14 @@
 """The artifact format: a JSON manifest and a safetensors file, written atomically.
 
 An artifact is a folder or a single file. A folder holds `manifest.json` and
-`tensors-<first 16 hex digits of the digest>.safetensors`. A single file is a safetensors file with
-the manifest under the key "subbayes" of its metadata. Nothing is ever pickled or unpickled.
+`tensors-<16 random hex digits>.safetensors`, which the manifest names. A single file is a
+safetensors file with the manifest under the key "subbayes" of its metadata. Nothing is ever pickled
+or unpickled.
 
-Writing a folder creates the tensor file first, then replaces the manifest that names it atomically,
-then removes the earlier tensor file. A killed process leaves the old artifact or the new one.
+Writing a folder creates a new tensor file first, then replaces the manifest by one that names it,
+in one step, then removes the earlier tensor file. No writer waits for another: each has a tensor
+file of its own, and the last one wins. A killed process leaves the old artifact or the new one, and
+maybe a file that no manifest names, which a writer removes when it is an hour old.
 
 The digest of the tensors covers their names, dtypes, shapes and values; the digest of the manifest
 covers all its entries. Reading verifies both before it returns anything. What the facts of a kind
@@ -21,8 +24,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,17 +41,17 @@ from subbayes.utils.files import (
     StrPath,
     as_path,
     fail_artifact,
-    folder_lock,
-    is_whole,
+    link,
     make_folder,
     new_file,
-    open_file,
     quoted,
+    remove,
     rename,
     replace_file,
     sync_folder,
     temporary_stem,
     translate_os_errors,
+    write_new,
     write_temporary,
 )
 from subbayes.utils.first_process import is_first_process
@@ -57,11 +60,11 @@ from subbayes.utils.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     check_manifest,
-    manifest_digest,
+    is_tensor_file,
     manifest_of,
+    new_tensor_file,
     raw_manifest,
-    read_manifest,
-    tensor_file,
+    tensor_file_of,
 )
 from subbayes.utils.strict_json import decode, encode
 from subbayes.utils.tensor_file import (
@@ -89,10 +92,10 @@ __all__ = [
     "write_file",
 ]
 
-_TENSORS = "tensors"
-_STEMS = (_TENSORS, MANIFEST, CHECK)  # of temporary files
+_STEMS = (MANIFEST, CHECK)  # of temporary files
 _KeptBy = Callable[[dict[str, Any]], Kept] | None
-_TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
+_ATTEMPTS = 100  # to read an artifact that others replace meanwhile
+_LEFT = 3600.0  # seconds
 
 
 class Artifact(NamedTuple):
@@ -123,8 +126,7 @@ def write(
     """Write tensors and facts to the folder `path`, entirely or not at all.
 
     An earlier artifact stays readable until the new one has replaced it, and files that do not
-    belong to the artifact are never touched. Writers of one path wait for each other; the last
-    one wins.
+    belong to the artifact are never touched. Of several writers of one path, the last one wins.
 
     Args:
         path: the folder; it and its parents are created if they do not exist.
@@ -149,13 +151,9 @@ def write(
     arrays, plain = as_tensors(tensors), encode(facts)
     if not is_first_process():
         return
-    with (
-        translate_os_errors(path),
-        make_folder(as_path(path)) as directory,
-        folder_lock(directory) as alone,
-    ):
-        previous = _check_destination(directory, overwrite)
-        _publish(directory, kind, arrays, plain, previous, alone)
+    with translate_os_errors(path), make_folder(as_path(path)) as directory:
+        _check_destination(directory, overwrite)
+        _publish(directory, kind, arrays, plain, overwrite)
 
 
 def write_file(
@@ -216,11 +214,7 @@ def read(
     check_device(device)
     location = as_path(path)
     with translate_os_errors(path, reading=True):
-        try:
-            tensors, facts, found = _read(location, kind, kept)
-        except (ArtifactError, OSError):  # it may have been replaced meanwhile: use the lock
-            with folder_lock(location, shared=True):
-                tensors, facts, found = _read(location, kind, kept)
+        tensors, facts, found = _read(location, kind, kept)
     return Artifact({k: tensor.to(device) for k, tensor in tensors.items()}, facts, found)
 
 
@@ -303,73 +297,63 @@ def delete(path: StrPath, kind: str) -> None:
         >>> delete("no/such/folder", "sampling-checkpoint")
     """
     directory = as_path(path)
-    if not (is_first_process() and _is_folder(directory) and kind_of(directory) in (None, kind)):
+    is_folder = directory.is_dir() and not directory.is_symlink()  # links lead elsewhere
+    if not (is_first_process() and is_folder and kind_of(directory) in (None, kind)):
         return
     with translate_os_errors(path):
-        with folder_lock(directory):
-            names = [MANIFEST] if _holds_artifact(directory) else []
-            if names or not (directory / MANIFEST).exists():
-                used = _tensor_file_in_use(directory)
-                left = (n for n in os.listdir(directory) if n == used or _is_left(directory, n))
-                names += (n for n in left if not _is_folder(directory / n))
-            for name in names:
-                os.unlink(directory / name)
+        names = [name for name in os.listdir(directory) if _is_ours(name)]
+        if _holds_artifact(directory):
+            names = [MANIFEST, *names]
+        elif (directory / MANIFEST).exists():  # of another program
+            return
+        for name in names:
+            remove(directory / name)
         if names:
             with suppress(OSError):
                 directory.rmdir()
-
-
-def _is_folder(path: Path) -> bool:
-    return path.is_dir() and not path.is_symlink()  # links lead elsewhere
 
 
 # --- writing a folder ---------------------------------------------------------------------------
 
 
 def _publish(
-    directory: Path,
-    kind: str,
-    tensors: dict[str, Any],
-    plain: Any,
-    previous: str | None,
-    alone: bool,
+    directory: Path, kind: str, tensors: dict[str, Any], plain: Any, overwrite: bool
 ) -> None:
-    """Write both files beside the old ones, rename tensors then manifest, then clean up."""
-    ours = {previous}
+    """Write a new tensor file, then put the manifest that names it in the place of the old one."""
+    name, digest = new_tensor_file(), hashlib.sha256()
+    file = directory / name
     try:
-        digest = hashlib.sha256()
-        draft = write_temporary(
-            directory, _TENSORS, add_to_digest(safetensors_pieces(tensors), digest)
-        )
-        ours.add(draft.name)
-        target = directory / tensor_file(digest.hexdigest())
-        content = manifest_of(kind, tensors, plain, digest.hexdigest())
+        write_new(file, add_to_digest(safetensors_pieces(tensors), digest))
+        content = manifest_of(kind, tensors, plain, digest.hexdigest(), name)
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+        sync_folder(directory)
+        previous = _tensor_file_in_use(directory)
         manifest = write_temporary(directory, MANIFEST, [text.encode()])
-        ours |= {manifest.name, target.name}
-        rename(draft, target)
-        sync_folder(directory)
-        rename(manifest, directory / MANIFEST)
-        sync_folder(directory)
-    finally:
-        with suppress(OSError, ArtifactError):
-            _sweep(directory, os.listdir(directory) if alone else ours, previous)
+        publish = rename if overwrite else link
+        publish(manifest, directory / MANIFEST)
+    except BaseException:
+        if _tensor_file_in_use(directory) != name:
+            remove(file)
+        raise
+    sync_folder(directory)
+    if previous is not None:
+        remove(directory / previous)
+    for other in os.listdir(directory):
+        if _is_ours(other) and other != name and _is_left(directory / other):
+            remove(directory / other)
 
 
-def _check_destination(directory: Path, overwrite: bool) -> str | None:
-    """Check that the folder may be written to; returns the tensor file in use."""
+def _check_destination(directory: Path, overwrite: bool) -> None:
+    """Check that the folder may be written to."""
     names = os.listdir(directory)
-    unfinished = set() if MANIFEST in names else _unfinished(directory, names)
     others = sorted(name for name in names if not _is_ours(name))
     if others and not _holds_artifact(directory):
         fail_artifact("path", "a new folder, an empty one or an artifact",
                       f"{quoted(directory)} with other files ({others[0]!r})",
                       "Choose another path; nothing was written")  # fmt: skip
-    kept = [n for n in names if temporary_stem(n) is None and n not in unfinished]
-    if kept and not overwrite:
+    if MANIFEST in names and not overwrite:
         fail_artifact("path", "a new or an empty folder", f"an artifact at {quoted(directory)}",
                       "Pass overwrite=True to replace it, or choose another path")  # fmt: skip
-    return _tensor_file_in_use(directory)
 
 
 def _holds_artifact(location: Path) -> bool:
@@ -380,65 +364,47 @@ def _holds_artifact(location: Path) -> bool:
 
 
 def _is_ours(name: str) -> bool:
-    return bool(_TENSOR_FILE.fullmatch(name)) or temporary_stem(name) in _STEMS
+    return is_tensor_file(name) or temporary_stem(name) in _STEMS
 
 
-def _unfinished(directory: Path, names: Iterable[str]) -> set[str]:
-    """Tensor files of first writers that were killed before they renamed their manifest.
-
-    Its temporary file names them. Tensors whose manifest was lost have none, and are kept.
-    """
-    found = set()
-    for name in names:
-        if temporary_stem(name) == MANIFEST and is_whole(directory / name):
-            with suppress(ArtifactError, OSError):
-                content = read_manifest(directory / name)
-                if content.get("manifest_sha256") == manifest_digest(content):
-                    found.add(tensor_file(str(content.get("tensors_sha256"))))
-    return {name for name in found if name in names and _is_left(directory, name)}
+def _is_left(file: Path) -> bool:
+    """Whether nobody has written to a file for an hour, so that its writer was killed."""
+    try:
+        return time.time() - os.lstat(file).st_mtime > _LEFT
+    except OSError:
+        return False
 
 
 def _tensor_file_in_use(directory: Path) -> str | None:
-    """The tensor file that the manifest names; None without a manifest."""
+    """The tensor file that the manifest names; None without one."""
     if not (directory / MANIFEST).is_file():
         return None
     try:
-        content = raw_manifest(directory)
-    except ArtifactError:
+        return tensor_file_of(raw_manifest(directory))
+    except (ArtifactError, OSError):
         return None
-    older = content.get("tensor_file")  # of format version 1
-    own = older.get("name") if isinstance(older, dict) else None
-    name = str(own or tensor_file(str(content.get("tensors_sha256"))))
-    return name if _TENSOR_FILE.fullmatch(name) else None  # nothing else is ever removed
-
-
-def _is_left(directory: Path, name: str) -> bool:
-    """Whether a writer left this file: a temporary one, or tensors that have the digest named."""
-    if not (_is_ours(name) and is_whole(directory / name)):
-        return False
-    if not _TENSOR_FILE.fullmatch(name):
-        return True
-    with open_file(directory / name) as file:
-        return tensor_file(hashlib.file_digest(file, "sha256").hexdigest()) == name
-
-
-def _sweep(directory: Path, names: Iterable[str | None], previous: str | None) -> None:
-    """Remove files that writers left and that the manifest does not name."""
-    keep = _tensor_file_in_use(directory)
-    for name in names:
-        with suppress(OSError):
-            if name and name != keep and (name == previous or _is_left(directory, name)):
-                os.unlink(directory / name)
 
 
 # --- reading ------------------------------------------------------------------------------------
 
 
-def _read(location: Path, kind: str | None, kept: _KeptBy = None) -> Artifact:
-    content = check_manifest(location, kind)
+def _read(location: Path, kind: str | None, kept: _KeptBy) -> Artifact:
+    """Read an artifact, again if it was replaced before its tensor file was opened."""
+    for _ in range(_ATTEMPTS):
+        content = check_manifest(location, kind)
+        try:
+            return _read_once(location, content, kept)
+        except (ArtifactError, OSError):
+            if not location.is_dir() or raw_manifest(location) == content:
+                raise
+    fail_artifact("path", "an artifact that is not replaced while it is read",
+                  f"{quoted(location)}, which always was", "Read it again later")  # fmt: skip
+
+
+def _read_once(location: Path, content: dict[str, Any], kept: _KeptBy) -> Artifact:
     file = location
     if location.is_dir():
-        file = location / tensor_file(content["tensors_sha256"])
+        file = location / content["tensor_file"]
         if not file.is_file():
             fail_of_file(file, "the tensor file", "no such file")
     try:

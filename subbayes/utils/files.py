@@ -1,10 +1,8 @@
 """Atomic writing of files, with one-line errors.
 
 A file is written under a temporary name beside its target, synced and renamed, so that a reader
-finds the old file or the new one. A process that is killed leaves its temporary file,
-`.<name>.<16 hex digits>.subbayes-tmp`, which the next writer of the same file removes. Writers of
-files share the lock of the folder, so that a temporary file found under the exclusive lock has no
-owner.
+finds the old file or the new one, and the last of several writers wins. No writer waits for
+another. A process that is killed leaves its temporary file, `.<name>.<16 hex digits>.subbayes-tmp`.
 """
 
 from __future__ import annotations
@@ -23,11 +21,6 @@ from typing import Any, NoReturn
 from subbayes.utils.checks import InputError, fail_type
 from subbayes.utils.first_process import is_first_process
 
-try:
-    import fcntl
-except ImportError:  # Windows has no advisory locks on folders; `folder_lock` goes on without
-    fcntl = None  # type: ignore[assignment]
-
 __all__ = [
     "CHECK",
     "ArtifactError",
@@ -39,16 +32,18 @@ __all__ = [
     "translate_os_errors",
     "make_folder",
     "new_file",
-    "folder_lock",
     "fail_artifact",
     "open_file",
     "fail_damaged",
     "rename",
     "replace_file",
     "quoted",
+    "link",
     "read_start",
+    "remove",
     "sync_folder",
     "temporary_stem",
+    "write_new",
     "write_temporary",
 ]
 
@@ -138,14 +133,8 @@ def _replace_file(target: Path, pieces: Iterable[bytes], overwrite: bool) -> Non
     if mode is not None and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     with make_folder(target.parent) as directory:
-        with folder_lock(directory, wait=False) as alone:
-            if alone:  # remove temporary files that killed writers of the same file left
-                for name in os.listdir(directory):
-                    if temporary_stem(name) == target.name[:_STEM]:
-                        _discard(directory / name)
-        with folder_lock(directory, shared=True):  # pieces may take long: others may write too
-            publish = rename if overwrite else _link
-            publish(write_temporary(directory, target.name, pieces, mode), target)
+        publish = rename if overwrite else link
+        publish(write_temporary(directory, target.name, pieces, mode), target)
         sync_folder(directory)
 
 
@@ -170,13 +159,6 @@ def open_file(path: Path) -> BufferedReader:
         raise
 
 
-def is_whole(path: Path) -> bool:
-    """Whether a path is a regular file without holes, which no writer leaves, and not a link."""
-    status = os.lstat(path)
-    held = getattr(status, "st_blocks", None)  # unknown on Windows
-    return stat.S_ISREG(status.st_mode) and (held is None or 512 * held >= status.st_size)
-
-
 def read_start(path: Path, most: int) -> bytes:
     """The first bytes of a file, whose size may change meanwhile; see `open_file`."""
     with open_file(path) as file:  # reading n bytes takes n bytes of memory, whatever is there
@@ -197,18 +179,23 @@ def write_temporary(
 ) -> Path:
     """Write and sync a new temporary file; leave nothing behind on failure."""
     temporary = directory / f".{stem[:_STEM]}.{secrets.token_hex(8)}.subbayes-tmp"
+    write_new(temporary, pieces, mode)
+    return temporary
+
+
+def write_new(file: Path, pieces: Iterable[bytes], mode: int | None = None) -> None:
+    """Write and sync a file that does not exist yet; leave nothing behind on failure."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
     try:
-        with _closing(os.open(temporary, flags, 0o666)) as descriptor:
+        with _closing(os.open(file, flags, 0o666)) as descriptor:
             if mode is not None and hasattr(os, "fchmod"):
                 os.fchmod(descriptor, mode)
             for piece in pieces:
                 _write_all(descriptor, piece)
             os.fsync(descriptor)
     except BaseException:
-        _discard(temporary)
+        remove(file)
         raise
-    return temporary
 
 
 def temporary_stem(name: str) -> str | None:
@@ -240,11 +227,11 @@ def rename(temporary: Path, target: Path) -> None:
     try:
         os.replace(temporary, target)
     except BaseException:
-        _discard(temporary)
+        remove(temporary)
         raise
 
 
-def _link(temporary: Path, target: Path) -> None:
+def link(temporary: Path, target: Path) -> None:
     """Move a temporary file to its target unless a file was made there meanwhile."""
     try:
         try:
@@ -254,10 +241,11 @@ def _link(temporary: Path, target: Path) -> None:
                 _fail_of_existing(target)
             os.replace(temporary, target)  # of a file system without links
     finally:
-        _discard(temporary)
+        remove(temporary)
 
 
-def _discard(file: Path) -> None:
+def remove(file: Path) -> None:
+    """Remove a file, if it is there."""
     with suppress(OSError):
         os.unlink(file)
 
@@ -307,45 +295,12 @@ def check_writable(argument: str, folder: Path) -> None:
         suppress(_Checked),
         make_folder(folder) as made,
     ):
-        _discard(write_temporary(made, CHECK, []))
+        remove(write_temporary(made, CHECK, []))
         raise _Checked  # which removes the folders that were made
 
 
 class _Checked(Exception):
     pass
-
-
-@contextmanager
-def folder_lock(directory: Path, shared: bool = False, wait: bool = True) -> Iterator[bool]:
-    """Hold the advisory lock of a folder; yields whether it is held.
-
-    It is not on systems without such locks, and with `wait=False` where others hold it.
-    """
-    descriptor = _lock(directory, shared, wait)
-    try:
-        yield descriptor is not None
-    finally:
-        if descriptor is not None:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a forked child may hold a copy: unlock first
-            os.close(descriptor)
-
-
-def _lock(directory: Path, shared: bool, wait: bool) -> int | None:
-    if fcntl is None:
-        return None
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_NONBLOCK)  # it may be a pipe
-    except OSError:
-        return None
-    try:
-        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        fcntl.flock(descriptor, how if wait else how | fcntl.LOCK_NB)
-    except BaseException as error:
-        os.close(descriptor)
-        if isinstance(error, OSError):
-            return None
-        raise
-    return descriptor
 
 
 # --- errors -------------------------------------------------------------------------------------

@@ -107,8 +107,7 @@ _fitted = record(
 def _fitted_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
     found = NETWORK_TENSORS | subspace_tensors(facts["subspace"])
     if "ensemble" in facts["settings"]:
-        shape = facts["settings"]["ensemble"]["members"], facts["subspace"]["rank"]
-        found["starts"] = array(*shape, dtype="float64", below=1e18)
+        found["starts?"] = array("starts", facts["subspace"]["rank"], dtype="float64", below=1e18)
     if facts["draws"] is None:
         return found
     return found | draws_tensors(facts["subspace"]["rank"], facts["draws"]["prediction"])

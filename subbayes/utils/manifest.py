@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,29 +23,43 @@ __all__ = [
     "FORMAT_VERSION",
     "MANIFEST",
     "check_manifest",
+    "is_tensor_file",
     "manifest_digest",
+    "new_tensor_file",
     "manifest_of",
     "raw_manifest",
-    "read_manifest",
-    "tensor_file",
+    "tensor_file_of",
 ]
 
 FORMAT = "subbayes"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "manifest.json"
 
-_READERS = {1: "0.1.0"}  # older format versions, with the version of subbayes that reads them
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_TENSOR_FILE = re.compile(r"tensors-[0-9a-f]{16}\.safetensors")
 _MOST_BYTES = 100 * 2**20  # of a manifest; safetensors has this limit for its own header
 
 
-def tensor_file(sha256: str) -> str:
-    """The name of the file of tensors with this digest."""
-    return f"tensors-{sha256[:16]}.safetensors"
+def new_tensor_file() -> str:
+    """A name that no other writer chooses for the tensors of an artifact."""
+    return f"tensors-{secrets.token_hex(8)}.safetensors"
 
 
-def manifest_of(kind: str, tensors: dict[str, Any], plain: Any, sha256: str) -> dict[str, Any]:
-    """The entries of the manifest of tensors with a digest and of encoded facts."""
+def is_tensor_file(name: str) -> bool:
+    """Whether a file has a name that `new_tensor_file` gives."""
+    return bool(_TENSOR_FILE.fullmatch(name))
+
+
+def tensor_file_of(content: dict[str, Any]) -> str | None:
+    """The tensor file that a manifest names; None for one that no writer names."""
+    name = content.get("tensor_file")
+    return name if isinstance(name, str) and is_tensor_file(name) else None
+
+
+def manifest_of(
+    kind: str, tensors: dict[str, Any], plain: Any, sha256: str, file: str | None = None
+) -> dict[str, Any]:
+    """The entries of the manifest of tensors in a file, with their digest, and of encoded facts."""
     content = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -53,7 +68,7 @@ def manifest_of(kind: str, tensors: dict[str, Any], plain: Any, sha256: str) -> 
         "tensors": {name: dtype_and_shape(tensors[name]) for name in sorted(tensors)},
         "tensors_sha256": sha256,
         "facts": plain,
-    }
+    } | ({} if file is None else {"tensor_file": file})
     return content | {"manifest_sha256": manifest_digest(content)}
 
 
@@ -65,15 +80,10 @@ def manifest_digest(content: dict[str, Any]) -> str:
 
 def raw_manifest(location: Path) -> dict[str, Any]:
     """The entries of the manifest of a folder or a file, not verified yet."""
-    if location.is_dir():
-        return read_manifest(location / MANIFEST)
-    _check_file(location)
-    return _parsed(location, _embedded(location).encode())
-
-
-def read_manifest(file: Path) -> dict[str, Any]:
-    """The entries of a manifest in a file of its own, not verified yet."""
+    file = location / MANIFEST if location.is_dir() else location
     _check_file(file)
+    if file == location:
+        return _parsed(file, _embedded(file).encode())
     return _parsed(file, read_start(file, _MOST_BYTES + 1))
 
 
@@ -127,6 +137,8 @@ def check_manifest(location: Path, kind: str | None) -> dict[str, Any]:
         if not isinstance(content.get(name), expected):
             fail_of_file(file, f"an entry {name!r} of type {expected.__name__} in the manifest",
                      type(content.get(name)).__name__)  # fmt: skip
+    if location.is_dir() and tensor_file_of(content) is None:
+        fail_of_file(file, "the name of a tensor file under 'tensor_file'", "another")
     if not _SHA256.fullmatch(content["tensors_sha256"]):
         fail_of_file(file, "a digest of 64 hex digits under 'tensors_sha256'", "other text")
     if content.get("manifest_sha256") != manifest_digest(content):
@@ -140,17 +152,11 @@ def check_manifest(location: Path, kind: str | None) -> dict[str, Any]:
 
 def _check_version(location: Path, content: dict[str, Any]) -> None:
     version, written_by = content.get("format_version"), content.get("library_version")
-    if location.is_file() and "layouts" in content and "format" not in content:
-        version, content = 1, {"format": FORMAT}  # exported networks had no version then
     if content.get("format") != FORMAT:
         fail_artifact("path", "an artifact of subbayes", f"another manifest in {quoted(location)}")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         fail_of_file(location, "a format version", repr(version)[:60])
-    if version in _READERS:
-        fail_artifact("path", f"an artifact of format version {FORMAT_VERSION}",
-                      f"version {version} at {quoted(location)}",
-                      f"Read it with subbayes {_READERS[version]}, or save it again")  # fmt: skip
-    if version > FORMAT_VERSION:
-        fail_artifact("path", f"an artifact of format version {FORMAT_VERSION}",
-                      f"version {version} at {quoted(location)}, written by subbayes {written_by}",
-                      "Upgrade subbayes")  # fmt: skip
+    if version != FORMAT_VERSION:
+        remedy = "Upgrade subbayes" if version > FORMAT_VERSION else "Fit and save it again"
+        got = f"version {version} at {quoted(location)}, written by subbayes {written_by}"
+        fail_artifact("path", f"an artifact of format version {FORMAT_VERSION}", got, remedy)

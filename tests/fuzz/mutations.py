@@ -20,7 +20,6 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from subbayes.utils.manifest import tensor_file
 from subbayes.utils.tensor_file import safetensors_pieces
 
 __all__ = ["Case", "damages", "forgeries"]
@@ -227,7 +226,8 @@ def _write(path: Path, single: bool, tensors: dict[str, Tensor], forged: Any) ->
         return
     path.mkdir()
     (path / "manifest.json").write_text(whole, encoding="utf-8")
-    (path / tensor_file(digest)).write_bytes(b"".join(safetensors_pieces(tensors)))
+    named = made["tensor_file"] if place[0] != "tensor_file" else "tensors-" + "0" * 16
+    (path / named).with_suffix(".safetensors").write_bytes(b"".join(safetensors_pieces(tensors)))
 
 
 def _digest(made: dict[str, Any], text: str | None) -> str:

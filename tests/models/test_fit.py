@@ -959,7 +959,7 @@ def test_damaged_or_other_artifacts_are_refused(tmp_path, saved):
     newer = copied(saved, tmp_path / "newer")
     manifest = json.loads((newer / "manifest.json").read_text())
     (newer / "manifest.json").write_text(json.dumps(manifest | {"format_version": 99}))
-    with pytest.raises(InputError, match="format version 2, got version 99.*Upgrade"):
+    with pytest.raises(InputError, match="format version 3, got version 99.*Upgrade"):
         load(newer, net())
     (newer / "manifest.json").write_text(json.dumps({"format": "another"}))
     with pytest.raises(InputError, match="an artifact of subbayes, got another manifest"):
