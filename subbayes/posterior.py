@@ -159,10 +159,11 @@ class Posterior:
         )
 
     def _warn_of_other_statistics(self) -> None:
-        if self.network.has_batchnorm and not self.network.is_centred_on(self.subspace.shift):
+        if self.network.has_batchnorm and not self.network.lies_in(self.subspace):
             warn_user(
-                "subspace: its centre is not the network's weights, whose BatchNorm statistics are "
-                "used; pass network.centred_on(subspace.shift, data), or use BatchNormPosterior"
+                "subspace: the network's weights are not in it, whose BatchNorm statistics are "
+                "used; pass network.centred_on(w, data) with a likely point w of it, such as "
+                "subspace.shift if that is a solution, or use BatchNormPosterior"
             )
 
     def with_temperature(self, temperature: float) -> Posterior:

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAMES = {"scikit-learn": "sklearn", "laplace-torch": "laplace"}  # names of imports, where others
-TOOLS = {"docs", "dev"}  # extras with commands and plugins
+TOOLS = {"docs", "dev", "samplers"}  # extras with commands and plugins, and of recipes in docs
 INDIRECT = {"pyarrow"}  # pandas imports it when it reads or writes Parquet
 
 

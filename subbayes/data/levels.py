@@ -23,6 +23,7 @@ __all__ = [
     "check_levels",
     "check_read_differently",
     "kind_of_level",
+    "kinds_of",
     "levels_of",
     "listed",
     "same_level",
@@ -78,11 +79,11 @@ def check_kinds(name: str, levels: Iterable[Any], values: pd.Series) -> None:
         ...
         subbayes.InputError: treated: expected booleans, as in training, got numbers such as 0. ...
     """
-    known = dict.fromkeys(map(kind_of_level, levels))
-    for kind, value in _kinds_of(values).items():
+    known = list(dict.fromkeys(map(kind_of_level, levels)))
+    for kind, value in kinds_of(values).items():
         if kind in known:
             continue
-        trained = next((k for k in known if (k, kind) in _CONVERSIONS), next(iter(known)))
+        trained = next((k for k in known if (k, kind) in _CONVERSIONS), known[0])
         remedy = f"Convert it to {trained}"
         if conversion := _CONVERSIONS.get((trained, kind)):
             remedy += f", such as by {conversion}"
@@ -91,8 +92,13 @@ def check_kinds(name: str, levels: Iterable[Any], values: pd.Series) -> None:
         fail(name, f"{' or '.join(known)}, as in training", f"{kind} such as {value!r}", remedy)
 
 
-def _kinds_of(values: pd.Series) -> dict[str, Any]:
-    """The kinds of values, and a value of each."""
+def kinds_of(values: pd.Series) -> dict[str, Any]:
+    """The kinds of values, and a value of each.
+
+    Example:
+        >>> kinds_of(pd.Series([2, "a", 3]))
+        {'numbers': 2, 'text': 'a'}
+    """
     if pd.api.types.is_numeric_dtype(values.dtype):  # all of one kind
         values = values.iloc[:1]
     by_type: dict[type, Any] = {}
@@ -126,7 +132,7 @@ def check_read_differently(name: str, values: pd.Series) -> None:
     if pd.api.types.is_numeric_dtype(values.dtype):
         return
     remedy = f"Convert the column to one type, such as data[{name!r}].astype(str)"
-    kinds = _kinds_of(values)
+    kinds = kinds_of(values)
     if {"booleans", "numbers"} <= kinds.keys():
         got = f"{kinds['booleans']!r} and {kinds['numbers']!r}"
         fail(name, "levels that are booleans or numbers, not both", got, remedy)

@@ -317,7 +317,7 @@ def _label(value: Any) -> Label:
     if isinstance(value, (float, np.floating, int, np.integer)):
         if not np.isfinite(value) or value != round(value):
             remedy = "Use task='regression' for numbers with a fraction"
-            fail("y", expected, number_text(value), remedy)
+            fail("y", expected, number_text(float(value)), remedy)
         if not -_WIDE <= value < _WIDE:
             fail("y", "labels of at most 64 bits", f"{value:.4g}", "Convert them to text")
         return int(value)

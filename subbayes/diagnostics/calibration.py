@@ -15,6 +15,7 @@ from subbayes.utils.checks import check_count, fail
 __all__ = [
     "CalibrationCurve",
     "calibration_curve",
+    "calibration_error",
     "expected_coverage",
     "reliability",
     "shares_below",
@@ -136,14 +137,42 @@ def reliability_of(
     top: Float[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int
 ) -> CalibrationCurve:
     """Accuracy against confidence, from the largest probabilities and whether they are right."""
-    check_count("bins", bins)
-    index = np.searchsorted(np.linspace(0, 1, bins + 1), top, side="left") - 1
-    index = index.clip(0, bins - 1)
+    index = _bins_of(top, bins)
     count = np.bincount(index, minlength=bins)
     hits = np.bincount(index, correct, minlength=bins)
     confidence = np.bincount(index, top, minlength=bins)
     used = count > 0
     return CalibrationCurve(confidence[used] / count[used], hits[used] / count[used], count[used])
+
+
+def calibration_error(
+    top: Float[np.ndarray, "N"],
+    correct: Bool[np.ndarray, "N"],
+    bins: int,
+    weights: Float[np.ndarray, "N"] | None = None,
+) -> float:
+    """Mean over rows of the gap between accuracy and confidence in the bin of each.
+
+    Args:
+        top: the largest probability of each row.
+        correct: whether it is that of the label.
+        bins: number of bins of equal width.
+        weights: how often each row counts; once by default.
+
+    Example:
+        >>> calibration_error(np.array([0.5, 0.75]), np.array([True, True]), 2)
+        0.375
+    """
+    if weights is None:
+        weights = np.ones(len(top))
+    gaps = np.bincount(_bins_of(top, bins), weights * (correct - top), minlength=bins)
+    return float(np.abs(gaps).sum() / weights.sum())
+
+
+def _bins_of(top: Float[np.ndarray, "N"], bins: int) -> Int[np.ndarray, "N"]:
+    check_count("bins", bins)
+    index = np.searchsorted(np.linspace(0, 1, bins + 1), top, side="left") - 1
+    return index.clip(0, bins - 1)
 
 
 def wilson_interval(

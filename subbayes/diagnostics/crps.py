@@ -22,8 +22,10 @@ _N_SAMPLES = 1000
 _SUM_ERROR = 1e-6
 
 
-def crps_counts(predictive: Predictive, values: Float[np.ndarray, "..."]) -> float:
-    """CRPS of counts: a sum over the integers between the extreme quantiles and the count."""
+def crps_counts(
+    predictive: Predictive, values: Float[np.ndarray, "*NT"]
+) -> Float[np.ndarray, "*NT"]:
+    """CRPS of each count: a sum over the integers between the extreme quantiles and the count."""
     if values.ndim == 1:
         most = min(_MAX_COUNTS, _MAX_TERMS / predictive.outputs[..., 0].numel())
         known = predictive.likelihood.count_probabilities(predictive.outputs, most)
@@ -33,7 +35,7 @@ def crps_counts(predictive: Predictive, values: Float[np.ndarray, "..."]) -> flo
     high = np.maximum(predictive.quantile(1 - _TAIL), values)
     widest = float((high - low).max())
     if not math.isfinite(widest):
-        return math.nan
+        return np.full(values.shape, math.nan)
     steps = int(widest)
     if steps > _MAX_COUNTS or steps * predictive.outputs[..., 0].numel() > _MAX_TERMS:
         return crps_samples(predictive, values)
@@ -45,17 +47,17 @@ def crps_counts(predictive: Predictive, values: Float[np.ndarray, "..."]) -> flo
     for step in range(steps):
         k = low + step
         total += (k < high) * (predictive.cdf(k) - (k >= values)) ** 2
-    return float(total.mean())
+    return total
 
 
 def _crps_of_probabilities(
     first: Float[Tensor, "n"], probabilities: Float[Tensor, "counts n"], y: Float[Tensor, "n"]
-) -> float:
+) -> Float[np.ndarray, "n"]:
     """The same from the probabilities of all counts, outside which a count adds its distance."""
     k = first + torch.arange(len(probabilities), dtype=first.dtype)[:, None]
     inside = (probabilities.cumsum(0) - (k >= y).double()).square().sum(0)
     last = first + len(probabilities) - 1
-    return float((inside + (first - y).clamp_min(0) + (y - 1 - last).clamp_min(0)).mean())
+    return (inside + (first - y).clamp_min(0) + (y - 1 - last).clamp_min(0)).numpy()
 
 
 def _crps_of_sums(
@@ -64,7 +66,7 @@ def _crps_of_sums(
     low: Float[np.ndarray, "n"],
     high: Float[np.ndarray, "n"],
     steps: int,
-) -> float | None:
+) -> Float[np.ndarray, "n"] | None:
     """The same with distribution functions as running sums of probabilities.
 
     Their logarithms cost a tenth of an incomplete beta function. None if the sums do not end at
@@ -79,15 +81,17 @@ def _crps_of_sums(
         total += inside * (cdf - (k.numpy() >= values)) ** 2
     ends = np.abs(cdf - predictive.cdf(np.maximum(high, low + 1) - 1))
     exact = low < high
-    return float(total.mean()) if bool((ends[exact] < _SUM_ERROR).all()) else None
+    return total if bool((ends[exact] < _SUM_ERROR).all()) else None
 
 
-def crps_samples(predictive: Predictive, values: Float[np.ndarray, "..."]) -> float:
-    """Unbiased estimate of the CRPS from samples, for any likelihood."""
+def crps_samples(
+    predictive: Predictive, values: Float[np.ndarray, "*NT"]
+) -> Float[np.ndarray, "*NT"]:
+    """Unbiased estimate of the CRPS of each target from samples, for any likelihood."""
     from scoringrules import crps_ensemble
 
     samples = predictive.sample(_N_SAMPLES, seed=0)
-    return float(np.mean(crps_ensemble(values, samples, m_axis=0, estimator="pwm")))
+    return np.asarray(crps_ensemble(values, samples, m_axis=0, estimator="pwm"))
 
 
 def crps_gaussian_mixture(

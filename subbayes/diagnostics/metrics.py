@@ -2,9 +2,10 @@ r"""Scores of a `Predictive` against the observed targets.
 
 Every score is a function `(predictive, y) -> float`, an average over the N observations (and over
 the targets, if there are several). `y` has shape (N,) or (N, T), or (N,) with labels 0 to K - 1 for
-classes. `InputError` is raised if `y` does not fit the predictions, or if a score for classes is
-used for regression or counts, or vice versa. `score` returns all scores that apply to the
-likelihood.
+classes. Observations count as often as `weights` of shape (N,) say, once by default: integer
+weights have the effect of repeated rows. `InputError` is raised if `y` does not fit the
+predictions, or if a score for classes is used for regression or counts, or vice versa. `score`
+returns all scores that apply to the likelihood.
 """
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ from contextlib import suppress
 from functools import cache
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float
 
-from subbayes.diagnostics.calibration import reliability
+from subbayes.data.data import check_weights
+from subbayes.diagnostics.calibration import calibration_error
 from subbayes.diagnostics.checks import (
     class_labels,
     has_response_columns,
     require_ordered,
     target_values,
 )
-from subbayes.diagnostics.convergence import average_ranks
 from subbayes.diagnostics.crps import crps_counts, crps_gaussian_mixture, crps_samples
 from subbayes.diagnostics.token_scores import TokenScores
 from subbayes.likelihoods import CategoricalTokens
 from subbayes.likelihoods.base import UndefinedError
 from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
 
 __all__ = [
@@ -48,7 +51,12 @@ __all__ = [
 ]
 
 
-def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, float]:
+Weights = Float[np.ndarray, "N"] | None
+
+
+def score(
+    predictive: Predictive, y: object, level: float = 0.95, weights: Weights = None
+) -> dict[str, float]:
     r"""All scores that apply to the likelihood, by name.
 
     Regression: log_likelihood, log_likelihood_moment_matched (unless a variance is infinite), rmse,
@@ -60,6 +68,10 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
 
     `level` is the probability of the interval for coverage and width.
 
+    Raises:
+        InputError: targets that do not fit the predictions, or weights that are not numbers of at
+            least 0, one for each row.
+
     Example:
         >>> import torch
         >>> from subbayes.likelihoods import Gaussian
@@ -69,39 +81,47 @@ def score(predictive: Predictive, y: object, level: float = 0.95) -> dict[str, f
         {'log_likelihood': -2.586, 'log_likelihood_moment_matched': -2.586, 'rmse': 1.826,
          'crps': 1.091, 'coverage': 0.667, 'interval_width': 3.92}
     """
+    if weights is not None:
+        check_weights(torch.as_tensor(weights))
+        if len(weights) != len(predictive):
+            fail("weights", f"{len(predictive)} numbers, one for each row", len(weights))
     if isinstance(predictive.likelihood, CategoricalTokens):
-        return TokenScores.of(predictive, y).scores()
-    scores = {"log_likelihood": log_likelihood(predictive, y)}
+        return TokenScores.of(predictive, y, weights).scores()
+    scores = {"log_likelihood": log_likelihood(predictive, y, weights=weights)}
     if has_response_columns(predictive.likelihood):  # values alone may be censored
         return scores
     if predictive.likelihood.is_partial and predictive.likelihood.kind != "classification":
-        return scores | _defined_scores(predictive, y, level)
+        return scores | _defined_scores(predictive, y, level, weights)
     if predictive.likelihood.kind == "classification":
-        return scores | {f.__name__: f(predictive, y) for f in (accuracy, brier, ece, auroc)}
+        each = (accuracy, brier, ece, auroc)
+        return scores | {f.__name__: f(predictive, y, weights=weights) for f in each}
     spread = predictive.likelihood.variance(predictive.outputs)
     if predictive.likelihood.kind == "regression" and bool(spread.isfinite().all()):
-        scores["log_likelihood_moment_matched"] = log_likelihood(predictive, y, True)
+        scores["log_likelihood_moment_matched"] = log_likelihood(predictive, y, True, weights)
     interval = predictive.interval(level)
     return scores | {
-        "rmse": rmse(predictive, y),
-        "crps": crps(predictive, y),
-        "coverage": _covered(interval, target_values(predictive, y)),
-        "interval_width": _width(interval),
+        "rmse": rmse(predictive, y, weights),
+        "crps": crps(predictive, y, weights),
+        "coverage": _covered(interval, target_values(predictive, y), weights),
+        "interval_width": _width(interval, weights),
     }
 
 
-def _defined_scores(predictive: Predictive, y: object, level: float) -> dict[str, float]:
+def _defined_scores(
+    predictive: Predictive, y: object, level: float, weights: Weights
+) -> dict[str, float]:
     """Further scores of a likelihood that may lack variances, draws or a distribution function."""
     ends = cache(lambda: predictive.interval(level))
     computed: dict[str, Callable[[], float]] = {
-        "rmse": lambda: rmse(predictive, y),
-        "crps": lambda: crps(predictive, y),
-        "coverage": lambda: _covered(ends(), target_values(predictive, y)),
-        "interval_width": lambda: _width(ends()),
+        "rmse": lambda: rmse(predictive, y, weights),
+        "crps": lambda: crps(predictive, y, weights),
+        "coverage": lambda: _covered(ends(), target_values(predictive, y), weights),
+        "interval_width": lambda: _width(ends(), weights),
     }
     if predictive.likelihood.kind == "regression":
-        matched = {"log_likelihood_moment_matched": lambda: log_likelihood(predictive, y, True)}
-        computed = matched | computed
+        computed["log_likelihood_moment_matched"] = lambda: log_likelihood(
+            predictive, y, True, weights
+        )
     found = {}
     for name, compute in computed.items():
         with suppress(UndefinedError, NotImplementedError):
@@ -109,7 +129,16 @@ def _defined_scores(predictive: Predictive, y: object, level: float) -> dict[str
     return found
 
 
-def log_likelihood(predictive: Predictive, y: object, moment_matched: bool = False) -> float:
+def _mean(values: Float[np.ndarray, "N *T"], weights: Weights) -> float:
+    """Mean over targets and over rows, which count as often as their weights say."""
+    if weights is None:
+        return float(np.mean(values))
+    return float(np.average(values.reshape(len(values), -1).mean(1), weights=weights))
+
+
+def log_likelihood(
+    predictive: Predictive, y: object, moment_matched: bool = False, weights: Weights = None
+) -> float:
     r"""Mean log predictive density, in nats per observation; higher is better.
 
     $$\frac{1}{N} \sum_i \log \frac{1}{S} \sum_s p(y_i \mid f_s(x_i))$$
@@ -129,10 +158,10 @@ def log_likelihood(predictive: Predictive, y: object, moment_matched: bool = Fal
     likelihood = predictive.likelihood
     whole = isinstance(y, tuple) or likelihood.per_position or has_response_columns(likelihood)
     targets = y if whole else target_values(predictive, y)
-    return float(np.mean(predictive.log_prob(targets, moment_matched=moment_matched)))
+    return _mean(predictive.log_prob(targets, moment_matched=moment_matched), weights)
 
 
-def rmse(predictive: Predictive, y: object) -> float:
+def rmse(predictive: Predictive, y: object, weights: Weights = None) -> float:
     r"""Root mean squared error of the predictive mean, in the units of y.
 
     $\sqrt{\mathrm{mean}_i (\mathrm{E}[y_i] - y_i)^2}$.
@@ -144,10 +173,10 @@ def rmse(predictive: Predictive, y: object) -> float:
         3.0
     """
     require_ordered(predictive, "rmse")
-    return float(np.sqrt(np.mean((predictive.mean - target_values(predictive, y)) ** 2)))
+    return math.sqrt(_mean((predictive.mean - target_values(predictive, y)) ** 2, weights))
 
 
-def crps(predictive: Predictive, y: object) -> float:
+def crps(predictive: Predictive, y: object, weights: Weights = None) -> float:
     r"""Continuous ranked probability score of the mixture, in the units of y; lower is better.
 
     $$\mathrm{CRPS}(F, y) = \int (F(t) - 1\{t \ge y\})^2 \, dt
@@ -171,13 +200,17 @@ def crps(predictive: Predictive, y: object) -> float:
     parts = predictive.components()
     if parts is not None:
         means, stds = (part.reshape(len(part), -1) for part in parts)
-        return float(crps_gaussian_mixture(means, stds, values.ravel()).mean())
-    if predictive.likelihood.kind == "count" and predictive.likelihood.has_cdf:
-        return crps_counts(predictive, values)
-    return crps_samples(predictive, values)
+        each = crps_gaussian_mixture(means, stds, values.ravel()).reshape(values.shape)
+    elif predictive.likelihood.kind == "count" and predictive.likelihood.has_cdf:
+        each = crps_counts(predictive, values)
+    else:
+        each = crps_samples(predictive, values)
+    return _mean(each, weights)
 
 
-def coverage(predictive: Predictive, y: object, level: float = 0.95) -> float:
+def coverage(
+    predictive: Predictive, y: object, level: float = 0.95, weights: Weights = None
+) -> float:
     r"""Fraction of targets inside the central predictive interval of probability `level`.
 
     Example:
@@ -188,10 +221,12 @@ def coverage(predictive: Predictive, y: object, level: float = 0.95) -> float:
     """
     require_ordered(predictive, "coverage")
     values = target_values(predictive, y)
-    return _covered(predictive.interval(level), values)
+    return _covered(predictive.interval(level), values, weights)
 
 
-def interval_width(predictive: Predictive, y: object = None, level: float = 0.95) -> float:
+def interval_width(
+    predictive: Predictive, y: object = None, level: float = 0.95, weights: Weights = None
+) -> float:
     r"""Mean width of the central predictive interval, in the units of y.
 
     Narrower is better at equal coverage. `y` is ignored; it makes the signature uniform.
@@ -203,18 +238,21 @@ def interval_width(predictive: Predictive, y: object = None, level: float = 0.95
         3.92
     """
     require_ordered(predictive, "interval_width")
-    return _width(predictive.interval(level))
+    return _width(predictive.interval(level), weights)
 
 
-def _covered(interval: tuple[np.ndarray, np.ndarray], values: np.ndarray) -> float:
-    return float(np.mean((interval[0] <= values) & (values <= interval[1])))
+def _covered(
+    interval: tuple[np.ndarray, np.ndarray], values: np.ndarray, weights: Weights
+) -> float:
+    inside = (interval[0] <= values) & (values <= interval[1])
+    return _mean(inside.astype(np.float64), weights)
 
 
-def _width(interval: tuple[np.ndarray, np.ndarray]) -> float:
-    return float(np.mean(interval[1] - interval[0]))
+def _width(interval: tuple[np.ndarray, np.ndarray], weights: Weights) -> float:
+    return _mean(interval[1] - interval[0], weights)
 
 
-def accuracy(predictive: Predictive, y: object) -> float:
+def accuracy(predictive: Predictive, y: object, weights: Weights = None) -> float:
     r"""Fraction of observations whose most probable class is correct.
 
     Example:
@@ -224,10 +262,10 @@ def accuracy(predictive: Predictive, y: object) -> float:
         0.5
     """
     p, labels = class_labels(predictive, y, "accuracy")
-    return float(np.mean(p.argmax(1) == labels))
+    return _mean((p.argmax(1) == labels).astype(np.float64), weights)
 
 
-def brier(predictive: Predictive, y: object) -> float:
+def brier(predictive: Predictive, y: object, weights: Weights = None) -> float:
     r"""Brier score, between 0 and 2; lower is better.
 
     $$\frac{1}{N} \sum_i \sum_k (p_{ik} - 1\{y_i = k\})^2$$
@@ -244,10 +282,10 @@ def brier(predictive: Predictive, y: object) -> float:
     """
     p, labels = class_labels(predictive, y, "brier")
     right = p[np.arange(len(p)), labels]
-    return float(np.mean((p**2).sum(1) - 2 * right + 1))
+    return _mean((p**2).sum(1) - 2 * right + 1, weights)
 
 
-def ece(predictive: Predictive, y: object, bins: int = 15) -> float:
+def ece(predictive: Predictive, y: object, bins: int = 15, weights: Weights = None) -> float:
     r"""Expected calibration error: mean gap between confidence and accuracy.
 
     $$\sum_b \frac{n_b}{N} \left| \mathrm{accuracy}_b - \mathrm{confidence}_b \right|$$
@@ -263,12 +301,10 @@ def ece(predictive: Predictive, y: object, bins: int = 15) -> float:
         0.5
     """
     p, labels = class_labels(predictive, y, "ece")
-    curve = reliability(p, labels, bins)
-    gaps = np.abs(curve.observed - curve.expected)
-    return float(np.sum(curve.count * gaps) / len(p))
+    return calibration_error(p.max(1), p.argmax(1) == labels, bins, weights)
 
 
-def auroc(predictive: Predictive, y: object) -> float:
+def auroc(predictive: Predictive, y: object, weights: Weights = None) -> float:
     r"""Area under the receiver operating characteristic: one half is chance, one is perfect.
 
     The probability that an observation of the class has a higher predicted probability than one
@@ -285,7 +321,9 @@ def auroc(predictive: Predictive, y: object) -> float:
         0.75
     """
     p, labels = class_labels(predictive, y, "auroc")
-    missing = np.setdiff1d(np.arange(p.shape[1]), labels)
+    if weights is None:
+        weights = np.ones(len(labels))
+    missing = np.setdiff1d(np.arange(p.shape[1]), labels[weights > 0])
     if len(missing):
         warn_user(
             f"auroc: y lacks {len(missing)} of {p.shape[1]} classes (first: "
@@ -293,20 +331,26 @@ def auroc(predictive: Predictive, y: object) -> float:
         )
         return math.nan
     classes = [1] if p.shape[1] == 2 else range(p.shape[1])
-    return float(np.mean([roc_area(p[:, k], labels == k) for k in classes]))
+    return float(np.mean([roc_area(p[:, k], labels == k, weights) for k in classes]))
 
 
-def roc_area(values: Float[np.ndarray, "N"], positive: Bool[np.ndarray, "N"]) -> float:
+def roc_area(
+    values: Float[np.ndarray, "N"], positive: Bool[np.ndarray, "N"], weights: Weights = None
+) -> float:
     """Area under the ROC curve: the Mann–Whitney statistic over the number of pairs.
 
     Args:
         values: a score per row, higher for positive rows, shape (N,).
         positive: which rows are positive, shape (N,); some are and some are not.
+        weights: how often each row counts, shape (N,); once by default.
 
     Example:
         >>> roc_area(np.array([0.1, 0.4, 0.4, 0.8]), np.array([False, False, True, True]))
         0.875
     """
-    n = int(positive.sum())
-    ranks = average_ranks(values[None])[0]
-    return float((ranks[positive].sum() - n * (n + 1) / 2) / (n * (len(values) - n)))
+    if weights is None:
+        weights = np.ones(len(values))
+    _, place = np.unique(values, return_inverse=True)
+    positives, negatives = (np.bincount(place, weights * part) for part in (positive, ~positive))
+    below = negatives.cumsum() - negatives / 2  # of equal values half
+    return float(positives @ below / (positives.sum() * negatives.sum()))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -22,7 +22,7 @@ from subbayes.diagnostics.model_card import model_card
 from subbayes.diagnostics.token_scores import TokenScores
 from subbayes.distributed.divided_rows import exchanged, gathered
 from subbayes.likelihoods import Likelihood
-from subbayes.likelihoods.target_parts import split_targets
+from subbayes.likelihoods.target_parts import TargetParts, split_targets
 from subbayes.likelihoods.validation import check_padding, checked_targets, ignored_label
 from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
@@ -191,18 +191,18 @@ class Predictor(ABC):
         return self.network, self.likelihood
 
     def evaluate(
-        self, inputs: Any, y: Any = None, level: float = 0.95, n_draws: int | None = None
+        self, inputs: Any, y: Any = None, level: float = 0.95, **options: Any
     ) -> dict[str, float]:
         """Scores of the predictions on data with known targets; see `metrics.score`.
 
         Args:
             inputs: in the form the module takes; without `y`, data with their targets as `fit`
                 takes them: a loader or a dataset of pairs (inputs, targets), a pair, a dict with
-                "labels" or `Data`, of which weights of rows are ignored.
+                "labels" or `Data`, whose rows count as often as their weights say.
             y: the targets; by default those of the data. Of `Data` whose rows are divided among
                 processes the scores are those of all rows, in all processes.
             level: probability of the interval whose coverage is reported.
-            n_draws: use this many draws.
+            options: arguments of `predict`, such as `n_draws`.
 
         Raises:
             InputError: no targets, or inputs and targets that do not fit the model.
@@ -215,9 +215,10 @@ class Predictor(ABC):
             >>> model.evaluate(DataLoader(rows)) == model.evaluate(*rows.tensors)
             True
         """
-        options: dict[str, Any] = {"n_draws": n_draws}
+        weights = None
         if y is None:
             data = _data_with_targets(inputs)
+            _check_noise(data, self._parts()[1], options)
             if data.division is not None:
                 return self._evaluate_divided(exchanged(data), level, options)
             network, likelihood = self._parts()
@@ -225,14 +226,15 @@ class Predictor(ABC):
                 check_decoder_inputs(network.output, data.first()[0])
                 if not data.in_memory:
                     return self._evaluate_tokens(data, likelihood, options)
-            inputs, y, noise = _parts_to_score(data, likelihood)
-            options |= {} if noise is None else {"noise": noise}
+            inputs, parts = _parts_to_score(data, likelihood)
+            y, weights = parts.values, parts.weights
+            options |= {} if parts.noise is None else {"noise": parts.noise}
         elif isinstance(y, Tensor):
             network, likelihood = self._parts()
             if likelihood.per_position:
                 check_decoder_inputs(network.output, inputs)
             check_padding(likelihood, inputs, y)
-        return metrics.score(self.predict(inputs, **options), y, level=level)
+        return metrics.score(self.predict(inputs, **options), y, level, _as_numbers(weights))
 
     def _evaluate_tokens(
         self, data: Data, likelihood: Likelihood, options: dict[str, Any]
@@ -242,8 +244,8 @@ class Predictor(ABC):
         def parts() -> Iterator[TokenScores]:
             for inputs, y in data.batches():
                 check_padding(likelihood, inputs, y)
-                labels = split_targets(y, data.has_weights).values
-                yield TokenScores.of(self.predict(inputs, **options), labels)
+                part = split_targets(y, data.has_weights)
+                yield TokenScores.of(self.predict(inputs, **options), part.values, part.counts)
 
         return TokenScores.joined(parts()).scores()
 
@@ -255,8 +257,11 @@ class Predictor(ABC):
             got = "rows divided among processes"
             fail("inputs", "all rows in each process, for predictions by all processes", got)
         own = self._parts()[1]
-        predictive, (inputs, y, noise) = None, _parts_to_score(data, own)
-        y, noise = to_device(y, torch.device("cpu")), None if noise is None else noise.cpu()
+        predictive, (inputs, parts) = None, _parts_to_score(data, own)
+        y, noise, weights = (
+            None if part is None else part.cpu()
+            for part in (parts.values, parts.noise, parts.weights)
+        )
         known = {} if noise is None else {"noise": noise}
         if self._parts()[0].is_sharded:
             inputs, rows = _as_many_rows(data)
@@ -265,8 +270,10 @@ class Predictor(ABC):
                 predictive = Predictive(all_rows.outputs[:, : data.n], all_rows.likelihood)
         elif data.n:
             predictive = self.predict(inputs, **options | known)
-        parts = [part for part in gathered(data, (predictive, y, noise)) if part[0] is not None]
-        found, targets, noises = zip(*parts, strict=True)
+        each = gathered(data, (predictive, y, noise, weights))
+        found, targets, noises, counts = zip(
+            *(part for part in each if part[0] is not None), strict=True
+        )
         likelihood = found[0].likelihood
         if noise is not None:
             scales = torch.cat(noises)
@@ -274,25 +281,25 @@ class Predictor(ABC):
         if len({part.outputs.shape[-1] for part in found}) > 1:
             fail("inputs", "rows with as many outputs in all processes", "sequences of others")
         whole = type(found[0]).joined(found, likelihood)
-        return metrics.score(whole, join_targets(targets, ignored_label(own)), level=level)
+        y = join_targets(targets, ignored_label(own))
+        every = None if weights is None else torch.cat(counts)
+        return metrics.score(whole, y, level, _as_numbers(every))
 
     def out_of_distribution(
-        self, inputs: Any, others: Any, n_draws: int | None = None
+        self, inputs: Any, others: Any, **options: Any
     ) -> dict[str, dict[str, float]]:
         """How well the uncertainty detects inputs that are unlike the training data.
 
         Args:
             inputs: like the training data, but not trained on.
             others: inputs from elsewhere.
-            n_draws: use this many draws.
+            options: arguments of `predict`, such as `n_draws`.
 
         Returns:
             AUROC, average precision and false positive rate of each score of uncertainty; see
             `subbayes.diagnostics.out_of_distribution`.
         """
-        return out_of_distribution(
-            self.predict(inputs, n_draws=n_draws), self.predict(others, n_draws=n_draws)
-        )
+        return out_of_distribution(self.predict(inputs, **options), self.predict(others, **options))
 
     def warnings(self) -> list[str]:
         """Problems of the run, each with a remedy; empty if there are none."""
@@ -340,10 +347,21 @@ def _as_many_rows(data: Data) -> tuple[Any, Int[Tensor, "_"]]:
     return take(concatenate(batches), rows), rows
 
 
-def _parts_to_score(data: Data, likelihood: Likelihood) -> tuple[Any, Any, Any]:
-    """Inputs, targets and noise scales, without weights of rows; the padding is checked."""
+def _parts_to_score(data: Data, likelihood: Likelihood) -> tuple[Any, TargetParts]:
+    """Inputs, and the parts of their targets; the padding is checked."""
     parts = split_targets(checked_targets(likelihood, data), data.has_weights)
-    return data.inputs if data.in_memory else data.loader, parts.values, parts.noise
+    return data.inputs if data.in_memory else data.loader, parts
+
+
+def _as_numbers(weights: Tensor | None) -> Float[np.ndarray, "N"] | None:
+    return None if weights is None else weights.double().cpu().numpy()
+
+
+def _check_noise(data: Data, likelihood: Likelihood, options: dict[str, Any]) -> None:
+    """Check that noise scales are not given twice."""
+    if options.get("noise") is not None and likelihood.takes_noise:
+        expected = "only those that come with the targets of the data"
+        fail("noise", expected, "others too", "Leave noise out, or pass evaluate(inputs, y, ...)")
 
 
 def _data_with_targets(data: Any) -> Data:

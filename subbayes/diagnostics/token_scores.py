@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from subbayes.data.arrays import to_targets
-from subbayes.diagnostics.calibration import reliability_of
+from subbayes.diagnostics.calibration import calibration_error
 from subbayes.diagnostics.checks import class_labels
 from subbayes.likelihoods import Categorical, CategoricalTokens
 from subbayes.predictions.predictive import Predictive
@@ -31,6 +31,8 @@ class TokenScores:
         brier: Brier score of each token.
         confidence: probability of its most probable class.
         correct: whether that is its label.
+        row_weights: how often each row counts.
+        token_weights: how often the row of each token counts.
 
     Example:
         >>> import torch
@@ -46,14 +48,19 @@ class TokenScores:
     brier: Float[np.ndarray, "M"]
     confidence: Float[np.ndarray, "M"]
     correct: Bool[np.ndarray, "M"]
+    row_weights: Float[np.ndarray, "N"]
+    token_weights: Float[np.ndarray, "M"]
 
     @classmethod
-    def of(cls, predictive: Predictive, y: object) -> TokenScores:
+    def of(
+        cls, predictive: Predictive, y: object, weights: Float[np.ndarray, "N"] | None = None
+    ) -> TokenScores:
         """Of predictions for labels y of shape (N, L), some of them ignored.
 
         Args:
             predictive: of a likelihood `CategoricalTokens`.
             y: the labels.
+            weights: how often each row counts; once by default.
         """
         likelihood = predictive.likelihood
         assert isinstance(likelihood, CategoricalTokens)
@@ -62,12 +69,18 @@ class TokenScores:
         each = Predictive(outputs, Categorical())
         p, values = class_labels(each, counted, "scores of tokens")
         right = p[np.arange(len(p)), values]
+        if weights is None:
+            weights = np.ones(len(labels))
+        predicted = labels[:, 1:] if likelihood.shift else labels
+        tokens_of_row = (predicted != likelihood.ignore_index).sum(1).numpy()
         return cls(
             predictive.log_prob(labels),
             each.log_prob(counted),
             (p**2).sum(1) - 2 * right + 1,
             p.max(1),
             p.argmax(1) == values,
+            weights,
+            np.repeat(weights, tokens_of_row),
         )
 
     @classmethod
@@ -79,14 +92,13 @@ class TokenScores:
 
     def scores(self) -> dict[str, float]:
         """Means over rows, and over the tokens that count."""
-        mean = float(self.tokens.mean())
-        curve = reliability_of(self.confidence, self.correct, _BINS)
-        gaps = np.abs(curve.observed - curve.expected)
+        weights = self.token_weights
+        mean = float(np.average(self.tokens, weights=weights))
         return {
-            "log_likelihood": float(self.rows.mean()),
+            "log_likelihood": float(np.average(self.rows, weights=self.row_weights)),
             "log_likelihood_per_token": mean,
             "perplexity": math.exp(-mean),
-            "accuracy": float(self.correct.mean()),
-            "brier": float(self.brier.mean()),
-            "ece": float(curve.count @ gaps / len(self.tokens)),
+            "accuracy": float(np.average(self.correct, weights=weights)),
+            "brier": float(np.average(self.brier, weights=weights)),
+            "ece": calibration_error(self.confidence, self.correct, _BINS, weights),
         }

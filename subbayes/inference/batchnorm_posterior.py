@@ -1,8 +1,8 @@
 r"""A posterior whose BatchNorm statistics follow the weights.
 
-`Posterior` uses the BatchNorm statistics of the subspace's centre for all z, which is cheap and
-differentiable but underestimates the density far from the centre. Here they are re-estimated on the
-training data at each z,
+`Posterior` uses the BatchNorm statistics of its network for all z, which is cheap and
+differentiable but underestimates the density far from the weights of the network. Here they are
+re-estimated on the training data at each z,
 
 $$ \log p(D \mid z) = \sum_n \log p\bigl(y_n \mid f(x_n;\, w(z), s(w(z), D))\bigr), \qquad
    w(z) = \hat w + Pz , $$

@@ -386,6 +386,29 @@ class Likelihood(ABC):
         """Whether targets come with noise scales, (y, noise)."""
         return type(self).with_noise is not Likelihood.with_noise
 
+    @property
+    def is_linear_gaussian(self) -> bool:
+        """Whether y | f is Gaussian with a mean linear in f and noise independent of f."""
+        return False
+
+    @property
+    def has_noise_scale(self) -> bool:
+        """Whether it is so with a noise scale of its own, which does not come with the targets."""
+        return self.is_linear_gaussian and not self.takes_noise
+
+    def scale_noise(self, factor: float) -> Likelihood:
+        """The likelihood with its Gaussian noise scale multiplied by a factor.
+
+        Raises:
+            InputError: not `has_noise_scale`, or a scale that is still to be learned.
+        """
+        fail(
+            "noise",
+            "Gaussian noise with a scale of its own",
+            repr(self),
+            "Tune the prior precision alone: noise=False",
+        )
+
     def for_targets(self, y: Targets | None) -> Likelihood:
         """The likelihood with the noise scales given with the targets, if any."""
         return self if y is None or isinstance(y, Tensor) else self.with_noise(y[1])

@@ -188,8 +188,8 @@ class Bernoulli(_OneOutput):
 
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Log probability of each label, shape (..., N)."""
-        t = column(y, outputs)
-        return (t * F.logsigmoid(outputs) + (1 - t) * F.logsigmoid(-outputs)).sum(-1)
+        sign = 2 * column(y, outputs) - 1
+        return F.logsigmoid(sign * outputs).sum(-1)
 
     def mean(self, outputs: Outputs) -> Moments:
         """P(y = 1), shape (..., N, 1)."""

@@ -217,6 +217,18 @@ class Gaussian(_OneParameter):
         """Whether targets come with noise scales, (y, noise)."""
         return self._per_observation
 
+    @property
+    def is_linear_gaussian(self) -> bool:
+        """Always."""
+        return True
+
+    def scale_noise(self, factor: float) -> Likelihood:
+        """The likelihood with its noise scale multiplied by a factor."""
+        if isinstance(self.noise, str):
+            return super().scale_noise(factor)
+        scaled = self._with_value(torch.as_tensor(self.noise, dtype=torch.float64) * factor)
+        return scaled if isinstance(self.noise, Tensor) else scaled.detach()
+
     def _scale(self, outputs: Tensor) -> Tensor:
         if isinstance(self.noise, str):
             fail(

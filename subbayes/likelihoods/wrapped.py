@@ -37,6 +37,15 @@ class WrappedLikelihood(Likelihood):
         """As the likelihood."""
         return self.likelihood.takes_noise
 
+    @property
+    def is_linear_gaussian(self) -> bool:
+        """As the likelihood."""
+        return self.likelihood.is_linear_gaussian
+
+    def scale_noise(self, factor: float) -> Likelihood:
+        """The likelihood with its Gaussian noise scale multiplied by a factor."""
+        return replace(self, likelihood=self.likelihood.scale_noise(factor))
+
     def has_moment(self, outputs: Outputs, order: int) -> Tensor:
         """As the likelihood."""
         return self.likelihood.has_moment(outputs, order)

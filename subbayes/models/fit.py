@@ -21,7 +21,6 @@ from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.validation import absent_classes, warn_of_absent_classes
-from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.models.checkpoint import (
     FitCheckpoint,
     check_checkpoint,
@@ -40,6 +39,7 @@ from subbayes.networks.token_outputs import output_for
 from subbayes.networks.validation import check_divided_fit
 from subbayes.posterior import Posterior
 from subbayes.priors import EvidencePrior, Normal, check_normal
+from subbayes.subspace import Subspace
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.subspaces.curve import with_factory
 from subbayes.subspaces.optimal import Optimal, check_size
@@ -47,7 +47,7 @@ from subbayes.subspaces.pca import PCA
 from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice
 from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS
-from subbayes.training.pipeline import Trained, train_trajectory, without_training
+from subbayes.training.pipeline import Trained, likely_network, train_trajectory, without_training
 from subbayes.utils.checks import check_choice, check_positive, closest, fail
 from subbayes.utils.keywords import suggest_keywords
 from subbayes.utils.types import Form
@@ -103,9 +103,10 @@ def fit(
             processes; a name of `SUBSPACES` or a method of `subbayes.subspaces`: `PCA` (of the SGD
             trajectory), `Random`, `Curve` (of low loss to a second solution), `Optimal` (keeps
             most of the predictive covariance), `Subnetwork` (the weights that keep most of the
-            predictive variance) or `Full` (all weights); a `Subspace` (then nothing is trained;
-            BatchNorm statistics are re-estimated if its centre is not the weights of `model`); or
-            a function of the `Trained` result.
+            predictive variance) or `Full` (all weights); a `Subspace` (then nothing is trained);
+            or a function of the `Trained` result. BatchNorm statistics are those of the network if
+            it lies in the subspace, otherwise of the centre or of the point nearest to the network,
+            whichever is likelier.
         inference: a name of `ENGINES` or an engine of `subbayes.inference`, such as
             `NUTS(target_acceptance=0.9)`; or a function (posterior, sampling) -> `Draws`.
         prior: of z: a scale or a `Normal`. For `Optimal`, a scale is that of the weights,
@@ -189,7 +190,7 @@ def fit(
     settings = fit_settings(likelihood, method, prior, training, sampling.seed)
     settings |= ensemble_settings(sampling)
     check_agreement(network, data, settings, sampling, engine)
-    tuned = isinstance(prior, EvidencePrior) and isinstance(likelihood, likelihoods.Gaussian)
+    tuned = isinstance(prior, EvidencePrior) and likelihood.has_noise_scale
     known = likelihood if likelihood.is_complete and not tuned else None  # cannot be saved
     checkpoint = prepared = None
     inputs = getattr(method, "inputs", None)
@@ -201,7 +202,17 @@ def fit(
             check_saved_subspace(prepared, method)
     if prepared is None:
         train = partial(
-            _train, model, network, likelihood, data, method, training, sampling, parameters, output
+            _train,
+            model,
+            network,
+            likelihood,
+            data,
+            method,
+            prior,
+            training,
+            sampling,
+            parameters,
+            output,
         )
         make = partial(build, method=method, prior=prior, settings=settings)
         prepare = partial(start.fit, train, make)
@@ -224,6 +235,7 @@ def _train(
     likelihood: Likelihood,
     data: Data,
     method: SubspaceMethod,
+    prior: Prior,
     training: Training,
     sampling: Sampling,
     parameters: Selection,
@@ -242,23 +254,32 @@ def _train(
             progress=sampling.progress,
             least_snapshots=_least_snapshots(method),
         )
-    shift = method.subspace.shift
-    if network.has_batchnorm and not network.is_centred_on(shift):
+    space = method.subspace
+    if space.shift.device != network.device:
+        space = space.to(network.device)
+    if network.has_batchnorm and not network.lies_in(space):
         warn_user(
-            "subspace: its centre is not the module's own weights, so the BatchNorm "
-            "statistics are re-estimated there on the training data"
+            "subspace: the module's own weights are not in it, so the BatchNorm statistics are "
+            "re-estimated on the training data, at its centre or the point nearest to the weights"
         )
-    network = network.centred_on(shift, data)
+    coordinates = _prior_of(prior, method, space, _prior_scale(prior, method, network))
+    network = likely_network(network, likelihood, space, coordinates, data)
     return without_training(network, likelihood, data, training, sampling.seed)
+
+
+def _prior_scale(prior: Prior, method: SubspaceMethod, network: Network) -> float:
+    return method.prior_scale(1.0 if isinstance(prior, EvidencePrior) else prior, network)
+
+
+def _prior_of(prior: Prior, method: SubspaceMethod, space: Subspace, scale: float) -> Normal:
+    return prior if isinstance(prior, Normal) else method.prior(space, scale)
 
 
 def _warn_of_flat_prior(
     network: Network, likelihood: Likelihood, data: Data, training: Training
 ) -> None:
     """Warn of noise that is learned from residuals of a network that can fit the noise itself."""
-    while isinstance(likelihood, WrappedLikelihood):
-        likelihood = likelihood.likelihood
-    learns_noise = isinstance(likelihood, likelihoods.Gaussian) and not likelihood.is_complete
+    learns_noise = likelihood.has_noise_scale and not likelihood.is_complete
     is_flat = training.prior_scale is None and not training.weight_decay
     n = every_row(data)
     can_overfit = network.size > n > 1 and training.validation is None and training.epochs > 0
@@ -294,8 +315,7 @@ def build(
     Returns:
         A model without draws.
     """
-    given = 1.0 if isinstance(prior, EvidencePrior) else prior
-    scale = method.prior_scale(given, trained.network)
+    scale = _prior_scale(prior, method, trained.network)
     if isinstance(prior, EvidencePrior):
         likelihood, evidence_scale = _maximise_evidence(trained, _covariance(prior, method))
         trained = dataclasses.replace(trained, likelihood=likelihood)
@@ -303,11 +323,15 @@ def build(
     space = method.build(trained, scale)
     if space.shift.device != trained.network.device:  # as of a trajectory, recorded on the CPU
         space = space.to(trained.network.device)
+    coordinates = _prior_of(prior, method, space, scale)
+    network = trained.network
+    if not network.lies_in(space):
+        network = likely_network(network, trained.likelihood, space, coordinates, trained.data)
     return FittedModel(
-        trained.network.centred_on(space.shift, trained.data),
+        network.with_weights(space.shift),
         trained.likelihood,
         space,
-        prior if isinstance(prior, Normal) else method.prior(space, scale),
+        coordinates,
         history=trained.history,
         settings=settings,
     )
@@ -480,5 +504,5 @@ def _maximise_evidence(trained: Trained, covariance: Form) -> tuple[Likelihood, 
     found = linearised_laplace(
         trained.network, trained.likelihood, trained.data, covariance=covariance
     )
-    tuned = tune_prior(found, noise=isinstance(trained.likelihood, likelihoods.Gaussian))
+    tuned = tune_prior(found)
     return tuned.likelihood, float(tuned.prior_precision) ** -0.5

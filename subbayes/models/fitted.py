@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.distributed.divided_rows import exchanged
 from subbayes.distributed.sharded_weights import is_sharded
@@ -54,7 +55,8 @@ class FittedModel(Predictor):
     """The result of `fit`: a network, a posterior over a subspace of its weights, and draws.
 
     Attributes:
-        network: the network, centred on the subspace's shift.
+        network: the network at the subspace's shift, with BatchNorm statistics of a likely point of
+            the subspace.
         likelihood: p(y | f), with learned parameters.
         subspace: the map from coordinates z to weights.
         prior: p(z).
@@ -86,6 +88,7 @@ class FittedModel(Predictor):
         *,
         noise: Any = None,
         n_draws: int | None = None,
+        refresh_batchnorm: bool = False,
         progress: bool | None = False,
     ) -> Predictive:
         """Average predictions over the draws; linearised Laplace predicts in closed form.
@@ -94,12 +97,17 @@ class FittedModel(Predictor):
             inputs: new inputs in the form the module takes, or a loader of them.
             noise: noise scale per row, for `Gaussian(noise="per-observation")`.
             n_draws: use this many evenly spaced draws instead of all; all if there are fewer.
+            refresh_batchnorm: re-estimate BatchNorm statistics on the training inputs for each
+                draw, at the cost of one pass over them per draw, instead of those of one likely
+                point of the subspace for all draws.
             progress: show a progress bar; None shows it on a terminal.
 
         Raises:
-            InputError: inputs the module does not take.
+            InputError: inputs the module does not take; `refresh_batchnorm` for predictions in
+                closed form, or for a model that was loaded without its data.
         """
         draws = self.sampled
+        refresh = self._data_of_statistics() if refresh_batchnorm else None
         if draws.prediction != "network":
             from subbayes.inference.laplace.linearised_engine import predict_linearised
 
@@ -121,8 +129,20 @@ class FittedModel(Predictor):
             inputs,
             count=len(z),
             noise=noise,
+            refresh_batchnorm=refresh,
             progress=progress,
         )
+
+    def _data_of_statistics(self) -> Data | None:
+        """The rows on which BatchNorm statistics are re-estimated; None without BatchNorm."""
+        if self.sampled.prediction != "network":
+            expected = "False for predictions in closed form, around the weights of the network"
+            fail("refresh_batchnorm", expected, True, "Use a sampler, such as 'elliptical-slice'")
+        if self.posterior is None:
+            expected = "a model with its training data"
+            got = "one that was loaded without them"
+            fail("refresh_batchnorm", expected, got, "Call with_data(data) before")
+        return self.posterior.data if self.network.has_batchnorm else None
 
     def monte_carlo_error(
         self, inputs: Any, y: Any = None, *, noise: Any = None, **tolerances: Any

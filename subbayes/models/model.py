@@ -37,7 +37,7 @@ class Model(Protocol):
         """The predictive distribution of each row; `n_draws` chooses the number of draws."""
 
     def evaluate(self, inputs: Any, *args: Any, **options: Any) -> dict[str, float]:
-        """Scores of the predictions on rows with known targets, which count equally."""
+        """Scores of the predictions on rows with known targets; rows count by their weights."""
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Save as a folder of safetensors and JSON, without pickle."""

@@ -10,7 +10,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -47,6 +47,9 @@ from subbayes.utils.torch_lock import torch_lock
 from subbayes.utils.trees import leaves, n_rows, row_kind, take
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
+
+if TYPE_CHECKING:
+    from subbayes.subspace import Subspace
 
 __all__ = ["Network", "architecture_of", "arguments", "check_network"]
 
@@ -423,8 +426,13 @@ class Network(CopiedUnderLock):
             data: the rows, or pairs (inputs, anything), read once; inputs are moved to the device.
 
         Raises:
-            InputError: one row alone, whose variance is undefined.
+            InputError: one row alone, whose variance is undefined, or rows that are divided among
+                processes, of which all are needed.
         """
+        if isinstance(data, Data) and data.division is not None and self.has_batchnorm:
+            expected = "all rows in each process, for BatchNorm statistics"
+            remedy = "Pass all rows to each process"
+            fail("data", expected, "rows that are divided among processes", remedy)
         module = self.module_with(weights)
         norms = [m for m in batch_norms(module, self.fixed_norms) if m.track_running_stats]
         if norms:
@@ -438,6 +446,28 @@ class Network(CopiedUnderLock):
     def is_centred_on(self, weights: Float[Tensor, "D"]) -> bool:
         """Whether its weights are these, and with them its BatchNorm statistics."""
         return torch.equal(weights.to(self.weights), self.weights)
+
+    def lies_in(self, subspace: Subspace) -> bool:
+        """Whether its weights are a point of a subspace, within rounding.
+
+        If so, its BatchNorm statistics are those of a point of the subspace.
+
+        Args:
+            subspace: of its weights.
+
+        Example:
+            >>> from subbayes.subspace import DenseSubspace
+            >>> network = Network(nn.Linear(2, 1))
+            >>> around = DenseSubspace(network.weights + 1, torch.ones(1, 3))
+            >>> network.lies_in(around), network.with_weights(torch.arange(3.0)).lies_in(around)
+            (True, False)
+        """
+        if self.is_centred_on(subspace.shift):
+            return True
+        weights = self.weights.to(subspace.shift)
+        nearest = subspace.weights(subspace.project(weights))
+        within = 1e-3 * (weights - subspace.shift).norm() + 1e-5 * weights.norm()
+        return bool((nearest - weights).norm() <= within)
 
     def centred_on(self, weights: Float[Tensor, "D"], data: Any) -> Network:
         """The network at `weights`, with BatchNorm statistics of these weights.

@@ -14,6 +14,9 @@ $\kappa(v) = (1 + \tfrac\pi8 v)^{-1/2}$,
   $\alpha_k = \Sigma_{kk}^{-1} (1 - \tfrac2K + \tfrac{e^{\mu_k}}{K^2} \sum_i e^{-\mu_i})$ for
   logits that sum to 0 (Hobbhahn, Kristiadi and Hennig 2022).
 
+A class whose logit is minus infinity, as of a mask, has probability 0, and the formulas are those
+of the other classes.
+
 For Monte Carlo over the outputs, also of ordered classes and of two classes with another link, see
 `subbayes.Predictive`.
 """
@@ -30,7 +33,6 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.likelihoods import Likelihood
-from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.predictions.predictive import Predictive, check_outputs, normal_log_prob
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail, is_finite
 
@@ -42,7 +44,6 @@ __all__ = [
     "draws",
     "default_method",
     "has_logits",
-    "is_linear",
     "predictive_of",
 ]
 
@@ -52,12 +53,6 @@ Method = Literal[
 ]
 METHODS = ("probit", "extended-probit", "laplace-bridge")
 _AT_ONCE = 2**22  # pairs of logits in memory at once
-
-
-def is_linear(likelihood: Likelihood, outputs: Float[Tensor, "N C"]) -> bool:
-    """Whether y | f is Gaussian with a mean linear in f and noise independent of f."""
-    inner = getattr(likelihood, "likelihood", likelihood)
-    return isinstance(inner, GaussianLike) and likelihood.mean(outputs).shape == outputs.shape
 
 
 def has_logits(likelihood: Likelihood, n_outputs: int) -> bool:
@@ -116,7 +111,7 @@ class GaussianPredictive(Predictive):
         joint: Float[Tensor, "m m"] | None = None,
     ) -> None:
         super().__init__(mean[None], likelihood)
-        if not is_linear(likelihood, self.outputs[0]):
+        if not likelihood.is_linear_gaussian:
             fail(
                 "likelihood",
                 "Gaussian noise around the outputs",
@@ -340,12 +335,32 @@ def class_probabilities(
 def _class_log_probabilities(
     mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"], method: str
 ) -> Float[Tensor, "N K"]:
-    """Their logarithms, which are finite where the probabilities underflow."""
+    """Their logarithms, which are finite where the probabilities underflow.
+
+    Classes whose mean logit is -inf have probability 0, and the others have the probabilities that
+    they have without these classes.
+    """
     check_choice("method", method, METHODS)
     if mean.shape[1] == 1:  # the logits (0, f)
         mean = torch.cat([torch.zeros_like(mean), mean], 1)
         covariance = torch.nn.functional.pad(covariance, (1, 0, 1, 0))
         method = "extended-probit" if method == "probit" else method
+    allowed = mean != -math.inf
+    if bool(allowed.all()):
+        return _of_finite_logits(mean, covariance, method)
+    found = torch.full_like(mean, -math.inf)
+    for pattern in allowed.unique(dim=0):  # rows with the same classes: a problem of these alone
+        rows, classes = (allowed == pattern).all(1).nonzero(), pattern.nonzero()[:, 0]
+        within = covariance[rows[:, :, None], classes[:, None], classes]
+        found[rows, classes] = _of_finite_logits(mean[rows, classes], within, method)
+    return found
+
+
+def _of_finite_logits(
+    mean: Float[Tensor, "N K"], covariance: Float[Tensor, "N K K"], method: str
+) -> Float[Tensor, "N K"]:
+    if mean.shape[1] == 1:  # the only class that is allowed
+        return torch.zeros_like(mean)
     variances = covariance.diagonal(dim1=1, dim2=2)
     if method == "probit":
         return (mean * _kappa(variances)).log_softmax(-1)
@@ -384,7 +399,7 @@ def _bridge(mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"]) -> F
 
 def default_method(likelihood: Likelihood, mean: Float[Tensor, "N C"]) -> Method:
     """The method that "auto" stands for."""
-    if is_linear(likelihood, mean):
+    if likelihood.is_linear_gaussian:
         return "gaussian"
     return "extended-probit" if has_logits(likelihood, mean.shape[1]) else "monte-carlo"
 

@@ -462,7 +462,7 @@ def check_outputs(outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> No
     Minus infinity is allowed of logits: those classes have no probability.
 
     Raises:
-        InputError: outputs that are NaN or infinite.
+        InputError: outputs that are NaN or infinite, or minus infinity for all classes of a row.
 
     Warns:
         UserWarning: finite outputs of which a parameter overflows, such as a rate exp(1000).
@@ -490,3 +490,7 @@ def check_outputs(outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> No
             f"{int(bad.sum())} NaN or infinite ones (first in row {row})",
             "Check the inputs, fit with a lower learning rate, or load another file",
         )
+    if not likelihood.per_position and bool((p := likelihood.classes(outputs)).isnan().any()):
+        row = int(p.isnan().any(2).any(0).nonzero()[0])
+        remedy = "Let the network mask fewer classes"
+        fail("model", "an allowed class in each row", f"outputs of -inf alone in row {row}", remedy)

@@ -313,7 +313,9 @@ class AfterFit:
     def _check_levels(self, argument: str, variable: str, values: Iterable[Any]) -> None:
         """Refuse values of a column that are not among its levels."""
         known = self._levels(variable)
-        for value in values if known is not None else ():
+        if known is None:
+            return
+        for value in values:
             if any(same_level(level, value) for level in known):
                 continue
             expected = f"levels of {variable!r} in the training rows: {_listed(known)}"

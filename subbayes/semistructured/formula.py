@@ -16,7 +16,7 @@ from formulaic import ModelSpec
 from formulaic.errors import FormulaicError
 from jaxtyping import Float
 
-from subbayes.data.levels import check_kinds, check_levels, check_read_differently
+from subbayes.data.levels import check_kinds, check_levels, check_read_differently, kinds_of
 from subbayes.semistructured import formula_columns
 from subbayes.semistructured.formula_checks import (
     check_columns,
@@ -198,6 +198,9 @@ class Design:
             name: (float(frame[name].min()), float(frame[name].max()))
             for name in self.variables
             if name in numeric
+        }
+        self._values_of_kinds = {
+            name: list(kinds_of(frame[name]).values()) for name in self.variables
         }
         columns, _ = self._evaluate(frame)
         self.center = np.zeros(len(self.names))
@@ -387,9 +390,10 @@ class Design:
         check_columns(self.variables, frame)
         check_complete(self.variables, frame)
         of_factors = [(n, levels) for n, levels in self.levels().items() if n in frame.columns]
-        of_groups = [pair for term in self._group_effects() for pair in term.levels_of_groups()]
-        for name, levels in [*of_factors, *self._groups().values(), *of_groups]:
-            check_kinds(name, levels, frame[name])
+        of_levels = {name for name, _ in of_factors} | {g for t in self.terms for g in t.groups}
+        for name, values in self._values_of_kinds.items():
+            if name in of_levels or name not in self._ranges:  # other booleans are numbers too
+                check_kinds(name, values, frame[name])
         for name in self._ranges:
             if not pd.api.types.is_numeric_dtype(frame[name]):
                 got = f"values such as {frame[name].iloc[0]!s}" if len(frame) else "none"

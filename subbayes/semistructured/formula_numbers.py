@@ -102,7 +102,8 @@ def in_doubles(expression: str) -> str:
     """An expression of a formula, with the operands of its arithmetic converted to float64.
 
     The operands of comparisons and of & | ~ are not converted, nor are constants, options, and
-    columns that are levels. Braces around the argument of `offset` are left out.
+    columns that are levels. ~ is a comparison with 0. Braces around the argument of `offset` are
+    left out.
 
     Example:
         >>> in_doubles("I(a * 2)")
@@ -135,8 +136,9 @@ class _Doubles(ast.NodeTransformer):
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
         self.generic_visit(node)
-        if not isinstance(node.op, ast.Invert):
-            node.operand = _converted(node.operand, self.levels)
+        if isinstance(node.op, ast.Invert):  # of whole numbers Python's ~ would be -1 - number
+            return ast.Compare(node.operand, [ast.Eq()], [ast.Constant(0)])
+        node.operand = _converted(node.operand, self.levels)
         return node
 
     def visit_Call(self, node: ast.Call) -> ast.expr:

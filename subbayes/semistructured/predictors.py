@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subbayes.networks.layer_kinds import batch_norms
+from subbayes.networks.module_copy import shared_copy
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import fail
 
-__all__ = ["Deep", "DeepPredictor", "Predictors", "pad_thresholds", "sum_of"]
+__all__ = ["Deep", "DeepPredictor", "Predictors", "pad_thresholds", "sum_of", "with_own_statistics"]
 
 _PROBE_ROWS = 2  # smaller batches than this only determine shapes of outputs
 
@@ -45,6 +47,23 @@ class Deep:
     module: nn.Module
     columns: tuple[str, ...] | list[str] | None = None
     parameter: str | None = None
+
+
+def with_own_statistics(deep: Mapping[str, Deep]) -> dict[str, Deep]:
+    """Networks with copies of their modules if these have BatchNorm statistics, which fits set.
+
+    Example:
+        >>> norm = nn.BatchNorm1d(1)
+        >>> with_own_statistics({"a": Deep(norm)})["a"].module is norm
+        False
+    """
+    modules = nn.ModuleList(part.module for part in deep.values())
+    if batch_norms(modules):
+        modules = shared_copy(modules)
+    return {
+        name: replace(part, module=module)
+        for (name, part), module in zip(deep.items(), modules, strict=True)
+    }
 
 
 class DeepPredictor(nn.Module):

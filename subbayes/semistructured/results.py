@@ -23,7 +23,7 @@ from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured.after_fit import AfterFit
-from subbayes.semistructured.design_data import network_input
+from subbayes.semistructured.design_data import column_numbers, network_input
 from subbayes.semistructured.effect_priors import EffectPrior
 from subbayes.semistructured.estimand import NOTES
 from subbayes.semistructured.formula import NewLevels
@@ -342,8 +342,8 @@ class Results(AfterFit):
         inputs: Mapping[str, Any] | None = None,
         *,
         batch_size: int | None = None,
-        new_levels: NewLevels = "error",
         n_draws: int | None = None,
+        **options: Any,
     ) -> Iterator[Predictive]:
         """Predict batches of rows in order, so that memory does not grow with their number.
 
@@ -351,8 +351,8 @@ class Results(AfterFit):
             data: the rows.
             inputs: as for `predict`.
             batch_size: number of rows at most; by default as many as give 2**22 outputs, 32 MiB.
-            new_levels: as for `predict`.
             n_draws: as for `predict`.
+            options: further arguments of `predict`.
 
         Raises:
             InputError: as `predict`, for rows of the batch.
@@ -365,7 +365,7 @@ class Results(AfterFit):
         for start in range(0, len(data), size):
             rows = slice(start, start + size)
             part = {name: x[rows] for name, x in given.items()} or None
-            yield self.predict(data.iloc[rows], part, new_levels=new_levels, n_draws=n_draws)
+            yield self.predict(data.iloc[rows], part, n_draws=n_draws, **options)
 
     def _predictive(
         self, inputs: Any, n_draws: int | None = None, progress: bool | None = False
@@ -379,13 +379,16 @@ class Results(AfterFit):
         )
 
     def score_samples(
-        self,
-        data: pd.DataFrame,
-        inputs: Mapping[str, Any] | None = None,
-        new_levels: NewLevels = "error",
+        self, data: pd.DataFrame, inputs: Mapping[str, Any] | None = None, **options: Any
     ) -> Float[np.ndarray, "n"]:
-        """Log predictive density of new rows with their response, shape (n,)."""
-        return self.predict(data, inputs, new_levels=new_levels).log_prob(self._targets(data))
+        """Log predictive density of one copy of each new row with its response, shape (n,).
+
+        Args:
+            data: the rows.
+            inputs: as for `predict`.
+            options: further arguments of `predict`.
+        """
+        return self.predict(data, inputs, **options).log_prob(self._targets(data))
 
     def _targets(self, data: pd.DataFrame) -> Any:
         """Responses of new rows, with their status if they are censored."""
@@ -401,21 +404,22 @@ class Results(AfterFit):
         inputs: Mapping[str, Any] | None = None,
         *,
         level: float = 0.95,
-        new_levels: NewLevels = "error",
-        n_draws: int | None = None,
+        **options: Any,
     ) -> dict[str, float]:
         """Scores of the predictions on rows with their response; see `metrics.score`.
 
         Args:
-            data: the rows.
+            data: the rows, which count as often as the column of weights of the fit says; once if
+                they do not have it.
             inputs: as for `predict`.
             level: probability of the interval whose coverage is reported.
-            new_levels: as for `predict`.
-            n_draws: as for `predict`.
+            options: further arguments of `predict`.
         """
-        y = self._targets(data)
-        predictive = self.predict(data, inputs, new_levels=new_levels, n_draws=n_draws)
-        return metrics.score(predictive, y, level)
+        y, weights = self._targets(data), self.state.model.specification.auxiliary.weights
+        counts = None
+        if weights is not None and weights in data:
+            counts = column_numbers(weights, data)
+        return metrics.score(self.predict(data, inputs, **options), y, level, counts)
 
     def describe(self) -> dict[str, str]:
         """Formula, family, networks and inference, as text."""

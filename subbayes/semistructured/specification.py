@@ -48,7 +48,7 @@ from subbayes.semistructured.formula_checks import (
 )
 from subbayes.semistructured.identifiability import check_identified
 from subbayes.semistructured.network_places import check_has_columns, with_classes
-from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors
+from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors, with_own_statistics
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import InputError, fail
 from subbayes.utils.warning import warn_user
@@ -206,7 +206,7 @@ class Specification:
         y = response.numbers(frame)
         absent = [label for i, label in enumerate(response.labels or ()) if not (y == i).any()]
         family = self.family.with_classes(response.labels or ())
-        deep = with_classes(self.deep, family)
+        deep = with_own_statistics(with_classes(self.deep, family))
         known = given_values(family, frame)
         with _named(response.name):
             family.check_known(y, known)

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subbayes.networks.layer_kinds import batch_norms
 from subbayes.networks.network import Network
 from subbayes.networks.selection import select
 from subbayes.priors import Normal
@@ -132,7 +133,22 @@ def train_networks(
         callback=callback,
     )
     _warn_of_untrained(result.history.get("validation_log_likelihood") or ())
+    _keep_statistics(model, result)
     return result
+
+
+def _keep_statistics(model: PreparedModel, result: CurveResult) -> None:
+    """Give the networks of a model the BatchNorm statistics of the trained ones.
+
+    They are those of the middle of the curve, which is a likely point of its subspace.
+    """
+    trained = result.network.module_with()
+    if isinstance(trained, Predictors):
+        trained = trained.deep
+    assert model.deep is not None
+    assert trained is not None
+    for buffer, value in zip(model.deep.buffers(), trained.buffers(), strict=True):
+        buffer.copy_(value)
 
 
 def _warn_of_untrained(scores: Sequence[float]) -> None:
@@ -300,6 +316,7 @@ class NaiveSubspace(SemiStructuredSubspace):
             seed=seed,
             progress=progress,
         )
+        _keep_statistics(model, result)
         span = result.curve.subspace("principal")
         return JointSpace(
             span,
@@ -438,7 +455,15 @@ class DeepEnsemble:
     def build(
         self, model: PreparedModel, training: Training, seed: int, progress: bool | None
     ) -> JointSpace:
-        """Train the members, which are the start points of the space."""
+        """Train the members, which are the start points of the space.
+
+        Raises:
+            InputError: several members with BatchNorm, which have statistics of their own.
+        """
+        if self.members > 1 and model.deep is not None and batch_norms(model.deep):
+            expected = "networks without BatchNorm for 'deep-ensemble'"
+            got = "one whose members have statistics of their own"
+            fail("deep", expected, got, "Use LayerNorm or GroupNorm, or another inference")
         spaces = [
             AllWeights().build(model, training, derive_seed(seed, member), progress)
             for member in range(self.members)

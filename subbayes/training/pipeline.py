@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from subbayes.networks.initialisation import module_with_fresh_weights
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.networks.sharded_network import network_of
+from subbayes.priors import Normal
+from subbayes.subspace import Subspace
 from subbayes.subspaces.curve import WeightCurve
 from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
@@ -32,7 +35,13 @@ from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import to_device
 from subbayes.utils.types import Targets
 
-__all__ = ["Trained", "estimate_parameters", "train_trajectory", "without_training"]
+__all__ = [
+    "Trained",
+    "estimate_parameters",
+    "likely_network",
+    "train_trajectory",
+    "without_training",
+]
 
 
 @dataclass(frozen=True)
@@ -173,6 +182,49 @@ def without_training(
     likelihood = estimate_parameters(network, likelihood, data)
     averaged = SwaResult(network, likelihood, TrajectoryRecorder(), {})
     return Trained(network, likelihood, None, averaged, data, training, seed)
+
+
+def likely_network(
+    network: Network, likelihood: Likelihood, subspace: Subspace, prior: Normal, data: Data
+) -> Network:
+    """The network at a likely point of a subspace, with BatchNorm statistics of that point.
+
+    The point is the centre of the subspace, or that nearest to the weights of the network: the one
+    with the higher posterior density, each with its own statistics and parameters of the
+    likelihood. A centre need not be a solution: that of a curve is between two.
+
+    Args:
+        network: the network, at the weights of a solution if there is one.
+        likelihood: p(y | f); parameters that are "learned" are estimated at each point.
+        subspace: the subspace.
+        prior: of its coordinates.
+        data: training data, on which statistics are re-estimated, unless the network lies in the
+            subspace.
+    """
+    shift = subspace.shift
+    matters = network.has_batchnorm or not likelihood.is_complete
+    divided = network.is_sharded or data.division is not None
+    if network.is_centred_on(shift) or divided or not matters:
+        return network.centred_on(shift, data)
+    nearest = network
+    if not network.lies_in(subspace):
+        nearest = network.centred_on(subspace.weights(subspace.project(network.weights)), data)
+    candidates = (network.centred_on(shift, data), nearest)
+    return max(candidates, key=lambda one: _log_density(one, likelihood, subspace, prior, data))
+
+
+def _log_density(
+    network: Network, likelihood: Likelihood, subspace: Subspace, prior: Normal, data: Data
+) -> float:
+    """The log density of the weights of a network, with its own BatchNorm statistics."""
+    z = subspace.project(network.weights.to(subspace.shift))
+    value = float(prior.log_prob(z.double().cpu().numpy()))
+    likelihood = estimate_parameters(network, likelihood, data)
+    with torch.no_grad():
+        for batch in data.batches(4096):
+            inputs, y = to_device(batch, network.device)
+            value += float(likelihood.log_prob(network(network.weights, inputs), y).double().sum())
+    return value if math.isfinite(value) else -math.inf
 
 
 def estimate_parameters(network: Network, likelihood: Likelihood, data: Data) -> Likelihood:

@@ -15,10 +15,19 @@ from subbayes.data.data import Data
 from subbayes.diagnostics import compare, compare_posteriors, loo, psis, reweight, to_arviz
 from subbayes.diagnostics.leave_one_out import sum_se
 from subbayes.diagnostics.loo_comparison import stacking_weights
+from subbayes.diagnostics.metrics import score
 from subbayes.inference.batchnorm_posterior import BatchNormPosterior
-from subbayes.likelihoods import Gaussian, Weighted
-from subbayes.likelihoods.families import NormalFamily
+from subbayes.likelihoods import (
+    Bernoulli,
+    Categorical,
+    CategoricalTokens,
+    Gaussian,
+    Poisson,
+    Weighted,
+)
+from subbayes.likelihoods.families import FAMILIES, NormalFamily
 from subbayes.networks.sharded_network import ShardedDensity
+from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured import SemiStructuredRegression
 from subbayes.subspace import FullSubspace
 
@@ -325,3 +334,60 @@ def test_a_weighted_semi_structured_model_is_scored_by_copies():
     np.testing.assert_allclose(data["log_likelihood"]["y"].values, terms, rtol=1e-6)
     np.testing.assert_array_equal(data["constant_data"]["row_weights"].values, frame["w"])
     assert arviz.loo(data).n_data_points == 30
+
+
+# --- scores of predictions ------------------------------------------------------------------------
+
+
+SCORED = {
+    "gaussian": (Gaussian(0.5), 1, Y),
+    "two targets": (Gaussian((0.5, 2.0)), 2, torch.stack([Y, Y.square()], 1)),
+    "gamma": (FAMILIES["gamma"](), 2, Y.exp()),
+    "poisson": (Poisson(), 1, torch.arange(N) % 4),
+    "two classes": (Bernoulli(), 1, torch.arange(N) % 2),
+    "three classes": (Categorical(3), 3, torch.arange(N) % 3),
+    "tokens": (CategoricalTokens(3, shift=True), 12, torch.arange(4 * N).reshape(N, 4) % 3),
+}
+
+
+@pytest.mark.parametrize("kind", SCORED)
+def test_weights_of_scores_are_copies_of_rows(kind):
+    likelihood, outputs, y = SCORED[kind]
+    if kind == "tokens":
+        y = torch.where(torch.arange(4) < torch.arange(N)[:, None] % 3 + 2, y, -100)
+    f = torch.from_numpy(np.random.default_rng(3).normal(size=(5, N, outputs)))
+    found = score(Predictive(f, likelihood), y, 0.8, COPIES.astype(float))
+    written_out = score(Predictive(f[:, TWICE], likelihood), y[TWICE], 0.8)
+    assert found.pop("crps", 0) == pytest.approx(
+        written_out.pop("crps", 0),
+        rel=0.2 if kind == "gamma" else 1e-9,  # estimated from draws
+    )
+    assert found == pytest.approx(written_out, rel=1e-9)
+    once = score(Predictive(f, likelihood), y, 0.8, np.ones(N))
+    assert once == pytest.approx(score(Predictive(f, likelihood), y, 0.8), rel=1e-12)
+
+
+def test_scores_reject_weights_that_do_not_fit():
+    predictive = Predictive(torch.zeros(2, N, 1), Gaussian(1.0))
+    for weights in (np.ones(N - 1), np.zeros(N), np.arange(N) - 1.0):
+        with pytest.raises(InputError, match="weights"):
+            score(predictive, Y, weights=weights)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_evaluate_of_a_regression_counts_rows_by_their_weights():
+    rng = np.random.default_rng(5)
+    frame = pd.DataFrame({"x": rng.normal(size=30), "w": np.resize([0.0, 2.0, 3.0], 30)})
+    frame["y"] = frame["x"] + rng.normal(size=30)
+    sampling = Sampling(draws=100, chains=2, progress=False)
+    model = SemiStructuredRegression("y ~ x", weights="w").fit(frame, sampling=sampling)
+    copies = frame.loc[frame.index.repeat(frame["w"].astype(int))]
+    found, expected = model.evaluate(frame), model.evaluate(copies.drop(columns="w"))
+    assert found == pytest.approx(expected, rel=1e-9)
+    effects = {name: draws.reshape(-1, 1) for name, draws in model.effects().items()}
+    mean = effects["Intercept"] + effects["x"] * copies["x"].to_numpy()
+    density = stats.norm.pdf(copies["y"].to_numpy(), mean, effects["sigma"]).mean(0)
+    assert found["log_likelihood"] == pytest.approx(np.log(density).mean(), rel=1e-6)
+    assert model.evaluate(frame)["rmse"] != pytest.approx(
+        model.evaluate(frame.drop(columns="w"))["rmse"]
+    )

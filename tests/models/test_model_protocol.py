@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import subprocess
 import sys
@@ -188,10 +189,13 @@ def test_evaluate_takes_the_targets_of_the_data(model: Any) -> None:
     expected = model.evaluate(x, y)
     pairs = TensorDataset(x, y)
     forms: list[Any] = [pairs, DataLoader(pairs, 3), DataLoader(pairs, 7, shuffle=True), (x, y)]
-    forms += [Data.of((x, y)), Data.of((x, y)).weighted(torch.arange(7.0))]
-    forms += [Data.of(DataLoader(pairs, 3), memory_limit=0)]
+    forms += [Data.of((x, y)), Data.of(DataLoader(pairs, 3), memory_limit=0)]
     for form in forms:
         assert model.evaluate(form) == pytest.approx(expected, rel=1e-5)
+    counts = torch.tensor([1, 0, 2, 1, 3, 0, 1])
+    written_out = model.evaluate(x.repeat_interleave(counts, 0), y.repeat_interleave(counts))
+    weighted = model.evaluate(Data.of((x, y)).weighted(counts))
+    assert weighted == pytest.approx(written_out, rel=1e-4)
     for inputs in (x, x.numpy(), None):
         with pytest.raises(
             InputError, match=r"y: expected the targets .* Pass evaluate\(inputs, y"
@@ -199,6 +203,79 @@ def test_evaluate_takes_the_targets_of_the_data(model: Any) -> None:
             model.evaluate(inputs)
     with pytest.raises(TypeError, match=r"inputs batch: expected a pair \(inputs, y\), got"):
         model.evaluate(DataLoader(x))
+
+
+OPTIONS = {
+    "n_draws": 2,
+    "method": "network",
+    "joint": True,
+    "seed": 3,
+    "progress": False,
+    "memory_limit": 2**20,
+    "batch_size": 4,
+    "refresh_batchnorm": (X, Y),
+    "structure": "median",
+    "weights": "mean",
+    "groups": False,
+    "new_levels": "reference",
+    "noise": None,
+    "inputs": None,
+}
+"""Arguments of `predict`, with values that some model takes."""
+
+
+def options_of(model: Any) -> dict[str, Any]:
+    """The keyword arguments of the model's `predict`; those of another model are passed on."""
+    names = set(inspect.signature(model.predict).parameters)
+    if isinstance(model, DataFrameModel):
+        names |= set(model.model.modes)
+    if hasattr(model, "base"):
+        names |= set(inspect.signature(model.base.predict).parameters)
+    unknown = names - {"inputs", "table", "data", "options", "mode"} - set(OPTIONS)
+    assert not unknown, f"add values of {unknown} to OPTIONS"
+    return {name: OPTIONS[name] for name in sorted(names & set(OPTIONS) - {"inputs"})}
+
+
+def test_scores_take_what_predictions_take(model: Any) -> None:
+    """Each argument of `predict`, and all of them."""
+    own = rows(model)
+    y = torch.from_numpy(FRAME["y"].to_numpy()[:7])
+    options = options_of(model)
+    for chosen in (*({name: value} for name, value in options.items()), options):
+        expected = metrics.score(model.predict(own[0], **chosen), y)
+        assert model.evaluate(*own, **chosen) == pytest.approx(expected, rel=1e-6), chosen
+        if len(own) == 2:
+            assert model.evaluate(own, **chosen) == pytest.approx(expected, rel=1e-6), chosen
+        if hasattr(model, "out_of_distribution"):
+            found = model.out_of_distribution(own[0], own[0], **chosen)
+            assert found["std"]["auroc"] == 0.5 if "std" in found else found
+    if isinstance(model, SemiStructuredRegression):
+        np.testing.assert_allclose(
+            model.score_samples(*own, **options), model.predict(*own, **options).log_prob(y)
+        )
+
+
+@pytest.mark.parametrize("method", ["probit", "laplace-bridge", "monte-carlo", "network"])
+def test_linearised_laplace_scores_by_every_method(method: str) -> None:
+    labels = (Y > 0).long()
+    network = subbayes.Network(subbayes.MLP(2, (4,), 2, "tanh", seed=0))
+    posterior = subbayes.inference.linearised_laplace(network, "categorical", (X, labels))
+    probabilities = posterior.predict(X, method=method, seed=1).probabilities
+    right = np.take_along_axis(probabilities, labels.numpy()[:, None], 1)
+    for found in (
+        posterior.evaluate(X, labels, method=method, seed=1),
+        posterior.evaluate((X, labels), method=method, seed=1),
+    ):
+        assert found["log_likelihood"] == pytest.approx(np.log(right).mean(), rel=1e-5)
+
+
+def test_noise_scales_are_given_once() -> None:
+    network, noise = subbayes.Network(net()), torch.linspace(0.1, 1.0, 30)
+    model = WeightSamples(network, network.weights[None], Gaussian("per-observation"), "MAP")
+    expected = metrics.score(model.predict(X, noise=noise), Y)
+    assert model.evaluate(X, Y, noise=noise) == pytest.approx(expected)
+    with pytest.raises(InputError, match="noise: expected only those that come with the targets"):
+        model.evaluate((X, (Y, noise)), noise=noise)
 
 
 def test_evaluate_takes_noise_scales_and_labels_of_the_data() -> None:

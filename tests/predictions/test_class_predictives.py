@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -187,3 +188,86 @@ def test_joined_parts_score_as_all_rows(method):
     joined = type(parts[0]).joined(parts, likelihood)
     assert type(joined) is type(whole)
     assert score(joined, y) == score(whole, y)
+
+
+# --- masked classes -------------------------------------------------------------------------------
+
+
+class Masked(torch.nn.Module):
+    """A linear network of four classes, of which the first input forbids one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 4).double()
+
+    def forward(self, x):
+        forbidden = torch.arange(4) == (x[:, :1] > 0)
+        return self.layer(x).masked_fill(forbidden, -math.inf)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_probabilities_of_masked_classes(method):
+    """A forbidden class has probability 0, and the others have those of a model without it."""
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(5, 4, generator=generator).double()
+    half = torch.randn(5, 4, 4, generator=generator).double()
+    covariance = half @ half.mT
+    others = [0, 1, 3]
+    expected = predictive_of(
+        mean[:, others], covariance[:, others][:, :, others], Categorical(3), method, 1, 0
+    )
+    mean[:, 2] = -math.inf
+    found = predictive_of(mean, covariance, Categorical(4), method, 2000, 0)
+    np.testing.assert_allclose(found.probabilities[:, others], expected.probabilities, rtol=1e-12)
+    assert (found.probabilities[:, 2] == 0).all()
+    assert (found.log_prob(torch.full((5,), 2)) == -math.inf).all()
+    assert not (found.sample(100) == 2).any()
+    y = expected.labels
+    np.testing.assert_allclose(found.log_prob(np.array(others)[y]), expected.log_prob(y))
+    np.testing.assert_array_equal(found.labels, np.array(others)[y])
+
+
+@pytest.mark.parametrize("method", [*METHODS, "monte-carlo"])
+def test_a_masked_logit_of_one_output_leaves_the_other_class(method):
+    mean = torch.tensor([[-math.inf], [0.0]]).double()
+    found = predictive_of(mean, torch.ones(2, 1, 1).double(), Bernoulli(), method, 4000, 0)
+    np.testing.assert_allclose(found.probabilities, [[1, 0], [0.5, 0.5]], atol=0.02)
+    np.testing.assert_allclose(found.log_prob(torch.tensor([0, 1])), [0, -math.log(2)], atol=0.04)
+    assert found.log_prob(torch.tensor([1, 1]))[0] == -math.inf
+
+
+def test_one_allowed_class_is_certain():
+    mean = torch.tensor([[-math.inf, 0.3, -math.inf]]).double()
+    for method in METHODS:
+        found = predictive_of(mean, torch.eye(3).double()[None], Categorical(3), method, 5, 0)
+        assert found.probabilities.tolist() == [[0.0, 1.0, 0.0]]
+    with pytest.raises(InputError, match="an allowed class in each row"):
+        predictive_of(mean - math.inf, torch.eye(3).double()[None], Categorical(3), "probit", 5, 0)
+
+
+@pytest.mark.filterwarnings("ignore:auroc", "ignore:data. no row of classes")
+def test_linearised_laplace_of_a_network_that_masks_classes():
+    """In all of its predictions, decisions and scores."""
+    torch.manual_seed(0)
+    module, x = Masked(), torch.randn(30, 2).double()
+    forbidden, y = (x[:, 0] > 0).long(), 2 + torch.arange(30) % 2
+    posterior = linearised_laplace(subbayes.Network(module), Categorical(4), (x, y))
+    model = subbayes.fit(
+        module,
+        (x, y),
+        likelihood="categorical",
+        subspace="full",
+        inference="laplace-linearised",
+        training=subbayes.Training(epochs=0, swa_epochs=0),
+        sampling=subbayes.Sampling(draws=10, chains=2, progress=False),
+    )
+    predictions = [posterior.predict(x, method=m) for m in ("auto", *METHODS, "monte-carlo")]
+    for found in (*predictions, model.predict(x)):
+        p = found.probabilities
+        np.testing.assert_allclose(p.sum(1), 1)
+        assert (p[np.arange(30), forbidden] == 0).all()
+        assert not (found.decide(0.3) == forbidden.numpy()).any()
+        scores = score(found, y)
+        del scores["auroc"]  # which is not defined without rows of other classes
+        assert np.isfinite(list(scores.values())).all()
+        assert scores["log_likelihood"] == pytest.approx(np.log(p[np.arange(30), y]).mean())

@@ -141,3 +141,28 @@ def test_the_name_of_the_conversion_is_refused_as_a_column():
     with pytest.raises(InputError, match="'__double__' beside .* Rename the column"):
         evaluated("x + __double__", FRAME.assign(__double__=1.0))
     assert evaluated("I(x * a)", FRAME.assign(__double__=1.0))[0].terms[1].variables == ("a", "x")
+
+
+@pytest.mark.parametrize("text", ["I(~p)", "np.where(~p, 2, 3)", "C(~p)", "I(~(p & q))"])
+def test_negations_of_booleans_are_those_of_0_and_1(text):
+    whole = FRAME.assign(p=FRAME.p.astype(int), q=FRAME.q.astype("Int64"))
+    expected = {
+        "I(~p)": ~FRAME.p,
+        "C(~p)": ~FRAME.p,
+        "np.where(~p, 2, 3)": FRAME.p + 2,
+        "I(~(p & q))": ~(FRAME.p & FRAME.q),
+    }[text]
+    for training in (FRAME, whole):
+        design = Design({"mu": text}, training)
+        for frame in (FRAME, whole):
+            column = design.matrix(frame)[0][:, -1]
+            np.testing.assert_allclose(column, expected - expected.mean(), atol=1e-12)
+
+
+@pytest.mark.parametrize("text", ["I(g == 'u')", "C(g == 'u')", "np.where(g != 'u', x, 0)"])
+def test_text_that_formulas_compare_is_text_in_new_rows(text):
+    design = Design({"mu": text}, FRAME)
+    for new in (np.arange(60), np.arange(60) > 9):
+        for mode in ("error", "reference", "sample"):
+            with pytest.raises(InputError, match="^g: expected text, as in training, got"):
+                design.matrix(FRAME.assign(g=new), mode)

@@ -23,7 +23,7 @@ linearised network underconfident. `tune_prior` warns of it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,16 +34,17 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.row_sums import Terms, first_rows, sum_over_rows
 from subbayes.curvature.sampled import Sampled
 from subbayes.curvature.subspace_precision import SubspacePrecision
-from subbayes.likelihoods import Gaussian, Likelihood, Standardized
-from subbayes.likelihoods.base import target_values
+from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.base import column, target_values
+from subbayes.likelihoods.target_parts import has_weights, split_targets
 from subbayes.predictions.gaussian import default_method, predictive_of
-from subbayes.utils.checks import check_positive, fail, fail_type
+from subbayes.utils.checks import check_positive, fail_type
 from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
     from subbayes.inference.laplace.linearised import LinearisedPosterior
 
-__all__ = ["Evidence", "random_norm", "scale_noise", "tune_prior"]
+__all__ = ["Evidence", "random_norm", "tune_prior"]
 
 _COMPARED = 200  # training rows
 _DRAWS = 200  # of their outputs, for likelihoods without a closed form
@@ -53,31 +54,6 @@ _LEVEL = 1e-3  # nats by which the evidence at an end of the range is no smaller
 _MOST_UPDATES, _STATIONARY = 50, 5e-3  # of MacKay's updates, and the change at which they end
 
 
-def scale_noise(likelihood: Likelihood, factor: float) -> Likelihood:
-    """A Gaussian likelihood with its noise scale multiplied by a factor.
-
-    Raises:
-        InputError: a likelihood without a noise scale of its own.
-    """
-    if isinstance(likelihood, Standardized):
-        return replace(likelihood, likelihood=scale_noise(likelihood.likelihood, factor))
-    if not (isinstance(likelihood, Gaussian) and _has_noise(likelihood)):
-        fail(
-            "noise",
-            "Gaussian noise with a scale of its own",
-            repr(likelihood),
-            "Tune the prior precision alone: noise=False",
-        )
-    scale = torch.as_tensor(likelihood.noise, dtype=torch.float64) * factor
-    return replace(likelihood, noise=float(scale) if scale.ndim == 0 else tuple(scale.tolist()))
-
-
-def _has_noise(likelihood: Likelihood) -> bool:
-    if isinstance(likelihood, Standardized):
-        return _has_noise(likelihood.likelihood)
-    return isinstance(likelihood, Gaussian) and not isinstance(likelihood.noise, str)
-
-
 @dataclass(frozen=True)
 class Evidence:
     """The log evidence as a function of prior precision and noise.
@@ -85,7 +61,7 @@ class Evidence:
     Attributes:
         log_likelihood: at the maximum a posteriori.
         squares: sum of squared residuals in units of the noise; NaN without a noise scale.
-        targets: number of observed numbers.
+        targets: number of observed numbers, each of which counts as often as the weight of its row.
         norm: squared norm of the random weights.
         eigenvalues: of V'V, shape (r,).
         multiplicities: how often each of them occurs, shape (r,).
@@ -93,7 +69,7 @@ class Evidence:
 
     log_likelihood: float
     squares: float
-    targets: int
+    targets: float
     norm: float
     eigenvalues: Float[np.ndarray, "r"]
     multiplicities: Float[np.ndarray, "r"]
@@ -108,7 +84,7 @@ class Evidence:
         return cls(total, squares, targets, norm, values.cpu().numpy(), counts.cpu().numpy())
 
     @staticmethod
-    def fit_of(posterior: LinearisedPosterior) -> tuple[float, float, int]:
+    def fit_of(posterior: LinearisedPosterior) -> tuple[float, float, float]:
         """Log-likelihood, sum of squared residuals and number of observed numbers, in one pass."""
         V, likelihood = posterior.precision.V, posterior.likelihood
 
@@ -117,7 +93,7 @@ class Evidence:
 
         found = sum_over_rows(V, of) if V.is_divided else of(V)
         total, squares, targets = found[0].tolist()
-        return total, squares if targets else float("nan"), int(targets)
+        return total, squares if targets else float("nan"), targets
 
     def log_marginal_likelihood(self, prior_precision: float, noise_factor: float = 1.0) -> float:
         """Log evidence at a prior precision and a factor of the likelihood's noise scale."""
@@ -168,11 +144,13 @@ def _fit_of(rows: Jacobian, likelihood: Likelihood) -> Float[torch.Tensor, "3"]:
             f = network(network.weights, inputs).double()
             assert y is not None
             found[0] += likelihood.log_prob(f, y).sum().cpu()
-            if _has_noise(likelihood):
+            if likelihood.has_noise_scale:
                 mean, std = likelihood.mean(f), likelihood.variance(f).sqrt()
-                value = torch.as_tensor(y).double().reshape(mean.shape)
-                found[1] += ((value - mean) / std).square().sum().cpu()
-                found[2] += mean.numel()
+                parts = split_targets(y, has_weights(likelihood, y))
+                squares = ((column(parts.values, f) - mean) / std).square().sum(-1)
+                counts = torch.from_numpy(parts.counts)
+                found[1] += counts @ squares.cpu()
+                found[2] += counts.sum() * mean.shape[-1]
     return found
 
 

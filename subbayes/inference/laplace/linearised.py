@@ -36,7 +36,7 @@ from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.distributed.divided_rows import exchanged
 from subbayes.draws import Draws, Moments
-from subbayes.inference.laplace.evidence import Evidence, scale_noise
+from subbayes.inference.laplace.evidence import Evidence
 from subbayes.inference.laplace.saving import (
     jacobian_from,
     precision_facts,
@@ -379,7 +379,7 @@ class LinearisedPosterior(Predictor):
         """The same posterior under another prior precision, with the noise scale multiplied."""
         if noise_factor == 1:
             return self.with_prior_precision(prior_precision)
-        likelihood = scale_noise(self.likelihood, noise_factor)
+        likelihood = self.likelihood.scale_noise(noise_factor)
         wider = self.precision.V.with_likelihood(likelihood)
         return replace(
             self,

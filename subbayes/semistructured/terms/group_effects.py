@@ -254,10 +254,6 @@ class GroupEffects(LearnedTerm):
         place = {key: i for i, key in enumerate(self.keys)}
         return np.array([place.get(k, -1) for k in _keys(frame, self.groups)], dtype=np.int64)
 
-    def levels_of_groups(self) -> list[tuple[str, set[Any]]]:
-        """Each column of the groups, with its values in training."""
-        return [(name, {key[i] for key in self.keys}) for i, name in enumerate(self.groups)]
-
     def check_groups(self, frame: pd.DataFrame) -> None:
         """Raise `InputError` for unseen groups."""
         if len(self.groups) == 1:

@@ -20,7 +20,7 @@ import subbayes
 from subbayes import InputError, InputTypeError, Network, subspaces
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.cross_validation import cross_validate_prior
-from subbayes.inference.laplace.evidence import Evidence, scale_noise, tune_prior
+from subbayes.inference.laplace.evidence import Evidence, tune_prior
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.laplace.linearised_engine import LinearisedLaplace, predict_linearised
 from subbayes.predictions.gaussian import (
@@ -326,7 +326,7 @@ def test_evidence_in_other_units_of_y():
     a, b = Evidence.of(plain), Evidence.of(scaled)
     assert math.isclose(a.squares, b.squares, rel_tol=1e-9)
     assert math.isclose(a.log_likelihood, b.log_likelihood + 15 * math.log(10), rel_tol=1e-9)
-    assert scale_noise(other, 2.0).likelihood.noise == pytest.approx(0.6)
+    assert other.scale_noise(2.0).likelihood.noise == pytest.approx(0.6)
 
 
 def test_cross_validation_against_fits_to_each_fold():
@@ -346,7 +346,7 @@ def test_cross_validation_against_fits_to_each_fold():
         rest = np.setdiff1d(order, part)
         for p, c in scores:
             fitted = linearised_laplace(
-                net, scale_noise(likelihood, c), (x[rest], y[rest]), prior_precision=p
+                net, likelihood.scale_noise(c), (x[rest], y[rest]), prior_precision=p
             )
             total[p, c] += fitted.predict(x[part]).log_prob(y[part]).sum() / 15
     for key, score in scores.items():

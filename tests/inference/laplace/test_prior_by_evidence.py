@@ -9,9 +9,18 @@ from fits import fit_options, small_fit_command
 import subbayes
 from subbayes import InputError, SubspaceClassifier, SubspaceRegressor, Training, subspaces
 from subbayes.cli import run
+from subbayes.data.data import Data
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.evidence import tune_prior
 from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.likelihoods import (
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Poisson,
+    Standardized,
+    Weighted,
+)
 from subbayes.models.data_frame_model import DataFrameModel
 
 STILL = Training(epochs=0, swa_epochs=0)
@@ -142,3 +151,112 @@ def test_inapplicable_settings_are_rejected(monkeypatch):
     ):
         with pytest.raises(InputError, match=message):
             subbayes.fit(net, rows(), **fit_options(**{"prior": "evidence"} | change))
+
+
+# --- weights and units ----------------------------------------------------------------------------
+
+
+SHIFT, SCALE = 3.0, 10.0
+COUNTS = torch.arange(40) % 4
+LIKELIHOODS = {
+    "gaussian": Gaussian(0.5),
+    "standardized": Standardized(Gaussian(0.5), (SHIFT,), (SCALE,)),
+    "two targets": Gaussian((0.5, 0.1)),
+    "heteroscedastic": HeteroscedasticGaussian(0.1),
+    "categorical": Categorical(3),
+    "poisson": Poisson(),
+}
+
+
+def problem(name):
+    """A likelihood, a network that was not trained, and 40 rows."""
+    likelihood, (x, y) = LIKELIHOODS[name], rows(40)
+    if name == "standardized":
+        y = SHIFT + SCALE * y
+    elif name == "two targets":
+        y = torch.stack([y, y.square()], 1)
+    elif likelihood.kind != "regression":
+        y = torch.arange(40) % 3
+    outputs = 3 if name == "categorical" else likelihood.n_outputs(y)
+    module = subbayes.MLP(3, (5,), outputs, "tanh", seed=0).double()
+    return likelihood, module, Data.of((x, y))
+
+
+@pytest.mark.parametrize(
+    ("name", "covariance"),
+    [(name, "exact") for name in LIKELIHOODS]
+    + [("standardized", form) for form in ("diagonal", "low-rank")],
+)
+def test_tuning_takes_weights_as_numbers_of_rows(name, covariance):
+    """Weights of 1 change nothing, and integer weights have the effect of repeated rows."""
+    likelihood, module, data = problem(name)
+    repeated = data.rows(torch.arange(40).repeat_interleave(COUNTS))
+    for weights, same in ((torch.ones(40), data), (COUNTS, repeated)):
+        found, expected = (
+            tune_prior(
+                linearised_laplace(subbayes.Network(module), p, observed, covariance=covariance)
+            )
+            for p, observed in ((Weighted(likelihood), data.weighted(weights)), (likelihood, same))
+        )
+        # to the accuracy with which the optimiser finds the maximum
+        assert found.prior_precision == pytest.approx(expected.prior_precision, rel=1e-3)
+        assert found.predict(data.inputs).kind == expected.predict(data.inputs).kind
+        np.testing.assert_allclose(
+            found.predict(data.inputs).log_prob(data.y),
+            expected.predict(data.inputs).log_prob(data.y),
+            rtol=1e-4,
+        )
+
+
+def fitted(module, data, likelihood, inference):
+    return subbayes.fit(
+        module,
+        data,
+        likelihood=likelihood,
+        subspace=subspaces.Subnetwork(rank=5, inputs=rows(40)[0]),
+        inference=inference,
+        prior="evidence",
+        training=STILL,
+        sampling=Sampling(draws=10, chains=2, progress=False),
+    )
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("inference", ["laplace-linearised", "elliptical-slice"])
+@pytest.mark.parametrize("name", ["gaussian", "standardized"])
+def test_fit_tunes_weighted_likelihoods(name, inference):
+    likelihood, module, data = problem(name)
+    repeated = data.rows(torch.arange(40).repeat_interleave(COUNTS))
+    pairs = [(torch.ones(40), data), (COUNTS, repeated)]
+    for weights, same in pairs[: 1 if inference == "elliptical-slice" else 2]:
+        found = fitted(module, data.weighted(weights), likelihood, inference).predict(data.inputs)
+        expected = fitted(module, same, likelihood, inference).predict(data.inputs)
+        np.testing.assert_allclose(found.log_prob(data.y), expected.log_prob(data.y), rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize("inference", ["laplace-linearised", "elliptical-slice"])
+@pytest.mark.parametrize("inner", [Gaussian(0.5), Gaussian(), HeteroscedasticGaussian(0.1)])
+def test_fit_tunes_standardised_likelihoods(inner, inference):
+    """The model of standardised targets is the one that standardising by hand gives."""
+    x, y = rows(40)
+    module = subbayes.MLP(3, (5,), inner.n_outputs(y), "tanh", seed=0).double()
+    found = fitted(
+        module, (x, SHIFT + SCALE * y), Standardized(inner, (SHIFT,), (SCALE,)), inference
+    ).predict(x)
+    by_hand = fitted(module, (x, y), inner, inference).predict(x)
+    np.testing.assert_allclose(found.std, SCALE * by_hand.std, rtol=1e-5)
+    np.testing.assert_allclose(found.mean, SHIFT + SCALE * by_hand.mean, rtol=1e-4)
+
+
+def test_evidence_of_weighted_rows_has_the_largest_noise_in_closed_form():
+    """Of a network without random outputs, the noise is the weighted standard deviation of y."""
+    x, y = torch.zeros(40, 1).double(), rows(40)[1]
+    module = torch.nn.Linear(1, 1, bias=False).double()
+    for inner in (Gaussian(2.0), Standardized(Gaussian(2.0), (0.0,), (1.0,))):
+        data = Data.of((x, y)).weighted(COUNTS / 2)
+        posterior = linearised_laplace(subbayes.Network(module), Weighted(inner), data)
+        with pytest.warns(UserWarning, match="prior"):
+            noise = tune_prior(posterior).predict(x[:1]).std.item()
+        variance = (COUNTS * y.square()).sum() / COUNTS.sum()
+        assert noise == pytest.approx(variance.item() ** 0.5, rel=1e-5)
