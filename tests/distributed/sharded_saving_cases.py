@@ -161,7 +161,7 @@ def sharded_saving_refused(folder: str) -> dict[str, Any]:
         "not a path": lambda: model.save(f"{place}/a" if rank else 3),  # type: ignore[arg-type]
         "taken": lambda: model.save(good),
         "not finite": broken,
-        "disk full": failing("write_temporary"),
+        "disk full": failing("write_new"),
         "disk full in the middle": failing("_bytes_of"),
         "disk full at the end": failing("rename"),
         "another artifact": lambda: subbayes.load(good if rank else f"{good}-2", divided()),

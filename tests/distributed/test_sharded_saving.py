@@ -106,7 +106,8 @@ def test_a_process_that_is_killed_during_a_save(rank, tmp_path):
     assert not (tmp_path / "model" / "manifest.json").exists()
     again = ["save_killed", path, -1]
     for found in results(2, [again]):
-        assert found[json.dumps(again)]["files"] == ["manifest.json", "tensors"]
+        files = found[json.dumps(again)]["files"]  # with what the killed one left, for an hour
+        assert sorted(set(files)) == ["manifest.json", "tensors"]
 
 
 @pytest.mark.slow
