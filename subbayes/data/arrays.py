@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from subbayes.data.to_pandas import to_pandas
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Inputs, Targets
 
@@ -41,6 +42,7 @@ def to_tensor(argument: str, value: Any, keep_double: bool = False) -> Tensor:
             whole = native_array(argument, value.cpu().numpy())
             return torch.from_numpy(whole).to(value.device)
         return value
+    value = to_pandas(argument, value)
     if hasattr(value, "to_numpy"):
         value = value.to_numpy()
     check_not_masked(argument, value)

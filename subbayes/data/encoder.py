@@ -45,8 +45,9 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
     A text column whose values are all numbers is numeric. Columns with a single value are dropped
     with a warning.
 
-    `transform` finds columns by name, in any order, and ignores additional ones; dropped columns
-    may be absent. An array must have the columns in the order of `fit`.
+    A table is a data frame of pandas, polars, pyarrow or another library, an array, or a list of
+    rows. `transform` finds columns by name, in any order, and ignores additional ones; dropped
+    columns may be absent. An array must have the columns in the order of `fit`.
 
     Args:
         unknown: treatment of categories that were not seen in `fit`: `"error"`, or `"ignore"`,

@@ -10,7 +10,8 @@ from typing import Any, Literal, NoReturn, TypeAlias
 import numpy as np
 import pandas as pd
 
-from subbayes.utils.checks import fail, fail_type
+from subbayes.data.to_pandas import to_pandas
+from subbayes.utils.checks import error_text, fail, fail_type
 from subbayes.utils.text_table import MOST_LETTERS, MOST_TOGETHER, shortened
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "check_total",
     "check_width",
     "quote",
+    "read_frame",
+    "row_index",
     "to_cpu",
 ]
 
@@ -49,6 +52,43 @@ def quote(values: Iterable[Any], most: int = 5) -> str:
     return ", ".join(names) + (f" and {left} more" if left else "")
 
 
+def read_frame(argument: str, data: Any) -> pd.DataFrame:
+    """Rows with names of columns: a data frame of any library, or a dict of columns.
+
+    Args:
+        argument: name of the argument in errors.
+        data: the rows, which are not changed.
+
+    Raises:
+        InputTypeError: something else.
+        InputError: see `to_pandas`.
+
+    Example:
+        >>> read_frame("data", {"x": [1, 2]})["x"].tolist()
+        [1, 2]
+    """
+    frame = to_pandas(argument, data)
+    if isinstance(frame, pd.DataFrame):
+        return frame
+    expected = "a data frame, or a dict of columns of one length"
+    if isinstance(frame, str) or not isinstance(frame, Iterable):
+        fail_type(argument, expected, data)
+    try:
+        return pd.DataFrame(frame)
+    except (TypeError, ValueError) as error:
+        fail(argument, expected, error_text(error))
+
+
+def row_index(table: Any, n: int) -> pd.Index:
+    """The index of a data frame of pandas; the n rows of other tables are numbered.
+
+    Example:
+        >>> row_index(pd.DataFrame({"x": [1]}, index=["a"]), 1).tolist(), row_index([[1.0]], 1)
+        (['a'], RangeIndex(start=0, stop=1, step=1))
+    """
+    return table.index if isinstance(table, pd.DataFrame) else pd.RangeIndex(n)
+
+
 def as_frame(X: Any, argument: str = "X") -> tuple[pd.DataFrame, Labels]:
     """Convert a table to a DataFrame, and return what labels its columns had.
 
@@ -56,7 +96,7 @@ def as_frame(X: Any, argument: str = "X") -> tuple[pd.DataFrame, Labels]:
     ("numbers") are named x0, x1, ...; those of other frames ("names") have their labels as text.
 
     Args:
-        X: DataFrame (pandas, or with a `to_pandas` method), 2-D array, tensor or list of rows.
+        X: data frame of any library, 2-D array, tensor or list of rows.
         argument: name of the argument in errors.
 
     Raises:
@@ -68,6 +108,7 @@ def as_frame(X: Any, argument: str = "X") -> tuple[pd.DataFrame, Labels]:
         >>> list(frame.columns), labels
         (['x0', 'x1'], 'none')
     """
+    X = to_pandas(argument, X)
     if isinstance(X, pd.Series):
         fail(
             argument,
@@ -75,9 +116,9 @@ def as_frame(X: Any, argument: str = "X") -> tuple[pd.DataFrame, Labels]:
             "a single column",
             "Pass X[['name']] for one column, X.to_frame().T for one row",
         )
-    is_array = not (isinstance(X, pd.DataFrame) or hasattr(X, "to_pandas"))
-    if not isinstance(X, pd.DataFrame):
-        X = _from_array(X, argument) if is_array else X.to_pandas()
+    is_array = not isinstance(X, pd.DataFrame)
+    if is_array:
+        X = _from_array(X, argument)
     if 0 in X.shape:
         _fail_empty(X.shape, argument)
     counted = list(X.columns) == list(range(X.shape[1]))

@@ -18,6 +18,7 @@ from pandas.api.types import infer_dtype
 
 from subbayes.data.columns import mask_markers
 from subbayes.data.frames import check_lengths, check_names, quote
+from subbayes.data.to_pandas import to_pandas
 from subbayes.utils.checks import InputError, check_choice, closest, error_text, fail, fail_type
 from subbayes.utils.warning import filtered_warnings
 
@@ -128,11 +129,12 @@ class TextFormat:
             fail("encoding", expected, repr(self.encoding))
 
 
-def split_target(table: pd.DataFrame, target: str) -> tuple[pd.DataFrame, pd.Series]:
-    """Split a table into features and target.
+def split_target(table: Any, target: str) -> tuple[pd.DataFrame, pd.Series]:
+    """Split a data frame, of pandas or another library, into features and target in pandas.
 
     Raises:
-        InputTypeError: a name that is not text, such as a number or a tuple of a MultiIndex.
+        InputTypeError: not a data frame; or a name that is not text, such as a number or a tuple of
+            a MultiIndex.
         InputError: no column of that name, or no other column.
 
     Example:
@@ -140,6 +142,9 @@ def split_target(table: pd.DataFrame, target: str) -> tuple[pd.DataFrame, pd.Ser
         >>> list(X), y.tolist()
         (['a'], [3, 4])
     """
+    table = to_pandas("table", table)
+    if not isinstance(table, pd.DataFrame):
+        fail_type("table", f"a data frame with a column {target!r}", table)
     check_names(table)
     _check_target(table, target)
     if table.shape[1] == 1:

@@ -14,6 +14,7 @@ from subbayes.data.arrays import check_not_masked
 from subbayes.data.columns import as_numbers, kind_of
 from subbayes.data.frames import check_text, check_total, quote, to_cpu
 from subbayes.data.levels import check_kinds
+from subbayes.data.to_pandas import to_pandas
 from subbayes.utils.checks import check_choice, fail, number_text
 
 __all__ = ["TASKS", "Label", "Target", "check_label_types"]
@@ -192,6 +193,7 @@ rows. Correct those labels, or fit with rows of every class.
 def _column(y: Any) -> pd.Series:
     """One column without missing values."""
     check_not_masked("y", y)
+    y = to_pandas("y", y)
     if not isinstance(y, pd.Series):
         array = y if isinstance(y, pd.DataFrame) else np.asarray(_keep_label_types(to_cpu(y)))
         if array.ndim == 2 and array.shape[1] == 1:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float, Shaped
 
 from subbayes.baselines.ensemble import WeightSamples
@@ -50,6 +52,7 @@ __all__ = [
     "check_modes",
     "check_saved_size",
     "fit_arrays",
+    "labelled",
     "predict_matrix",
 ]
 
@@ -236,6 +239,23 @@ def predict_matrix(
     """
     check_modes(model, mode)
     return model.predict(x, n_draws=n_draws, **mode)
+
+
+def labelled(
+    batches: Iterable[Predictive], classes: Sequence[Any] | np.ndarray | None, index: pd.Index
+) -> Iterator[Predictive]:
+    """Predictions of consecutive batches of rows with names of classes and labels of rows.
+
+    Args:
+        batches: the predictions.
+        classes: names of the classes, None for others.
+        index: labels of all rows.
+    """
+    done = 0
+    for predictive in batches:
+        rows = index[done : done + len(predictive)]
+        yield predictive.with_classes(classes).with_index(rows)
+        done += len(predictive)
 
 
 def check_modes(model: Predictor, mode: dict[str, Any]) -> None:

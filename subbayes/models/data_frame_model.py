@@ -14,12 +14,20 @@ from torch import Tensor
 
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.encoder_state import encoded_columns
+from subbayes.data.frames import row_index
 from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
+from subbayes.data.to_pandas import to_pandas
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.predictor import Predictor
-from subbayes.models.array_model import check_modes, check_saved_size, fit_arrays, predict_matrix
+from subbayes.models.array_model import (
+    check_modes,
+    check_saved_size,
+    fit_arrays,
+    labelled,
+    predict_matrix,
+)
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings
 from subbayes.predictions.predictive import Predictive
@@ -73,7 +81,7 @@ class DataFrameModel:
     @classmethod
     def fit(
         cls,
-        table: pd.DataFrame,
+        table: Any,
         column: str,
         settings: TableSettings | None = None,
         *,
@@ -86,7 +94,7 @@ class DataFrameModel:
         """Learn the encoding of a table and fit a model to it.
 
         Args:
-            table: the training rows.
+            table: the training rows: a data frame of pandas, polars, pyarrow or another library.
             column: name of the column to predict.
             settings: of network, training and inference.
             task: "regression", "count" or "classification"; by default inferred from the values,
@@ -147,22 +155,25 @@ class DataFrameModel:
         labels = [self.column] if any(isinstance(c, str) for c in self.target.classes) else []
         return [*self.encoder.text_columns, *labels]
 
-    def predict(self, table: pd.DataFrame, n_draws: int | None = None, **mode: str) -> Predictive:
+    def predict(self, table: Any, n_draws: int | None = None, **mode: str) -> Predictive:
         """The predictive distribution of each row, in the units of the target.
 
         Args:
-            table: rows with the columns used in fitting; other columns are ignored.
+            table: rows with the columns used in fitting; other columns are ignored. A data frame of
+                any library, as for `fit`, or an array of the columns.
             n_draws: use this many evenly spaced draws instead of all.
             mode: `structure` and `weights` of a sparse network, see `SparseNetwork.predict`.
 
         Raises:
             InputError: missing columns, unknown categories, missing values.
         """
+        table = to_pandas("table", table)
         predictive = predict_matrix(self.model, self.encoder.transform(table), n_draws, **mode)
-        return predictive.with_classes(self.target.classes or None)
+        index = row_index(table, len(predictive))
+        return predictive.with_classes(self.target.classes or None).with_index(index)
 
     def predict_batches(
-        self, table: pd.DataFrame, n_draws: int | None = None, **mode: str
+        self, table: Any, n_draws: int | None = None, **mode: str
     ) -> Iterator[Predictive]:
         """The predictive distributions of batches of rows; see `Predictor.predict_batches`.
 
@@ -170,12 +181,13 @@ class DataFrameModel:
         """
         options: dict[str, Any] = mode
         check_modes(self.model, options)
+        table = to_pandas("table", table)
         inputs = self.encoder.transform(table)
         batches = self.model.predict_batches(inputs, n_draws=n_draws, **options)
-        return (predictive.with_classes(self.target.classes or None) for predictive in batches)
+        return labelled(batches, self.target.classes or None, row_index(table, len(inputs)))
 
     def evaluate(
-        self, table: pd.DataFrame, level: float = 0.95, n_draws: int | None = None, **mode: str
+        self, table: Any, level: float = 0.95, n_draws: int | None = None, **mode: str
     ) -> dict[str, float]:
         """Scores on rows with known targets, which count equally; see `metrics.score`."""
         features, values = split_target(table, self.column)
@@ -184,7 +196,7 @@ class DataFrameModel:
         )
 
     def out_of_distribution(
-        self, table: pd.DataFrame, others: pd.DataFrame, n_draws: int | None = None, **mode: str
+        self, table: Any, others: Any, n_draws: int | None = None, **mode: str
     ) -> dict[str, dict[str, float]]:
         """How well the uncertainty detects rows that are unlike the training table.
 
@@ -204,13 +216,13 @@ class DataFrameModel:
 
     def frame(
         self,
-        table: pd.DataFrame,
+        table: Any,
         level: float = 0.95,
         threshold: float = 0.95,
         n_draws: int | None = None,
         **mode: str,
     ) -> pd.DataFrame:
-        """Predictions as a data frame with one row, and its label, for each row of `table`.
+        """Predictions as a pandas data frame with one row, and its label, for each row of `table`.
 
         For numbers and counts: mean, standard deviations and interval. For classes: the most
         probable label, whether it is in doubt (no class is more probable than `threshold`), the
@@ -226,10 +238,9 @@ class DataFrameModel:
         import pandas as pd
 
         batches = self.predict_batches(table, n_draws, **mode)
-        found = pd.concat([p.to_frame(level, threshold) for p in batches], ignore_index=True)
-        return found.set_axis(table.index) if isinstance(table, pd.DataFrame) else found
+        return pd.concat([p.to_frame(level, threshold) for p in batches])
 
-    def export(self, table: pd.DataFrame | None = None, layout: str = "auto") -> SmallNetwork:
+    def export(self, table: Any = None, layout: str = "auto") -> SmallNetwork:
         """Export a sparse network as a small plain module.
 
         Its inputs, named in `inputs`, are the encoder's features in their own units: numbers as

@@ -25,10 +25,11 @@ from torch import Tensor
 
 from subbayes.data.arrays import check_not_masked, native_array
 from subbayes.data.data import check_weights
-from subbayes.data.frames import LEAST_SCALE, check_names, check_text
+from subbayes.data.frames import LEAST_SCALE, check_names, check_text, row_index
 from subbayes.data.targets import check_label_types
+from subbayes.data.to_pandas import to_pandas
 from subbayes.inference.configuration import Sampling
-from subbayes.models.array_model import fit_arrays, predict_matrix
+from subbayes.models.array_model import fit_arrays, labelled, predict_matrix
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings, configured, encode_parameters
 from subbayes.models.sklearn_errors import one_line_errors
@@ -157,6 +158,7 @@ class Estimator(BaseEstimator):
 
     def _check_X(self, X: Any, *, fitting: bool) -> Float[np.ndarray, "n d"]:
         """Check features and convert them to a finite float64 matrix."""
+        X = to_pandas("X", X)
         check_names(X)
         check_not_masked("X", X)
         _check_no_dates("X", X)
@@ -198,6 +200,7 @@ class Estimator(BaseEstimator):
                 f"This {type(self).__name__} estimator requires y to be passed, but "
                 "the target y is None."
             )
+        y = to_pandas("y", y)
         _check_no_dates("y", y)
         _check_no_missing(y)
         check_not_masked("y", y)
@@ -225,15 +228,18 @@ class Estimator(BaseEstimator):
             A `Predictive`, with `mean`, `std`, `interval`, `probabilities`, `decide`, `to_frame`
             and more, of the outputs of all draws: for very many rows use `predict_batches`.
         """
+        X = to_pandas("X", X)
         inputs = self._inputs(X)  # checks that there is a model
         predictive = predict_matrix(self.model_, inputs, self._n_draws)
-        return predictive.with_classes(getattr(self, "classes_", None))
+        named = predictive.with_classes(getattr(self, "classes_", None))
+        return named.with_index(row_index(X, len(inputs)))
 
     def predict_batches(self, X: Any) -> Iterator[Predictive]:
         """The predictive distributions of batches of rows; see `Predictor.predict_batches`."""
+        X = to_pandas("X", X)
         inputs = self._inputs(X)  # checks that there is a model
         batches = self.model_.predict_batches(inputs, n_draws=self._n_draws)
-        return (p.with_classes(getattr(self, "classes_", None)) for p in batches)
+        return labelled(batches, getattr(self, "classes_", None), row_index(X, len(inputs)))
 
     # --- saving -----------------------------------------------------------------------------
 
@@ -323,7 +329,7 @@ class Regressor(RegressorMixin, Estimator):
         """Fit the model.
 
         Args:
-            X: features (n, d), numbers; n at least 2.
+            X: features (n, d), numbers, in an array or a data frame of any library; n at least 2.
             y: targets (n,): numbers that vary, or counts for `likelihood="poisson"`.
             sample_weight: weights (n,) of at least 0, which multiply the log-likelihood of each
                 row; by default 1. Columns and y are standardised by weighted means and standard
@@ -391,7 +397,7 @@ class Classifier(ClassifierMixin, Estimator):
         """Fit the model.
 
         Args:
-            X: features (n, d), numbers; n at least 2.
+            X: features (n, d), numbers, in an array or a data frame of any library; n at least 2.
             y: labels (n,) of at least two classes: text, whole numbers or booleans.
             sample_weight: weights (n,) of at least 0, which multiply the log-likelihood of each
                 row; by default 1. Columns are standardised by weighted means and standard
@@ -467,6 +473,7 @@ def _labels(saved: list[Any], dtype: str) -> np.ndarray:
 
 def _sample_weights(given: Any, X: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n"]:
     """Weights of rows as scikit-learn takes them, with one line about those that it refuses."""
+    given = to_pandas("sample_weight", given)
     try:
         return np.array(_check_sample_weight(given, X, dtype=np.float64))
     except (TypeError, ValueError) as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from subbayes.data.to_pandas import to_pandas
 from subbayes.inference.tempering import TemperatureChoice
 from subbayes.plots.style import (
     BLUE,
@@ -27,9 +28,6 @@ from subbayes.plots.style import (
 )
 from subbayes.utils.checks import fail
 from subbayes.utils.text_table import shortened
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["SCORE_LABELS", "scores", "temperature", "temperatures"]
 
@@ -53,7 +51,7 @@ _SHARES = ("accuracy", "auroc", "coverage")
 
 
 def scores(
-    table: pd.DataFrame,
+    table: Any,
     score: str = "log_likelihood",
     *,
     errors: Mapping[str, float] | None = None,
@@ -78,6 +76,7 @@ def scores(
         >>> scores(table, "rmse").get_xlabel()
         'RMSE (units of y)'
     """
+    table = to_pandas("table", table)
     if score not in table.columns or "method" not in table.columns:
         fail("table", f"columns 'method' and {score!r}", list(table.columns))
     names, values = list(table["method"]), np.asarray(table[score], dtype=float)
@@ -170,7 +169,7 @@ def _temperature_axis(ax: Axes, temperatures: Sequence[float]) -> None:
 
 
 def temperatures(
-    table: pd.DataFrame,
+    table: Any,
     score: str = "log_likelihood",
     *,
     chosen: float | None = None,
@@ -200,6 +199,7 @@ def temperatures(
         >>> temperatures(table, "rmse").get_xlabel()
         'temperature T'
     """
+    table = to_pandas("table", table)
     if score not in table.columns or "temperature" not in table.columns:
         fail("table", f"columns 'temperature' and {score!r}", list(table.columns))
     if not (table["temperature"] > 0).all():

@@ -63,6 +63,7 @@ class Predictive:
     Attributes:
         kind: "mixture": densities, quantiles and scores are those of the mixture over draws.
         classes: names of the K classes in data frames, or None; see `with_classes`.
+        index: labels of the rows in data frames, or None for positions; see `with_index`.
 
     Example:
         >>> from subbayes.likelihoods import Gaussian
@@ -74,6 +75,7 @@ class Predictive:
 
     kind = "mixture"
     classes: tuple[Any, ...] | None = None
+    index: pd.Index | None = None
 
     def __init__(self, outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> None:
         if outputs.ndim != 3 or 0 in outputs.shape:
@@ -345,7 +347,7 @@ class Predictive:
             tensor([[[1.]]], dtype=torch.float64)
         """
         found = self._scaled(factor, likelihood or self.likelihood)
-        found.classes = self.classes
+        found.classes, found.index = self.classes, self.index
         return found
 
     def _scaled(self, factor: float, likelihood: Likelihood) -> Predictive:
@@ -394,8 +396,33 @@ class Predictive:
             fail("predictions", expected, f"nan (first in row {row})", remedy)
         return self._array(values)
 
+    def with_index(self, index: pd.Index) -> Predictive:
+        """The same predictions, with labels of the rows in data frames.
+
+        Args:
+            index: labels of the N rows, such as those of the frame that they were predicted from.
+
+        Example:
+            >>> import pandas as pd
+            >>> from subbayes.likelihoods import Gaussian
+            >>> predictive = Predictive(torch.tensor([[[0.0], [2.0]]]), Gaussian(noise=1.0))
+            >>> predictive.with_index(pd.Index(["a", "b"])).to_frame()["mean"].to_dict()
+            {'a': 0.0, 'b': 2.0}
+
+        Raises:
+            InputError: another number of labels than of rows.
+        """
+        if len(index) != len(self):
+            fail("index", f"{len(self)} labels of rows", len(index))
+        named = copy.copy(self)
+        named.index = index
+        return named
+
     def to_frame(self, level: float = 0.95, threshold: float | None = None) -> pd.DataFrame:
-        """A data frame with one row per input: moments and interval, or class probabilities.
+        """A pandas data frame with one row per input: moments and interval, or probabilities.
+
+        Rows have the index of the data frame that estimators, models of data frames and regressions
+        predicted from; rows of polars and pyarrow, and of arrays, are numbered.
 
         For classes: the most probable one, by its name or position, its probability and that of
         each other, entropy and mutual information. Of tokens there is a row for each, with the
@@ -419,10 +446,10 @@ class Predictive:
             "lower": lower,
             "upper": upper,
         }
-        if mean.ndim == 1:
-            return pd.DataFrame(parts)
-        targets = range(mean.shape[1])
-        return pd.DataFrame({f"{name}[{t}]": a[:, t] for name, a in parts.items() for t in targets})
+        if mean.ndim > 1:
+            targets = range(mean.shape[1])
+            parts = {f"{name}[{t}]": a[:, t] for name, a in parts.items() for t in targets}
+        return pd.DataFrame(parts, index=self.index)
 
     def _class_frame(self, threshold: float | None) -> pd.DataFrame:
         import pandas as pd
@@ -435,7 +462,7 @@ class Predictive:
             columns["doubt"] = self.decide(threshold) == -1
         columns |= {f"p[{name}]": p[..., k] for k, name in enumerate(names)}
         columns |= {"entropy": self.entropy, "mutual_information": self.mutual_information}
-        index = None
+        index = self.index
         if label.ndim == 2:
             index = pd.MultiIndex.from_product(map(range, label.shape), names=["row", "token"])
         flat = {name: values.reshape(-1) for name, values in columns.items()}

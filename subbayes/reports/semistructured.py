@@ -55,7 +55,7 @@ def write_report(
     path: str | Path,
     *,
     title: str = "",
-    test: pd.DataFrame | None = None,
+    test: Any = None,
     test_inputs: Any = None,
     level: float = 0.95,
     notes: Sequence[str] = (),
@@ -215,7 +215,7 @@ def _chains(
     return pictures
 
 
-def _scores(results: Results, test: pd.DataFrame | None, test_inputs: Any) -> Table:
+def _scores(results: Results, test: Any, test_inputs: Any) -> Table:
     rows, caption = [], ""
     if results.is_posterior and results.temperature == 1.0:
         loo = results.loo(quiet=True)

@@ -12,6 +12,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 
+from subbayes.data.frames import read_frame
 from subbayes.data.levels import kind_of_level, levels_of, same_level
 from subbayes.diagnostics import LooResult
 from subbayes.likelihoods.families import CategoricalFamily
@@ -59,7 +60,7 @@ class AfterFit:
         """Draws of each effect."""
 
     @abstractmethod
-    def predict(self, data: pd.DataFrame, *args: Any, **options: Any) -> Predictive:
+    def predict(self, data: Any, *args: Any, **options: Any) -> Predictive:
         """The predictive distribution of rows."""
 
     @abstractmethod
@@ -153,7 +154,7 @@ class AfterFit:
         variable: str,
         values: Iterable[Any] | None = None,
         *,
-        data: pd.DataFrame | None = None,
+        data: Any = None,
         scale: str = "response",
         level: float = 0.95,
         n_draws: int = 1000,
@@ -204,7 +205,7 @@ class AfterFit:
         variable: str,
         levels: Iterable[Any] | None = None,
         *,
-        data: pd.DataFrame | None = None,
+        data: Any = None,
         comparison: str = "difference",
         scale: str = "response",
         level: float = 0.95,
@@ -252,7 +253,7 @@ class AfterFit:
         variable: str,
         *,
         by: str | None = None,
-        data: pd.DataFrame | None = None,
+        data: Any = None,
         scale: str = "response",
         level: float = 0.95,
         n_draws: int = 1000,
@@ -325,17 +326,15 @@ class AfterFit:
             got = f"{value!r}, where levels are {kind_of_level(alike[0])}"
             fail(argument, expected, got, f"Pass {alike[0]!r}")
 
-    def _rows(
-        self, data: pd.DataFrame | None, weights: str | None
-    ) -> tuple[pd.DataFrame, str | None]:
+    def _rows(self, data: Any, weights: str | None) -> tuple[pd.DataFrame, str | None]:
         """The rows to average over, and the column of their weights."""
         if data is not None:
-            return data, weights
+            return read_frame("data", data), weights
         model = self.state.model
         return model.frame, weights or model.specification.auxiliary.weights
 
     def _average(
-        self, data: pd.DataFrame | None, weights: str | None, effects: str | None
+        self, data: Any, weights: str | None, effects: str | None
     ) -> tuple[pd.DataFrame, RowAverage, str]:
         """The rows, their average, and what it is an average of."""
         if effects is None:
@@ -402,7 +401,7 @@ class AfterFit:
         variable: str | None = None,
         values: Iterable[Any] | None = None,
         *,
-        data: pd.DataFrame | None = None,
+        data: Any = None,
         level: float = 0.95,
         n_draws: int = 1000,
         weights: str | None = None,

@@ -16,7 +16,7 @@ import pandas as pd
 from subbayes.data.columns import as_numpy
 from subbayes.data.frames import check_text
 from subbayes.data.levels import listed
-from subbayes.utils.checks import closest, fail, fail_type
+from subbayes.utils.checks import closest, fail
 from subbayes.utils.warning import warn_user
 
 __all__ = [
@@ -140,8 +140,6 @@ def check_columns(needed: Iterable[str], frame: pd.DataFrame) -> None:
 
     Also for needed columns whose name another column has.
     """
-    if not isinstance(frame, pd.DataFrame):
-        fail_type("data", "a pandas data frame", frame)
     needed = list(needed)
     absent = [name for name in needed if name not in frame.columns]
     if absent:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import pandas as pd
 from torch import Tensor, nn
 
 from subbayes.draws import Draws
@@ -109,6 +108,7 @@ class SemiStructuredRegression(Results):
 
     Example:
         >>> import numpy as np
+        >>> import pandas as pd
         >>> from subbayes import SemiStructuredRegression
         >>> from subbayes.inference import Sampling
         >>> rng = np.random.default_rng(0)
@@ -230,7 +230,7 @@ class SemiStructuredRegression(Results):
     @warnings_once()
     def fit(
         self,
-        data: pd.DataFrame,
+        data: Any,
         inputs: Mapping[str, Any] | None = None,
         *,
         subspace: str | NetworkSubspace = "curve",
@@ -244,7 +244,8 @@ class SemiStructuredRegression(Results):
         """Fit the model to rows.
 
         Args:
-            data: the rows.
+            data: the rows: a data frame of pandas, polars, pyarrow or another library, or a dict of
+                columns.
             inputs: inputs of the networks without columns, by name: a tensor, an array or a
                 map-style Dataset, with one entry per row. Of a Dataset's (input, label) only the
                 input is read. Rows that are dropped for missing values drop their entries.
@@ -337,7 +338,7 @@ class SemiStructuredRegression(Results):
     def update(
         self,
         formula: str | Mapping[str, str] | None = None,
-        data: pd.DataFrame | None = None,
+        data: Any = None,
         inputs: Mapping[str, Any] | None = None,
         *,
         priors: Mapping[str, Any] | None = None,
@@ -403,7 +404,7 @@ class SemiStructuredRegression(Results):
             )
         return own
 
-    def prior_predictive(self, data: pd.DataFrame, n: int = 100, seed: int = 0) -> Replicates:
+    def prior_predictive(self, data: Any, n: int = 100, seed: int = 0) -> Replicates:
         """Responses drawn from the prior, before fitting: are they possible?
 
         `subbayes.plots.checks.predictive_check` draws them.
@@ -423,7 +424,7 @@ class SemiStructuredRegression(Results):
         path: str | Path,
         *,
         title: str = "",
-        test: pd.DataFrame | None = None,
+        test: Any = None,
         test_inputs: Mapping[str, Any] | None = None,
         level: float = 0.95,
         notes: Sequence[str] = (),
@@ -433,7 +434,7 @@ class SemiStructuredRegression(Results):
         Args:
             path: the file.
             title: heading of the page.
-            test: rows to score, with their response.
+            test: rows to score, with their response, as for `fit`.
             test_inputs: inputs of networks without columns for these rows, as for `fit`.
             level: level of the intervals.
             notes: remarks, one paragraph each.

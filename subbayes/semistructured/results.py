@@ -12,6 +12,8 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from subbayes import diagnostics
+from subbayes.data.frames import read_frame
+from subbayes.data.to_pandas import to_pandas
 from subbayes.diagnostics import LooResult, metrics
 from subbayes.diagnostics.arviz import arviz_data, row_weight_group
 from subbayes.diagnostics.predictor import OUTPUTS_AT_ONCE
@@ -205,7 +207,7 @@ class Results(AfterFit):
         Raises:
             InputError: no such term, one of several variables, or a network of tensors.
         """
-        model = self.state.model
+        model, values = self.state.model, to_pandas("values", values)
         check_fraction("level", level)
         is_term = variable is None and term in [t.name for t in model.design.terms]
         if term in model.specification.deep and not is_term:
@@ -265,7 +267,7 @@ class Results(AfterFit):
 
     def contributions(
         self,
-        data: pd.DataFrame,
+        data: Any,
         inputs: Mapping[str, Any] | None = None,
         *,
         parameter: str | None = None,
@@ -284,8 +286,8 @@ class Results(AfterFit):
             n_draws: use at most this many evenly spaced draws.
 
         Returns:
-            A table with mean, standard deviation and interval of "structured", "deep" and
-            "predictor".
+            A pandas table with mean, standard deviation and interval of "structured", "deep" and
+            "predictor", and the index of the rows.
         """
         check_choice("new_levels", new_levels, ("error", "reference"))
         model = self.state.model
@@ -293,15 +295,17 @@ class Results(AfterFit):
         parameter = parameters[0] if parameter is None else parameter
         check_choice("parameter", parameter, parameters)
         check_fraction("level", level)
-        encoded = model.encoder.inputs(data, inputs, new_levels)
+        frame = read_frame("data", data)
+        encoded = model.encoder.inputs(frame, inputs, new_levels)
         place = parameters.index(parameter)
-        return contribution_table(self.state, encoded, place, level, n_draws)
+        found = contribution_table(self.state, encoded, place, level, n_draws)
+        return found.set_axis(frame.index)
 
     # --- predictions and scores -------------------------------------------------------------
 
     def predict(
         self,
-        data: pd.DataFrame,
+        data: Any,
         inputs: Mapping[str, Any] | None = None,
         *,
         new_levels: NewLevels = "error",
@@ -315,7 +319,8 @@ class Results(AfterFit):
         `classes`, whose names its `to_frame` has; `evaluate` takes the response itself.
 
         Args:
-            data: the rows; the response is not needed.
+            data: the rows, as for `fit`; the response is not needed. `to_frame` of the result is a
+                data frame of pandas, with the index of these rows if they have one.
             inputs: inputs of the networks without columns, by name, as for `fit`.
             new_levels: "error"; "reference", which gives unseen levels of a factor the effect of
                 the reference level, and unseen groups that of the average group; or "sample", which
@@ -330,15 +335,16 @@ class Results(AfterFit):
             InputError: missing values, or an absent column, network's input or level, by name; or
                 `groups=False` beside a network that reads the groups.
         """
-        encoded = encoded_rows(self.state, data, inputs, new_levels, groups)
+        frame = read_frame("data", data)
+        encoded = encoded_rows(self.state, frame, inputs, new_levels, groups)
         predictive = self._predictive(encoded, n_draws, progress)
         if groups and new_levels == "sample":
-            predictive = with_new_groups(self.state, predictive, data, n_draws)
-        return predictive.with_classes(self.classes)
+            predictive = with_new_groups(self.state, predictive, frame, n_draws)
+        return predictive.with_classes(self.classes).with_index(frame.index)
 
     def predict_batches(
         self,
-        data: pd.DataFrame,
+        data: Any,
         inputs: Mapping[str, Any] | None = None,
         *,
         batch_size: int | None = None,
@@ -361,11 +367,12 @@ class Results(AfterFit):
         outputs = draws * len(self.state.model.family.parameters)
         size = max(1, OUTPUTS_AT_ONCE // outputs)
         size = size if batch_size is None else check_count("batch_size", batch_size)
-        given = {name: network_input(name, x, len(data)) for name, x in (inputs or {}).items()}
-        for start in range(0, len(data), size):
+        frame = read_frame("data", data)
+        given = {name: network_input(name, x, len(frame)) for name, x in (inputs or {}).items()}
+        for start in range(0, len(frame), size):
             rows = slice(start, start + size)
             part = {name: x[rows] for name, x in given.items()} or None
-            yield self.predict(data.iloc[rows], part, n_draws=n_draws, **options)
+            yield self.predict(frame.iloc[rows], part, n_draws=n_draws, **options)
 
     def _predictive(
         self, inputs: Any, n_draws: int | None = None, progress: bool | None = False
@@ -379,7 +386,7 @@ class Results(AfterFit):
         )
 
     def score_samples(
-        self, data: pd.DataFrame, inputs: Mapping[str, Any] | None = None, **options: Any
+        self, data: Any, inputs: Mapping[str, Any] | None = None, **options: Any
     ) -> Float[np.ndarray, "n"]:
         """Log predictive density of one copy of each new row with its response, shape (n,).
 
@@ -390,8 +397,9 @@ class Results(AfterFit):
         """
         return self.predict(data, inputs, **options).log_prob(self._targets(data))
 
-    def _targets(self, data: pd.DataFrame) -> Any:
+    def _targets(self, data: Any) -> Any:
         """Responses of new rows, with their status if they are censored."""
+        data = read_frame("data", data)
         model, y = self.state.model, self.state.model.response.numbers(data)
         family = model.specification.family
         check_columns(family.response_columns, data)
@@ -400,7 +408,7 @@ class Results(AfterFit):
 
     def evaluate(
         self,
-        data: pd.DataFrame,
+        data: Any,
         inputs: Mapping[str, Any] | None = None,
         *,
         level: float = 0.95,

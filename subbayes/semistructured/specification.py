@@ -16,6 +16,7 @@ from torch import Tensor
 
 from subbayes.data.data import Data
 from subbayes.data.encoder import TabularEncoder
+from subbayes.data.frames import read_frame
 from subbayes.data.levels import listed
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.families import Family
@@ -182,7 +183,7 @@ class Specification:
         """Read the training rows.
 
         Args:
-            data: a data frame, or anything that `pd.DataFrame` accepts.
+            data: a data frame of any library, or a dict of columns.
             inputs: inputs of the networks without columns, by name.
             most_effects: of a fitted model: the size of its space, above which formulas are not
                 evaluated. Whether the data identify its effects is not checked again.
@@ -191,7 +192,7 @@ class Specification:
             InputError: see `SemiStructuredRegression.fit`.
         """
         left, right = self.split_formula()
-        frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(data)
+        frame = read_frame("data", data)
         if not len(frame):
             fail("data", "at least one row", "an empty data frame")
         read, effects = Response(left).variables(frame), formula_variables(right, frame)
