@@ -423,6 +423,7 @@ class Results(AfterFit):
             level: probability of the interval whose coverage is reported.
             options: further arguments of `predict`.
         """
+        data = read_frame("data", data)
         y, weights = self._targets(data), self.state.model.specification.auxiliary.weights
         counts = None
         if weights is not None and weights in data:

@@ -39,6 +39,7 @@ def columns(n=40):
         "k": rng.integers(0, 5, n),
         "sex": np.tile(["m", "f"], n // 2),
         "dose": np.tile(["low", "high", "mid", "low"], n // 4),
+        "w": rng.integers(1, 4, n),
         "member": rng.random(n) < 0.5,
         "y": 1 + 2 * x + 0.1 * rng.normal(size=n),
     }
@@ -77,7 +78,7 @@ def other(request):
 
 @pytest.fixture(scope="module")
 def regression():
-    model = SemiStructuredRegression("y ~ x + C(sex) + dose + (1 | k)")
+    model = SemiStructuredRegression("y ~ x + C(sex) + dose + (1 | k)", weights="w")
     return model.fit(in_pandas(), sampling=SAMPLING)
 
 
@@ -104,7 +105,7 @@ def test_values_missing_ones_and_levels_are_those_of_pandas(other):
 
 
 def test_regressions_are_fitted_to_any_frame(other, regression):
-    model = SemiStructuredRegression("y ~ x + C(sex) + dose + (1 | k)").fit(
+    model = SemiStructuredRegression("y ~ x + C(sex) + dose + (1 | k)", weights="w").fit(
         other, sampling=SAMPLING
     )
     assert np.array_equal(model.draws.z, regression.draws.z)
