@@ -164,7 +164,7 @@ def listed(names: Iterable[str]) -> str:
     """The first of some names or levels, and the number of the others.
 
     Example:
-        >>> listed(map(str, range(30)))[-20:]
+        >>> listed(map(str, range(30)))[-18:]
         '18, 19 and 10 more'
     """
     shown = list(names)

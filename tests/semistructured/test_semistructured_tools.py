@@ -430,7 +430,7 @@ def test_columns_of_levels_have_no_slope():
             model.marginal_slopes(name)
         with pytest.raises(InputError, match=f"^values: expected levels of '{name}' in the train"):
             model.marginal_means(name, [1, 9])
-        with pytest.raises(InputError, match="got '2', a text where levels are numbers. Pass 2.$"):
+        with pytest.raises(InputError, match="got '2', where levels are numbers. Pass 2.$"):
             model.contrast(name, [("2", 1)])
         assert model.contrast(name, [(2, 1)]).labels == ("2 - 1",)
 
