@@ -163,7 +163,7 @@ def sharded_saving_refused(folder: str) -> dict[str, Any]:
         "not finite": broken,
         "disk full": failing("write_new"),
         "disk full in the middle": failing("_bytes_of"),
-        "disk full at the end": failing("rename"),
+        "disk full at the end": failing("sync_folder"),
         "another artifact": lambda: subbayes.load(good if rank else f"{good}-2", divided()),
         "no artifact": lambda: subbayes.load(f"{place}/none", divided()),
         "another module": lambda: subbayes.load(
