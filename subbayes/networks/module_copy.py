@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from subbayes.distributed.sharded_weights import is_sharded
 from subbayes.networks.adapters import is_of_base
+from subbayes.networks.embeddings import differentiate_embeddings
 from subbayes.networks.peft_layers import differentiate_layers_of_peft
 from subbayes.networks.tracing.private_torch import map_forward_hooks
 from subbayes.utils.checks import error_text, fail
@@ -183,7 +184,8 @@ def private_copy(
 
     Hooks of fine-tuning by which embeddings require gradients stay, for training with activation
     checkpointing, but do nothing under transforms of `torch.func`, which refuse them. Layers of
-    DoRA and LoHa have the derivatives of their outputs, see `peft_layers`.
+    DoRA and LoHa, and embeddings, have the derivatives of their outputs, see `peft_layers` and
+    `embeddings`.
 
     Args:
         module: the module, which is not changed.
@@ -200,6 +202,7 @@ def private_copy(
     for part in duplicate.modules():
         map_forward_hooks(part, _outside_transforms)
     differentiate_layers_of_peft(duplicate)
+    differentiate_embeddings(duplicate)
     return duplicate.eval()
 
 

@@ -33,6 +33,7 @@ from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.networks.adapters import base_names_of
 from subbayes.networks.adapters_in_use import unused_names
 from subbayes.networks.architecture import architecture_of
+from subbayes.networks.embeddings import check_embeddings
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.networks.layer_kinds import fixed_batch_norms, layers_in_training
 from subbayes.networks.network import Network, arguments
@@ -88,6 +89,7 @@ class ShardedNetwork(Network):
         if isinstance(parameters, Mapping):
             fail("parameters", "names of whole parameters of a sharded module", "masks")
         chosen = select(without_shards(module), parameters)
+        check_embeddings(module, chosen, copied=False)
         named = dict(module.named_parameters())
         self._module = module
         self.names = tuple(chosen)
