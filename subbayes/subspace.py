@@ -132,9 +132,9 @@ class DenseSubspace(Subspace):
                 basis.shape[0],
             )
         check_finite_weights("basis", (shift, *basis))
-        self.shift = shift.detach()
+        self.shift = _stored(shift)
         self.rank = basis.shape[0]
-        self._basis = basis.detach().to(shift)
+        self._basis = _stored(basis.to(shift))
 
     def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
         """z @ basis."""
@@ -197,7 +197,7 @@ class CoordinateSubspace(Subspace):
                 f"distinct positions in 0..{len(shift) - 1}",
                 f"{indices.numel()} of shape {tuple(indices.shape)}",
             )
-        self.shift = shift.detach()
+        self.shift = _stored(shift)
         self.indices: Int[Tensor, "k"] = indices.long().to(shift.device)
         self.rank = len(indices)
 
@@ -234,7 +234,7 @@ class FullSubspace(Subspace):
     """
 
     def __init__(self, shift: Tensor) -> None:
-        self.shift = shift.detach()
+        self.shift = _stored(shift)
         self.rank = shift.numel()
 
     def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
@@ -458,7 +458,12 @@ def check_subspace(subspace: Any) -> Subspace:
 def _check_random(shift: Tensor, rank: int, seed: int) -> tuple[Tensor, int, int]:
     if (rank := check_count("rank", rank)) > shift.numel():
         fail("rank", f"at most {shift.numel()}, the number of weights", rank)
-    return shift.detach(), rank, check_seed(seed)
+    return _stored(shift), rank, check_seed(seed)
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    """A tensor in the layout of files, by which products have the same bits after loading."""
+    return tensor.detach().contiguous()
 
 
 def check_finite_weights(argument: str, rows: Iterable[Tensor]) -> None:

@@ -290,4 +290,5 @@ def _eigenbasis(
 ) -> Factors:
     (e, U), (d, W) = torch.linalg.eigh(outer), torch.linalg.eigh(inner)
     values = e.clamp_min(0).unsqueeze(-1) * d.clamp_min(0).unsqueeze(-2)
-    return Factors(layer, U, W, values)
+    # in the layout of files, by which products have the same bits after loading
+    return Factors(layer, U.contiguous(), W.contiguous(), values)

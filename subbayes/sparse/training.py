@@ -372,6 +372,10 @@ class TrainableSparseNetwork(Trainable):
         self.module.load_state_dict(state["module"])
         self.unconstrained.data.copy_(state["likelihood"])
         self.optimizer.load_state_dict(state["optimizer"])
+        for parameter, moments in self.optimizer.state.items():
+            for name, moment in moments.items():
+                if name != "step":  # a fused step reads both in the order of their memory
+                    moments[name] = torch.empty_like(parameter).copy_(moment)
         for name, generator in self.generators.items():
             generator.set_state(state[name])
 

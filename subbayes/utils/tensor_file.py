@@ -324,7 +324,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     entries, _ = read_header(BytesIO(data))  # of what was read, which may be another file by now
     try:
         tensors = load(data)  # in an order of its own at each call
-        return {name: tensors[name] for name in entries}
+        del data
+        # copies are aligned as other tensors are; products of less aligned ones have other bits
+        return {name: tensors.pop(name).clone() for name in entries}
     except (SafetensorError, KeyError) as error:
         raise ValueError(str(error)) from None
     except MemoryError:

@@ -786,3 +786,26 @@ def test_short_training_does_not_exclude_everything():
     assert 0 < result.density() < 0.2
     assert result.history["accuracy"][-1] > 0.9
     assert set(np.argsort(-result.feature_inclusion())[:2]) == {0, 1}
+
+
+def test_an_interrupted_run_resumes_in_the_layout_of_its_weights(tmp_path):
+    """Moments of Adam come from the file in another order than weights in channels last."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(20, 3, 5, 5, generator=generator), torch.randn(20, generator=generator)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(36, 1))
+    made = sparse.convert(plain.to(memory_format=torch.channels_last))
+    options = {"training": sparse.SparseTraining(epochs=4, mode="eager"), "progress": False}
+
+    def stop(epoch, _):
+        if epoch == 2:
+            raise KeyboardInterrupt
+
+    likelihood, path = subbayes.likelihoods.Gaussian(1.0), tmp_path / "run"
+    whole = sparse.fit(made, likelihood, (x, y), **options)
+    with pytest.raises(KeyboardInterrupt):
+        sparse.fit(made, likelihood, (x, y), checkpoint=path, callback=stop, **options)
+    again = sparse.fit(made, likelihood, (x, y), checkpoint=path, **options)
+    for a, b in zip(again.module.parameters(), whole.module.parameters(), strict=True):
+        assert torch.equal(a, b)

@@ -425,3 +425,20 @@ def test_subspaces_that_cannot_be(make, what):
     with pytest.raises(InputError, match=what) as e:
         make()
     assert "\n" not in str(e.value)
+
+
+def test_tensors_have_the_layout_in_which_they_are_loaded():
+    """Products of a transposed basis round differently, so that a resumed run would have other
+    draws."""
+    w = torch.stack([shift(), shift()], 1)[:, 0]
+    for space in (
+        DenseSubspace(w, normal(D, K).T),
+        CoordinateSubspace(w, torch.tensor([2, 1])),
+        FullSubspace(w),
+        RandomSubspace(w, 2),
+        SparseRandomSubspace(w, 2),
+    ):
+        assert all(tensor.is_contiguous() for tensor in space.tensors().values())
+        again = from_config(space.config(), space.tensors())
+        z = normal(3, space.rank)
+        assert torch.equal(again.push(z), space.push(z))

@@ -40,6 +40,7 @@ def fitted(form):
 def test_predictions_are_equal(form, tmp_path):
     posterior = fitted(form)
     assert isinstance(posterior, Model)
+    assert all(torch.as_tensor(t).is_contiguous() for t in posterior.tensors().values())
     path = posterior.save(tmp_path / "model")
     needs_data = form in ("dual", "low-rank")
     loaded = subbayes.load(path, data=(X, Y) if needs_data else None)
