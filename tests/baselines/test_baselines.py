@@ -380,8 +380,8 @@ def test_threads_share_a_model():
     alone = [baseline.predict(part).outputs for part in parts]
     with ThreadPoolExecutor(8) as pool:
         together = list(pool.map(lambda part: baseline.predict(part).outputs, parts))
-    for one, other in zip(alone, together, strict=True):
-        assert torch.equal(one, other)
+    for one, other in zip(alone, together, strict=True):  # threads may divide sums differently
+        torch.testing.assert_close(one, other)
 
 
 class Twice(nn.Module):

@@ -39,6 +39,17 @@ def at(model, network, weights):
     return model
 
 
+def same(a, b):
+    """Check that two results of these models differ by rounding alone.
+
+    torch multiplies by matrices that require gradients in another way than by those that do not,
+    so that a network and its module round differently on some processors. A result comes from
+    fewer than 10 products in a row, of fewer than 100 terms each.
+    """
+    rounding = 1000 * torch.finfo(a.dtype).eps
+    torch.testing.assert_close(a, b, rtol=rounding, atol=rounding * float(b.detach().abs().max()))
+
+
 def by_hand(logits, tokens):
     """Log-likelihood of labels, each predicted at the position before."""
     y, kept = tokens[:, 1:], tokens[:, 1:] != -100
@@ -101,7 +112,7 @@ def test_virtual_tokens_of_a_tagger():
     network = Network(model, "adapters", TokenOutputs())
     with torch.no_grad():
         logits = model(**inputs).logits[:, 6:]
-        assert torch.equal(network(network.weights, inputs), logits.flatten(1))
+        same(network(network.weights, inputs), logits.flatten(1))
     whole = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
     space = RandomSubspace(network.weights, 2, seed=0)
     posterior = subbayes.Posterior(network, "tokens", (inputs, labels), space)
@@ -134,7 +145,8 @@ def test_logits_of_more_positions_than_labels():
     with torch.no_grad():
         first, *others = (n(n.weights, inputs) for n in (short, own, whole))
     assert first.shape == (4, LENGTH * WORDS)
-    assert all(torch.equal(first, other) for other in others)
+    for other in others:
+        same(first, other)
 
 
 class Layers(nn.Module):
@@ -185,7 +197,7 @@ def test_gradients_are_those_of_the_density(kind, mode):
     model, ids, labels = small(kind)
     network = Network(model, "adapters")
     with torch.no_grad():
-        assert torch.equal(network(network.weights, ids), model(ids))
+        same(network(network.weights, ids), model(ids))
     space = RandomSubspace(network.weights, 4, seed=0)
     posterior = subbayes.Posterior(network, "categorical", (ids, labels), space, mode=mode)
     z = 0.3 * np.random.default_rng(0).standard_normal((2, 4))
@@ -227,7 +239,7 @@ def test_copies_of_layers_keep_their_gradients():
     for other in (copy.deepcopy(network), Network(network.module_with(), "adapters")):
         w = network.weights.clone().requires_grad_()
         (found,) = torch.autograd.grad(other(w, ids).sum(), w)
-        assert torch.equal(found, wanted)
+        same(found, wanted)
     own = [p for p in model.parameters() if p.requires_grad]
     slopes = torch.autograd.grad(model(ids).sum(), own)
     assert not torch.allclose(torch.cat([s.flatten() for s in slopes]), wanted)  # as in training

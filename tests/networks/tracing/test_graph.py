@@ -104,7 +104,7 @@ def test_observations_last_is_the_same_linear_map(bias):
         found = layer(x)
         batched = layer(x.expand(2, 5, 3))
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-14)
-    assert torch.equal(batched, expected.expand(2, 5, 2))
+    torch.testing.assert_close(batched, expected.expand(2, 5, 2), rtol=1e-14, atol=1e-14)
     assert found.stride() == (1, 5)
 
 
