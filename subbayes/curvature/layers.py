@@ -37,6 +37,7 @@ from subbayes.curvature.layer_kinds import (
 )
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.network import Network
+from subbayes.networks.tracing.private_torch import count_bytes
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.utils.trees import leaves, n_rows, take
 from subbayes.utils.types import Inputs
@@ -312,17 +313,8 @@ class Layers:
 
 def _sizes_per_row(plan: Layers, inputs: Inputs) -> tuple[int, int, dict[str, int]]:
     """Bytes that autograd keeps for one more row, those of the layers' outputs, and places."""
-    counts = []
-    for rows in (1, 2):
-        sizes: list[int] = []
-
-        def kept(tensor: Tensor, sizes: list[int] = sizes) -> Tensor:
-            sizes.append(tensor.numel() * tensor.element_size())
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor):
-            batch = CapturedBatch(plan, take(inputs, slice(rows)))
-        counts.append(sum(sizes))
+    counts = [_kept_bytes(plan, take(inputs, slice(rows))) for rows in (1, 2)]
+    batch = CapturedBatch(plan, take(inputs, slice(2)))
     outputs = batch.outputs
     pulled = batch.pull(torch.ones_like(outputs), plan.layers)
     return (
@@ -330,6 +322,24 @@ def _sizes_per_row(plan: Layers, inputs: Inputs) -> tuple[int, int, dict[str, in
         batch.output_count // len(batch) * outputs.element_size(),
         {g.layer.name: g.left.shape[1] for g in pulled if isinstance(g, LayerGradients)},
     )
+
+
+def _kept_bytes(plan: Layers, inputs: Inputs) -> int:
+    """Bytes that autograd keeps in a run; of all results where a forward uses `torch.func.grad`."""
+    sizes: list[int] = []
+
+    def kept(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.numel() * tensor.element_size())
+        return tensor
+
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor):
+            CapturedBatch(plan, inputs)
+    except RuntimeError as error:
+        if "saved tensor hooks" not in str(error):
+            raise
+        return count_bytes(lambda: CapturedBatch(plan, inputs))
+    return sum(sizes)
 
 
 class CapturedBatch:

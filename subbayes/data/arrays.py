@@ -38,6 +38,8 @@ def to_tensor(argument: str, value: Any, keep_double: bool = False) -> Tensor:
     if isinstance(value, Tensor):
         check_dense(argument, value)
         value = value.detach()
+        if value.is_inference() and not torch.is_inference_mode_enabled():
+            value = value.clone()  # autograd refuses to save tensors made in inference mode
         if value.dtype in _UNSIGNED:
             whole = native_array(argument, value.cpu().numpy())
             return torch.from_numpy(whole).to(value.device)
@@ -47,7 +49,8 @@ def to_tensor(argument: str, value: Any, keep_double: bool = False) -> Tensor:
         value = value.to_numpy()
     check_not_masked(argument, value)
     if not isinstance(value, (np.ndarray, list, tuple, int, float, np.generic)):
-        fail_type(argument, "a tensor or an array", value)
+        remedy = "Pass a tensor, or a tuple or dict of tensors, with one row per observation"
+        fail_type(argument, "a tensor or an array", value, remedy)
     try:
         array = np.asarray(value)
     except ValueError:

@@ -11,7 +11,8 @@ from subbayes.utils.checks import fail
 
 __all__ = ["check_transforms", "vjp"]
 
-_REFUSED = "setup_context"  # in torch's message
+_REFUSED = ("setup_context", "requires_grad_()")
+"""Parts of torch's messages about an old `autograd.Function` and about `requires_grad_()`."""
 
 
 def vjp(
@@ -19,9 +20,10 @@ def vjp(
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
     """The value of a function, and the product of a cotangent with its Jacobian.
 
-    As `torch.func.vjp`; by plain autograd for a function with a `torch.autograd.Function` of the
-    old form, without `setup_context`, which transforms of `torch.func` refuse. Such a function
-    cannot be vectorised either.
+    As `torch.func.vjp`; by plain autograd for a function that transforms of `torch.func` refuse:
+    one with a `torch.autograd.Function` of the old form, without `setup_context`, or one that calls
+    `requires_grad_` and `torch.autograd.grad`, as forces do that are gradients of an energy. Such a
+    function cannot be vectorised either.
 
     Args:
         function: a function of a tensor.
@@ -35,7 +37,7 @@ def vjp(
     try:
         return torch.func.vjp(function, at)  # type: ignore[return-value]
     except RuntimeError as error:
-        if _REFUSED not in str(error):
+        if not any(reason in str(error) for reason in _REFUSED):
             raise
     with torch.enable_grad():
         at = at.detach().clone().requires_grad_()
@@ -51,7 +53,7 @@ def check_transforms(function: Callable[[Tensor], Tensor], at: Tensor) -> None:
         at: the weights.
 
     Raises:
-        InputError: a layer with an `autograd.Function` that they refuse.
+        InputError: a layer that they refuse.
 
     Example:
         >>> check_transforms(torch.sin, torch.zeros(2))
@@ -60,12 +62,15 @@ def check_transforms(function: Callable[[Tensor], Tensor], at: Tensor) -> None:
         with torch.no_grad():
             torch.func.vjp(function, at)
     except RuntimeError as error:
-        if _REFUSED not in str(error):
+        if not any(reason in str(error) for reason in _REFUSED):
             raise
+        reason = "with an autograd.Function without setup_context"
+        if "setup_context" not in str(error):
+            reason = "which calls requires_grad_() in place of torch.func.grad"
         fail(
             "module",
             "layers that torch.func differentiates, for products with the curvature",
-            f"{_innermost_layer(error)}, with an autograd.Function without setup_context",
+            f"{_innermost_layer(error)}, {reason}",
             "Use inference='elliptical-slice', 'nuts' or 'laplace-linearised', which do without",
             error,
         )
