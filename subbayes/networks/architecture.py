@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import nn
 
+from subbayes.networks.embeddings import without_options
+from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.utils.addresses import without_addresses
 
 __all__ = ["architecture_of"]
@@ -16,4 +18,5 @@ def architecture_of(module: nn.Module) -> str:
         >>> architecture_of(nn.Tanh())
         'Tanh: Tanh()'
     """
-    return without_addresses(f"{type(module).__qualname__}: {module!r}")
+    module = uncompiled(module)
+    return without_options(without_addresses(f"{type(module).__qualname__}: {module!r}"))

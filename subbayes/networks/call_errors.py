@@ -21,7 +21,12 @@ _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def fail_of_call(
-    error: Exception, rows: Inputs, dtype: torch.dtype, forward: Callable[..., Any] | None = None
+    error: Exception,
+    rows: Inputs,
+    dtype: torch.dtype,
+    forward: Callable[..., Any] | None = None,
+    *,
+    later: bool = False,
 ) -> NoReturn:
     """Raise an `InputError` about the inputs, or about the module if its own code failed.
 
@@ -30,6 +35,7 @@ def fail_of_call(
         rows: its inputs.
         dtype: dtype of the weights.
         forward: the method of the module, whose parameters the inputs are compared with.
+        later: whether earlier calls with other numbers of these rows raised no error.
     """
     if forward is not None:
         _check_signature(forward, rows, error)
@@ -41,6 +47,14 @@ def fail_of_call(
             "normalisation with running statistics",
             "normalisation by the rows of a batch, also in evaluation mode",
             "Use track_running_stats=True, or batch_norm with training=self.training",
+            cause=error,
+        )
+    if later and not remedy_of_shape(rows):
+        fail(
+            "module",
+            "a forward that takes any number of rows in each call",
+            f"{reason[:200]} in a later call with one row",
+            "Start the states of recurrent layers in each call, and pass a graph as one row",
             cause=error,
         )
     which = " and ".join(f"rows of shape {tuple(t.shape[1:])}, {t.dtype}" for t in leaves(rows))
@@ -61,7 +75,8 @@ def fail_of_call(
         f"Convert the inputs with .to({dtype})"
         if odd
         else remedy_of_shape(rows)
-        or "Convert or reshape the inputs (whole numbers with .float()); a single row is X[:1]",
+        or "Convert or reshape the inputs (whole numbers with .float()); a graph is one row, a "
+        "single row is X[:1]",
         cause=error,
     )
 

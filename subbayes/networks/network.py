@@ -21,7 +21,9 @@ from subbayes.data.data import Data
 from subbayes.networks.adapters import base_names_of, is_of_transformers
 from subbayes.networks.adapters_in_use import unused_names
 from subbayes.networks.architecture import architecture_of
+from subbayes.networks.attributes import attribute_tensors, set_attributes
 from subbayes.networks.batch_statistics import collect_statistics, statistics_batches
+from subbayes.networks.embeddings import check_embeddings
 from subbayes.networks.global_state import (
     attention_without_fused_kernels,
     outside_inference_mode,
@@ -38,7 +40,7 @@ from subbayes.networks.module_copy import (
 from subbayes.networks.selection import Selection, aliases_of, select, selects_adapters
 from subbayes.networks.shared_weights import SharedWeights
 from subbayes.networks.token_outputs import check_decoder_inputs, without_virtual_tokens
-from subbayes.networks.tracing.private_torch import is_scripted, uncompiled
+from subbayes.networks.tracing.private_torch import convert_dtype, is_scripted, uncompiled
 from subbayes.networks.tracing.vectorised import Vectorised, contiguous
 from subbayes.networks.validation import HALF, as_outputs, check_outputs
 from subbayes.utils.checks import check_device, fail, fail_type
@@ -127,6 +129,7 @@ class Network(CopiedUnderLock):
         self.selection = parameters
         self.in_training, self.fixed_norms = layers_in_training(module), fixed_batch_norms(module)
         chosen = select(module, parameters)
+        check_embeddings(module, chosen)
         adapters = selects_adapters(parameters)
         self.copy_frozen = not adapters if copy_frozen is None else copy_frozen
         self._module = private_copy(module, chosen, self.copy_frozen)
@@ -197,6 +200,15 @@ class Network(CopiedUnderLock):
         return architecture_of(self._module)
 
     @property
+    def attributes(self) -> dict[str, Tensor]:
+        """Tensors that the module keeps beside its parameters and buffers."""
+        return attribute_tensors(self._module)
+
+    def set_attributes(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set tensors that the private copy of the module keeps, as `attributes` returns them."""
+        set_attributes(self._module, tensors)
+
+    @property
     def forward(self) -> Callable[..., Any]:
         """The method of the module that `call` calls, for its signature."""
         return self._module.forward
@@ -210,7 +222,9 @@ class Network(CopiedUnderLock):
     def rounding(self) -> float:
         """The relative rounding error of the coarsest floating dtype in the module."""
         values = [self.weights, *self._frozen.values(), *self._module.parameters()]
-        return max(torch.finfo(t.dtype).eps for t in values if t.is_floating_point())
+        return max(
+            torch.finfo(t.dtype).eps for t in values if t.is_floating_point() or t.is_complex()
+        )
 
     @property
     def device(self) -> torch.device:
@@ -346,7 +360,9 @@ class Network(CopiedUnderLock):
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Network:
         """The same network on another device or in another floating dtype."""
-        module = self.module_with().to(device=check_device(device), dtype=dtype)
+        module = self.module_with().to(device=check_device(device))
+        if dtype is not None:
+            convert_dtype(module, dtype)
         other = Network(module, self.selection, self.output, copy_frozen=self.copy_frozen)
         other.in_training, other.base_names = self.in_training, self.base_names
         other.fixed_norms, other.unused = self.fixed_norms, self.unused

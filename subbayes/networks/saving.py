@@ -24,6 +24,7 @@ from subbayes.networks.adapters_in_use import (
     without_unused,
 )
 from subbayes.networks.architecture import architecture_of
+from subbayes.networks.attributes import as_complex, as_real
 from subbayes.networks.mlp import MLP
 from subbayes.networks.module_copy import private_copy
 from subbayes.networks.network import Network
@@ -51,12 +52,13 @@ _DIGESTED = 2**24  # numbers that are read at once
 
 
 def network_tensors(network: Network) -> dict[str, Tensor]:
-    """Frozen parameters but those of a base model, buffers and masks of a network.
+    """Frozen parameters but those of a base model, buffers, plain tensors and masks of a network.
 
     Adapters that are loaded beside those in use are left out.
     """
     own = {n: t for n, t in network.used_frozen.items() if n not in network.base_names}
-    found = add_prefix("network.frozen", own)
+    found = add_prefix("network.frozen", {name: as_real(t) for name, t in own.items()})
+    found |= add_prefix("network.attribute", network.attributes)
     return found | add_prefix("network.mask", network.masks)
 
 
@@ -202,6 +204,7 @@ def network_from(
     chosen = masks or facts["names"]
     known = chosen
     if isinstance(module, nn.Module):
+        module = uncompiled(module)
         known = dict(module.named_parameters(remove_duplicate=False))
     base = facts.get("base")
     if base is not None and "active" in base and isinstance(module, nn.Module):
@@ -222,10 +225,12 @@ def network_from(
     if base is None:
         _check_halves(network, facts)
     dtypes = {name: {tensor.dtype} for name, tensor in network.frozen.items()}
-    unused = names_left_out(facts, uncompiled(module))
+    unused = names_left_out(facts, module)
     if (network.device, network.dtype) != (weights.device, weights.dtype):
         network = network.to(weights.device, weights.dtype)
     frozen = strip_prefix("network.frozen", tensors)
+    for name in frozen.keys() & network.frozen.keys():
+        frozen[name] = as_complex(frozen[name], network.frozen[name])
     if base is not None:
         _check_own(network, frozen, base)
         kept = frozen.keys() | masks.keys() | unused
@@ -240,6 +245,7 @@ def network_from(
         if frozen[name].dtype not in allowed:
             expected = f"{name} of {' or '.join(sorted(map(str, allowed)))}, as the module has"
             fail("path", expected, frozen[name].dtype, "Pass a module of the saved dtypes")
+    network.set_attributes(strip_prefix("network.attribute", tensors))
     return network.with_buffers(frozen).with_weights(weights)
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "LAST_LAYER",
     "Selection",
     "aliases_of",
+    "check_real",
     "layer_of",
     "requiring_gradients",
     "select",
@@ -83,6 +84,7 @@ def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]
             else "a module without parameters",
             "Set requires_grad for the parameters that should be random",
         )
+    check_real(module)
     if isinstance(parameters, np.ndarray):
         parameters = parameters.tolist()
     if isinstance(parameters, (nn.Module, Tensor)) or (
@@ -153,6 +155,26 @@ def requiring_gradients(module: nn.Module, names: Collection[str]) -> Iterator[N
     finally:
         for parameter in changed:
             parameter.requires_grad_(False)
+
+
+def check_real(module: nn.Module) -> None:
+    """Check that trainable parameters are real, since a weight vector holds real numbers.
+
+    Raises:
+        InputError: a complex parameter that requires gradients.
+
+    Example:
+        >>> check_real(nn.Linear(2, 1))
+    """
+    for name, parameter in module.named_parameters():
+        if parameter.is_complex() and parameter.requires_grad:
+            fail(
+                "module",
+                "real trainable parameters",
+                f"{name} of {parameter.dtype}",
+                "Store torch.view_as_real(parameter) and call torch.view_as_complex in forward, or "
+                "freeze it with requires_grad_(False)",
+            )
 
 
 def _adapters(module: nn.Module, trainable: Mapping[str, Tensor]) -> set[str]:

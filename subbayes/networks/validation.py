@@ -86,12 +86,9 @@ def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None 
     elif isinstance(getattr(out, "logits", None), Tensor):  # as models of transformers return
         out = out.logits
     if not isinstance(out, Tensor):
-        fail_type(
-            "module",
-            "one tensor as its output",
-            out,
-            "Pass output=..., e.g. output=lambda out: out.logits",
-        )
+        choice = "out[0]" if isinstance(out, (tuple, list)) else "out.logits"
+        remedy = f"Pass output=..., e.g. output=lambda out: {choice}"
+        fail_type("module", "one tensor as its output", out, remedy)
     n = n_rows(inputs)
     if not out.is_floating_point():
         fail("module", "real numbers as outputs", out.dtype, "Return logits or means, not labels")
@@ -139,11 +136,17 @@ def check_outputs(
     try:
         with torch.no_grad(), fork_rng(None), _checked_sparse_tensors():
             out, again = call(used), call(_copied(rows))
-            alone = call(_copied(take(rows, slice(1))))
     except (InputError, InputTypeError):
         raise
     except Exception as error:
         fail_of_call(error, rows, dtype, forward)
+    try:
+        with torch.no_grad(), fork_rng(None), _checked_sparse_tensors():
+            alone = call(_copied(take(rows, slice(1))))
+    except (InputError, InputTypeError):
+        raise
+    except Exception as error:
+        fail_of_call(error, rows, dtype, later=True)
     if not all(map(torch.equal, leaves(rows), leaves(used))):
         fail(
             "module",
@@ -163,14 +166,14 @@ def check_outputs(
             "module",
             "the same outputs at each call in evaluation mode",
             "different ones",
-            "Use nn.Dropout, or functional.dropout with training=self.training",
+            "Use functional.dropout with training=self.training, and keep no state between calls",
         )
     if not _same(out[:1], alone, rounding):
         fail(
             "module",
             "outputs of a row that depend on that row alone",
             "outputs that depend on other rows",
-            "Use batch_first=True, or normalisation with running statistics",
+            "Use batch_first=True, or normalisation with running statistics; a graph is one row",
         )
     return int(out.shape[-1])
 
@@ -496,5 +499,5 @@ def _copied(inputs: Inputs) -> Inputs:
 def _same(a: Tensor, b: Tensor, rounding: float) -> bool:
     """Whether two tensors are equal up to rounding."""
     tolerance = max(torch.finfo(a.dtype).eps, rounding) ** 0.5
-    scale = float(a.abs().max()) if a.numel() else 0.0
+    scale = float(a.detach().abs().max()) if a.numel() else 0.0
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

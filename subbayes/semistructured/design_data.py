@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from subbayes.data.encoder import TabularEncoder
 from subbayes.data.frames import quote
 from subbayes.data.levels import check_kinds, check_read_differently, levels_of
 from subbayes.likelihoods.families import BernoulliFamily, CategoricalFamily, Family, OrdinalFamily
+from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.networks.validation import HALF
 from subbayes.semistructured.formula import Design, NewLevels
 from subbayes.semistructured.formula_checks import check_columns, check_complete, plain_columns
@@ -462,6 +463,8 @@ def networks_from(deep: Mapping[str, Any] | None, family: Family) -> dict[str, D
             part = Deep(part[0], columns=names)
         if not isinstance(part, Deep) or not isinstance(part.module, nn.Module):
             fail_type(f"deep[{name!r}]", "a module, a pair (module, columns) or a Deep", part)
+        if (module := uncompiled(part.module)) is not part.module:
+            part = replace(part, module=module)
         if half := next((p.dtype for p in part.module.parameters() if p.dtype in HALF), None):
             remedy = "Effects need more digits: pass module.float()"
             fail(f"deep[{name!r}]", "a module of float32 or float64", half, remedy)

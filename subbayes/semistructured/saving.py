@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from subbayes.draws import Draws
 from subbayes.likelihoods.families import Family, OrdinalFamily, family_from_config, is_own_family
 from subbayes.networks.architecture import architecture_of
+from subbayes.networks.attributes import attribute_tensors, set_attributes
 from subbayes.networks.mlp import MLP
+from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.priors import Normal
 from subbayes.semistructured.design_data import AuxiliaryColumns, check_network_names, networks_from
@@ -65,6 +67,7 @@ def tensors_of(state: FittedState) -> dict[str, Tensor | np.ndarray]:
         found[f"rows.{i}"] = _store(rows.frame[name])[0]
     for i, (name, network) in enumerate(rows.specification.deep.items()):
         found |= add_prefix(f"network{i}", network.module.state_dict())
+        found |= add_prefix(f"attribute{i}", attribute_tensors(network.module))
         if network.columns is None:
             found[f"inputs.{name}"] = rows.inputs[f"deep {name}"]
     return found
@@ -132,6 +135,8 @@ def state_from(
         name: _network(name, network, strip_prefix(f"network{i}", tensors), given.get(name))
         for i, (name, network) in enumerate(facts["networks"].items())
     }
+    for i, network in enumerate(networks.values()):
+        set_attributes(network.module, strip_prefix(f"attribute{i}", tensors))
     saved_priors = SavedPriors(facts["priors"], own, likelihood)
     specification = Specification(
         facts["formula"],
@@ -279,7 +284,7 @@ def _network(
         dtype = next((t.dtype for t in state.values() if t.is_floating_point()), None)
         module = MLP(**facts["module"], seed=0).to(dtype)
     else:
-        module = copy.deepcopy(module)
+        module = copy.deepcopy(uncompiled(module))
     if not isinstance(module, nn.Module):
         fail_type(f"deep[{name!r}]", "a module", module)
     if architecture_of(module) != facts["architecture"]:

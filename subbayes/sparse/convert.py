@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.module_copy import check_in_one_process
 from subbayes.networks.network import arguments
-from subbayes.networks.tracing.private_torch import copy_forward_hooks
+from subbayes.networks.selection import check_real
+from subbayes.networks.tracing.private_torch import copy_forward_hooks, uncompiled
 from subbayes.networks.validation import as_outputs
 from subbayes.sparse.baselines import default_prior, layer_class
 from subbayes.sparse.layers import SparseLayer
@@ -89,6 +90,8 @@ def convert(
     if not isinstance(module, nn.Module):
         fail_type("module", "a torch.nn.Module", module)
     check_in_one_process(module)
+    module = uncompiled(module)
+    check_real(module)
     settings = LayerSettings(posterior, structure, estimator, inclusion, sd, rank, temperature)
     check_seed(seed)
     layers = _convertible_layers(module, keep)

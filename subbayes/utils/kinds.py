@@ -302,7 +302,8 @@ def _semistructured_tensors(facts: dict[str, Any]) -> dict[str, TensorRule]:
     if facts["space"]["curve"] is not None:
         rules["curve"] = array("points", "curve size")
     rules |= {f"rows.{i}": array("rows", values="any") for i in range(len(facts["columns"]))}
-    return rules | {f"network{i}.*": _ANY_TENSOR for i in range(len(facts["networks"]))}
+    networks = range(len(facts["networks"]))
+    return rules | {f"{of}{i}.*": _ANY_TENSOR for of in ("network", "attribute") for i in networks}
 
 
 # --- models that hold another model ---------------------------------------------------------------

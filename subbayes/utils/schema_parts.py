@@ -107,6 +107,7 @@ NETWORK = record(
     module=optional(MLP),
 )
 NETWORK_TENSORS = {
+    "network.attribute.*": array(None, values="any"),
     "network.frozen.*": array(None, values="any"),
     "network.mask.*": array(None, values="flag"),
 }

@@ -2,15 +2,17 @@
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from subbayes import InputError, Network, Sampling, Training, fit
+from subbayes import InputError, InputTypeError, Network, Posterior, Sampling, Training, fit
 from subbayes.data.data import Data
 from subbayes.likelihoods import Bernoulli, Categorical, Gaussian, Standardized
 from subbayes.networks.token_outputs import TokenOutputs
 from subbayes.networks.validation import check_fit
+from subbayes.subspace import FullSubspace
 from subbayes.training.trainer import train
 from subbayes.utils.seeding import fork_rng
 
@@ -209,3 +211,79 @@ def test_logits_of_positions_name_their_likelihood():
         InputError, match=r"\(2, 3, 7, 1\)\. Flatten the outputs per observation\.$"
     ):
         fit(Logits(), (ids, labels), output=lambda out: out[..., None])
+
+
+class Stateful(nn.Module):
+    """A recurrent cell that keeps its state between calls, of one row or of each row."""
+
+    def __init__(self, shared):
+        super().__init__()
+        self.cell, self.last, self.shared = nn.GRUCell(3, 4), nn.Linear(4, 1), shared
+        self.state = None
+
+    def forward(self, x):
+        state = self.state
+        if self.shared and state is not None:
+            state = state.mean(0).expand(len(x), 4)
+        self.state = self.cell(x, state).detach()
+        return self.last(self.state)
+
+
+class Graph(nn.Module):
+    """A graph network whose rows are the nodes of one graph, or with nodes in an axis of a row."""
+
+    def __init__(self, edges):
+        super().__init__()
+        self.layer, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
+        self.register_buffer("edges", edges)
+
+    def forward(self, x):
+        h = torch.relu(self.layer(x))
+        return self.last(torch.zeros_like(h).index_add(-2, self.edges[1], h[..., self.edges[0], :]))
+
+
+EDGES = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]])
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (Stateful(shared=False), "Start the states of recurrent layers in each call"),
+        (Stateful(shared=True), "keep no state between calls"),
+        (Graph(EDGES), "a graph is one row"),
+        (Graph(EDGES % 2), "pass a graph as one row"),
+    ],
+)
+def test_states_and_graphs_are_named(module, reason):
+    with pytest.raises(InputError, match=reason):
+        Network(module).check(torch.randn(5, 3, generator=torch.Generator().manual_seed(0)))
+
+
+def test_a_graph_is_one_row():
+    """Labels of the nodes of one graph, of which some are unknown."""
+    x = torch.randn(1, 5, 3, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([[0, 1, -100, 1, 0]])
+    network = Network(Graph(EDGES), "all", TokenOutputs())
+    posterior = Posterior(network, "tokens", (x, labels), FullSubspace(network.weights))
+    logits = Graph.forward(network.module_with(), x)
+    wanted = -nn.functional.cross_entropy(logits[0], labels[0], reduction="sum")
+    found = posterior.log_likelihood(np.zeros((1, network.size)))[0]
+    assert found == pytest.approx(wanted.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("module", "remedy"),
+    [(nn.GRU(3, 2), r"output=lambda out: out\[0\]"), (nn.Identity(), "out.logits")],
+)
+def test_the_remedy_of_several_outputs(module, remedy):
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.layer = module, nn.Linear(3, 3)
+
+        def forward(self, x):
+            out = self.inner(self.layer(x))
+            return out if isinstance(out, tuple) else {"logits": out}
+
+    with pytest.raises(InputTypeError, match=remedy):
+        Network(Wrapped()).check(torch.zeros(4, 3))

@@ -629,3 +629,24 @@ def test_terms_predict_the_same_after_loading(tmp_path, formula, weights):
     model = SemiStructuredRegression(formula, weights=weights).fit(frame, **QUICK)
     found = SemiStructuredRegression.load(model.save(tmp_path / "model")).predict(frame).mean
     np.testing.assert_array_equal(found, model.predict(frame).mean)
+
+
+class Shifted(nn.Module):
+    """A network with a tensor that it keeps as a plain attribute."""
+
+    def __init__(self, bend):
+        super().__init__()
+        self.inner, self.outer, self.bend = nn.Linear(1, 3), nn.Linear(3, 1), torch.tensor(bend)
+
+    def forward(self, x):
+        return self.outer(torch.tanh(self.inner(x) * self.bend))
+
+
+def test_compiled_networks_and_their_plain_tensors_are_saved(tmp_path):
+    frame = pd.DataFrame({"x": np.linspace(-2, 2, 20), "y": np.linspace(-1, 2, 20) ** 2})
+    deep = {"net": (torch.compile(Shifted(2.0)), ["x"])}
+    model = SemiStructuredRegression("y ~ 1", deep=deep).fit(frame, **QUICK)
+    path = model.save(tmp_path / "model")
+    for other in (Shifted(3.0), torch.compile(Shifted(3.0))):
+        again = load(path, deep={"net": other})
+        assert np.array_equal(again.predict(frame).mean, model.predict(frame).mean)

@@ -22,6 +22,7 @@ from subbayes.utils.trees import tensors_of
 __all__ = [
     "capture_graph",
     "compile_graph",
+    "convert_dtype",
     "copy_forward_hooks",
     "count_bytes",
     "has_hooks",
@@ -210,8 +211,47 @@ def is_scripted(module: nn.Module) -> bool:
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
-    """The module that `torch.compile` wraps, or the module itself."""
-    return getattr(module, "_orig_mod", module)
+    """The module without the wrappers of `torch.compile`, also around its submodules.
+
+    Modules around a wrapper are copied; parameters and buffers are shared.
+
+    Example:
+        >>> uncompiled(nn.Sequential(torch.compile(nn.Tanh())))
+        Sequential(
+          (0): Tanh()
+        )
+    """
+    if isinstance(original := getattr(module, "_orig_mod", None), nn.Module):
+        return uncompiled(original)
+    if not any(hasattr(part, "_orig_mod") for part in module.modules()):
+        return module
+    plain = copy.copy(module)
+    plain._modules = {
+        name: child if child is None else uncompiled(child)
+        for name, child in module._modules.items()
+    }
+    return plain
+
+
+def convert_dtype(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert a module to a real floating dtype, and complex parameters and buffers accordingly.
+
+    `nn.Module.to` would drop imaginary parts, and `double` leave complex numbers as they are.
+
+    Example:
+        >>> layer = nn.Linear(2, 1)
+        >>> layer.register_buffer("phase", torch.tensor(1j))
+        >>> convert_dtype(layer, torch.float64).phase
+        tensor(0.+1.j, dtype=torch.complex128)
+    """
+    of_complex = torch.complex128 if dtype == torch.float64 else torch.complex64
+
+    def convert(tensor: Tensor) -> Tensor:
+        if tensor.is_complex():
+            return tensor.to(of_complex)
+        return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+    return module._apply(convert)
 
 
 def has_hooks(module: nn.Module) -> bool:
