@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -58,11 +59,10 @@ def with_own_statistics(deep: Mapping[str, Deep]) -> dict[str, Deep]:
         False
     """
     modules = nn.ModuleList(part.module for part in deep.values())
-    if batch_norms(modules):
-        modules = shared_copy(modules)
+    copies: Any = shared_copy(modules) if batch_norms(modules) else modules
     return {
         name: replace(part, module=module)
-        for (name, part), module in zip(deep.items(), modules, strict=True)
+        for (name, part), module in zip(deep.items(), copies, strict=True)
     }
 
 

@@ -142,9 +142,8 @@ def _keep_statistics(model: PreparedModel, result: CurveResult) -> None:
 
     They are those of the middle of the curve, which is a likely point of its subspace.
     """
-    trained = result.network.module_with()
-    if isinstance(trained, Predictors):
-        trained = trained.deep
+    module = result.network.module_with()
+    trained = module.deep if isinstance(module, Predictors) else module
     assert model.deep is not None
     assert trained is not None
     for buffer, value in zip(model.deep.buffers(), trained.buffers(), strict=True):

@@ -437,8 +437,14 @@ SCHEMAS = {
     "estimator": Schema(_estimator, _tensors_of_model),
     # checkpoints, which only the call that wrote them reads
     "sampling-checkpoint": Schema(
-        record(identity=FACTS, evaluations=whole(), rngs=list_of(_rng, size="chains")),
+        record(
+            {"device?": text()},
+            identity=FACTS,
+            evaluations=whole(),
+            rngs=list_of(_rng, size="chains"),
+        ),
         {
+            "first_outputs?": array(None, values="any", finite=False),
             "z": array("chains", "draws", "k", dtype="float64"),
             "count": array("chains", values="index", dtype="int64"),
             "state.*": array(None, values="any", finite=False),

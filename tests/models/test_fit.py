@@ -29,6 +29,7 @@ from subbayes import MLP, InputError, InputTypeError, Network, Posterior, Traini
 from subbayes.inference import cross_validate_prior, tune_prior
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
+from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Standardized
 from subbayes.likelihoods.families import OrdinalFamily
@@ -551,7 +552,8 @@ def test_a_trained_checkpoint_of_other_code_is_refused(tmp_path, change, tempera
 
 
 @pytest.mark.parametrize("change", OTHER_CODE)
-def test_a_sampling_checkpoint_of_other_code_is_refused(tmp_path, change):
+@pytest.mark.parametrize("engine", [EllipticalSlice(), MCLMC(step_size=0.1, batch_size=10)])
+def test_a_sampling_checkpoint_of_other_code_is_refused(tmp_path, change, engine):
     made = {"model": module_of(torch.tanh), "output": lambda pair: pair[0]}
 
     def resumed(model, output):
@@ -559,7 +561,7 @@ def test_a_sampling_checkpoint_of_other_code_is_refused(tmp_path, change):
         space = RandomSubspace(network.weights, 2, seed=0)
         posterior = Posterior(network, Gaussian(0.5), data(), space)
         options = dict(draws=20, chains=2, checkpoint=tmp_path, progress=False)
-        return EllipticalSlice().sample(posterior, **options)
+        return engine.sample(posterior, **options)
 
     resumed(**made)
     with pytest.raises(InputError) as caught:

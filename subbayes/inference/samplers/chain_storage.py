@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from subbayes.diagnostics.thinning import TRANSITION_STATISTICS, interval_statis
 from subbayes.distributed.chain_groups import ChainGroups
 from subbayes.distributed.processes import on_first
 from subbayes.inference.samplers.random_numbers import copy_state
+from subbayes.networks.validation import FirstOutputs
+from subbayes.posterior import Posterior
 from subbayes.utils import artifact
 from subbayes.utils.saving import fail_checkpoint, has_checkpoint, read_checkpoint
 from subbayes.utils.tensor_file import add_prefix, strip_prefix
@@ -187,6 +190,9 @@ class Checkpoint:
             "evaluations": store.evaluations,
             "rngs": [state for part in self.groups.gather(own) for state in part],
         }
+        if (outputs := self._first_outputs) is not None:
+            tensors["first_outputs"] = outputs.values.numpy()
+            meta["device"] = outputs.device
         artifact.write(self.path, KIND, tensors, meta, overwrite=True)
 
     def read(self, fresh: Any, rngs: Rngs) -> tuple[Any, Store] | None:
@@ -204,6 +210,13 @@ class Checkpoint:
             if meta["identity"].get(key) != value:
                 default = ", which follows draws unless it is given" if key == "warmup" else ""
                 fail_checkpoint(f"one made with the same {key}{default}", f"another in {self.path}")
+        outputs = tensors.pop("first_outputs", None)
+        if outputs is not None and (expected_outputs := self._first_outputs) is not None:
+            assert isinstance(self.posterior, Posterior)
+            saved = FirstOutputs(outputs, meta["device"])
+            if not saved.agrees_with(expected_outputs, self.posterior.network.rounding):
+                expected = "one of a module and output= that return the same outputs"
+                fail_checkpoint(expected, f"others at the same weights in {self.path}")
         shape = tensors["z"].shape
         if (shape[0], shape[2]) != (self.identity["chains"], self.posterior.rank):
             expected = f"draws of {self.identity['chains']} chains of rank {self.posterior.rank}"
@@ -235,6 +248,14 @@ class Checkpoint:
             rng.bit_generator.state = rng_state
         state = self.kernel.state_type(**{name: array[own] for name, array in arrays.items()})
         return state, store.part(own)
+
+    @cached_property
+    def _first_outputs(self) -> FirstOutputs | None:
+        """The outputs of the first rows; None of a density without a network in this process."""
+        if not isinstance(self.posterior, Posterior) or self.posterior.network.is_sharded:
+            return None
+        network = self.posterior.network
+        return FirstOutputs.of(network, network.weights, self.posterior.data)
 
     def _check_statistics(self, known: dict[str, type], store: Store, has_draws: bool) -> None:
         """Check the names and types of statistics, and their shapes between draws."""
