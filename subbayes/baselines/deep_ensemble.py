@@ -18,8 +18,9 @@ from subbayes.networks.initialisation import fresh_module
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.training.configuration import Training
-from subbayes.training.many import train_many
+from subbayes.training.many import train_first_phases
 from subbayes.training.trainer import SwaResult, TrainingResult
+from subbayes.training.unfinished import warn_of_unfinished
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import is_same_view
@@ -36,11 +37,13 @@ class Members:
         results: what `train` returns for each member.
         seeds: of the initial weights and the order of the data of each member.
         retrained: numbers of the members that diverged, and were trained again from other weights.
+        converged: whether the likelihood of each member has converged.
     """
 
     results: tuple[TrainingResult, ...]
     seeds: tuple[int, ...]
     retrained: tuple[int, ...] = ()
+    converged: tuple[bool, ...] = ()
 
 
 def deep_ensemble(
@@ -107,6 +110,7 @@ def deep_ensemble(
         output=output,
         progress=progress,
     )
+    warn_of_unfinished(found.converged)
     return ensemble_from_results(found.results)
 
 
@@ -126,6 +130,8 @@ def train_members(
 ) -> Members:
     """Train the members of `deep_ensemble`, which see for the arguments and the errors.
 
+    It does not warn of an unfinished training, of which `converged` says.
+
     Example:
         >>> from subbayes.likelihoods import Gaussian
         >>> data = torch.randn(20, 2), torch.randn(20)
@@ -137,8 +143,8 @@ def train_members(
     data = Data.of(data) if isinstance(data, list) else data
     validation = Data.of(validation, "validation") if isinstance(validation, list) else validation
 
-    def trained(seeds: list[int]) -> list[TrainingResult]:
-        return train_many(
+    def trained(seeds: list[int]) -> list[tuple[TrainingResult, bool]]:
+        return train_first_phases(
             [fresh_module(module, factory, own) for own in seeds],
             likelihood,
             data,
@@ -152,13 +158,13 @@ def train_members(
         )
 
     seeds = [derive_seed(seed, s) for s in range(check_count("members", members))]
-    results = trained(seeds)
-    diverged = [s for s, result in enumerate(results) if _diverged(result)]
+    pairs = trained(seeds)
+    diverged = [s for s, (result, _) in enumerate(pairs) if _diverged(result)]
     if diverged:
         others = [derive_seed(seed, s, 1) for s in diverged]
-        for s, own, result in zip(diverged, others, trained(others), strict=True):
-            seeds[s], results[s] = own, result
-        again = [s for s in diverged if _diverged(results[s])]
+        for s, own, pair in zip(diverged, others, trained(others), strict=True):
+            seeds[s], pairs[s] = own, pair
+        again = [s for s in diverged if _diverged(pairs[s][0])]
         if again:
             fail(
                 "learning_rate",
@@ -171,7 +177,8 @@ def train_members(
             f"members of the ensemble that diverged ({', '.join(map(str, diverged))}, counted from "
             "0) were trained again from other initial weights; lower learning_rate to avoid it"
         )
-    return Members(tuple(results), tuple(seeds), tuple(diverged))
+    results, converged = zip(*pairs, strict=True)
+    return Members(results, tuple(seeds), tuple(diverged), converged)
 
 
 def _diverged(result: TrainingResult) -> bool:

@@ -29,7 +29,12 @@ from subbayes.networks.global_state import (
     outside_inference_mode,
     recurrence_without_fused_kernels,
 )
-from subbayes.networks.layer_kinds import batch_norms, fixed_batch_norms, layers_in_training
+from subbayes.networks.layer_kinds import (
+    batch_norms,
+    fixed_batch_norms,
+    has_dropout,
+    layers_in_training,
+)
 from subbayes.networks.module_copy import (
     CopiedUnderLock,
     call_with,
@@ -168,6 +173,11 @@ class Network(CopiedUnderLock):
     def has_batchnorm(self) -> bool:
         """Whether the module has BatchNorm layers, besides `fixed_norms`."""
         return bool(batch_norms(self._module, self.fixed_norms))
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether the module has layers with dropout."""
+        return any(map(has_dropout, self._module.modules()))
 
     @property
     def is_traced(self) -> bool:

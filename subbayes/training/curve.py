@@ -30,9 +30,10 @@ from subbayes.subspaces.curve import CurveKind, WeightCurve
 from subbayes.training.configuration import Training
 from subbayes.training.curve_steps import ControlPoints, ExtraParameters, TrainableCurve
 from subbayes.training.loop import History, run
-from subbayes.training.many import train_many
+from subbayes.training.many import train_first_phases
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.trainer import TrainingResult, swa
+from subbayes.training.unfinished import has_converged, losses_up_to, warn_of_unfinished
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.seeding import derive_seed, fork_rng
 
@@ -193,6 +194,8 @@ def _train_control_points(
         )
         task.free_memory()
         middle = task.network_at(0.5)
+    losses = losses_up_to(histories[0], epochs[0])
+    warn_of_unfinished([has_converged(middle, minibatches, task.unconstrained.detach(), losses)])
     return CurveResult(
         curve=control.curve(),
         network=middle,
@@ -314,7 +317,7 @@ def _train_solutions(
 ) -> list[Any]:
     """Solutions from their own initial weights, each seeded by the seed and its number."""
     seeds = [derive_seed(seed, s) for s in range(count)]
-    results = train_many(
+    pairs = train_first_phases(
         [module_with_fresh_weights(network, own, factory) for own in seeds],
         likelihood,
         data,
@@ -325,6 +328,7 @@ def _train_solutions(
         output=network.output,
         progress=progress,
     )
+    results = [result for result, _ in pairs]  # the curve is trained further
     if not training.swa_epochs:
         return results
     return [

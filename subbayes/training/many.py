@@ -27,12 +27,20 @@ from subbayes.training.configuration import Training
 from subbayes.training.loop import History, WeightAverage, run
 from subbayes.training.many_steps import TrainableNetworks
 from subbayes.training.minibatches import Minibatches, split_validation
-from subbayes.training.trainer import SwaResult, TrainingResult, starting_point, swa, train
+from subbayes.training.trainer import (
+    SwaResult,
+    TrainingResult,
+    losses_of_start,
+    starting_point,
+    swa,
+    train_first_phase,
+)
+from subbayes.training.unfinished import has_converged, losses_up_to, warn_of_unfinished
 from subbayes.utils.checks import InputError, check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.seeding import fork_rng
 
-__all__ = ["swa_many", "train_many"]
+__all__ = ["swa_many", "train_first_phases", "train_many"]
 
 
 def train_many(
@@ -77,6 +85,36 @@ def train_many(
         >>> [result.network.size for result in results]
         [3, 3, 3]
     """
+    pairs = train_first_phases(
+        modules,
+        likelihood,
+        data,
+        training,
+        seeds=seeds,
+        validation=validation,
+        parameters=parameters,
+        output=output,
+        progress=progress,
+        keep_diverged=keep_diverged,
+    )
+    warn_of_unfinished([converged for _, converged in pairs])
+    return [result for result, _ in pairs]
+
+
+def train_first_phases(
+    modules: Sequence[nn.Module],
+    likelihood: str | Likelihood | Sequence[Likelihood],
+    data: Any,
+    training: Training,
+    *,
+    seeds: Sequence[int] | None = None,
+    validation: Any = None,
+    parameters: Selection = "all",
+    output: Callable[[Any], Tensor] | None = None,
+    progress: bool | None = None,
+    keep_diverged: bool = False,
+) -> list[tuple[TrainingResult, bool]]:
+    """What `train_many` returns, and whether the likelihood of each member has converged."""
     check_count("epochs", training.epochs)
     each = _members(
         modules=modules, likelihood=likelihood, data=data, validation=validation, seeds=seeds
@@ -92,7 +130,7 @@ def train_many(
     task = TrainableNetworks.of(minibatches, training, held_out)
     if task is None:
         options: dict[str, Any] = {"parameters": parameters, "output": output, "progress": False}
-        single = _train_or_nan if keep_diverged else train
+        single = _train_or_nan if keep_diverged else train_first_phase
         return [
             single(module, one, rows, training, seed=seed, validation=part, **options)
             for module, one, rows, part, seed in _with_progress(each, "Training", progress)
@@ -110,16 +148,16 @@ def train_many(
 
 def _train_or_nan(
     module: nn.Module, likelihood: str | Likelihood, data: Any, training: Training, **options: Any
-) -> TrainingResult:
-    """What `train` returns, or NaN weights if it diverges."""
+) -> tuple[TrainingResult, bool]:
+    """What `train_first_phase` returns, or NaN weights if it diverges."""
     likelihood = as_likelihood(likelihood)
     try:
-        return train(module, likelihood, data, training, **options)
+        return train_first_phase(module, likelihood, data, training, **options)
     except InputError as error:
         if error.argument != "learning_rate":
             raise
     network = Network(module, options["parameters"], output_for(likelihood, options["output"]))
-    return _without_weights(network, likelihood)
+    return _without_weights(network, likelihood), True
 
 
 def _without_weights(network: Network, likelihood: Likelihood) -> TrainingResult:
@@ -129,18 +167,20 @@ def _without_weights(network: Network, likelihood: Likelihood) -> TrainingResult
     return TrainingResult(module, network, likelihood, {"train_loss": [torch.nan]}, 1)
 
 
-def _result(task: TrainableNetworks, m: int, history: History, best_epoch: int) -> TrainingResult:
+def _result(
+    task: TrainableNetworks, m: int, history: History, best_epoch: int
+) -> tuple[TrainingResult, bool]:
     network, likelihood = task.minibatches[m].network, task.minibatches[m].likelihood
     module = network.module_with()
     trainable, likelihood_parameters, _ = task.parameters_of(m)
     tensors = [*trainable.values(), likelihood_parameters]
     if task.keeps_diverged and not all(bool(torch.isfinite(t).all()) for t in tensors):
-        return _without_weights(network, likelihood)
+        return _without_weights(network, likelihood), True
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name in trainable:
                 parameter.copy_(trainable[name])
-    return TrainingResult(
+    result = TrainingResult(
         module=module,
         network=Network(module, network.selection, network.output),
         likelihood=likelihood.with_parameters(likelihood_parameters).detach(),
@@ -148,6 +188,8 @@ def _result(task: TrainableNetworks, m: int, history: History, best_epoch: int) 
         best_epoch=best_epoch,
         likelihood_parameters=likelihood_parameters.clone(),
     )
+    losses = losses_up_to(history, best_epoch)
+    return result, has_converged(result.network, task.minibatches[m], likelihood_parameters, losses)
 
 
 def swa_many(
@@ -206,7 +248,7 @@ def swa_many(
         ]
     average = WeightAverage(task, every, unit)
     histories = average.run(progress)
-    return [
+    results = [
         SwaResult(
             network=member.network.with_weights(recorder.mean),
             recorder=recorder,
@@ -217,6 +259,20 @@ def swa_many(
             minibatches, average.recorders, histories, average.parameters, strict=True
         )
     ]
+    warn_of_unfinished(
+        [
+            has_converged(
+                result.network,
+                own,
+                parameters,
+                losses_of_start(start) + result.history["train_loss"],
+            )
+            for start, result, own, parameters in zip(
+                starts, results, minibatches, average.parameters, strict=True
+            )
+        ]
+    )
+    return results
 
 
 def _members(**arguments: Any) -> list[tuple[Any, ...]]:

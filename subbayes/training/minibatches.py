@@ -44,6 +44,8 @@ from subbayes.utils.warning import warn_user
 
 __all__ = ["Minibatches", "split_validation", "warn_of_no_spread"]
 
+_SOME_ROWS = 1000
+
 
 def split_validation(
     data: Any, training: Training, validation: Any, seed: int
@@ -163,6 +165,7 @@ class Minibatches:
         self.has_batchnorm = network.has_batchnorm
         self.loader = _as_loader(data, batch_size, self.generator)
         self.memory: Data | None = None
+        self.batch: tuple[Inputs, Targets] | None = None  # of the loader, with the most rows
         if self.loader is None:
             own = data if self.shared is None else replace(self.shared.data, division=None)
             whole = _with_known_weights(own, likelihood).counted.to(self.device)
@@ -246,6 +249,15 @@ class Minibatches:
             return -(-self.n // self._rows)
         return len(batch_sizes(self.n, self.batch_size or self.n))
 
+    def some_rows(self) -> tuple[Inputs, Targets] | None:
+        """At most 1000 rows in memory, evenly spaced, or a batch of the loader, if it was read."""
+        if self.memory is None:
+            return self.batch
+        if not self.memory.n:  # other processes have rows
+            return None
+        rows = torch.arange(0, self.memory.n, -(-self.memory.n // _SOME_ROWS), device=self.device)
+        return take(self.memory.inputs, rows), take(self.memory.y, rows)
+
     def for_statistics(self) -> Data | Iterator[tuple[Inputs, Targets]]:
         """The rows that BatchNorm statistics are re-estimated on."""
         return self._read() if self.memory is None else self.memory
@@ -288,7 +300,11 @@ class Minibatches:
         for batch in self.loader:
             inputs, y = as_pair(batch, "data")
             rows = _counted(self.likelihood, y)
-            yield to_device(take(inputs, rows), self.device), self.prepare_targets(take(y, rows))
+            inputs = to_device(take(inputs, rows), self.device)
+            y = self.prepare_targets(take(y, rows))
+            if self.batch is None or n_rows(y) >= n_rows(self.batch[1]):
+                self.batch = inputs, y
+            yield inputs, y
 
 
 def warn_of_no_spread(likelihood: Likelihood, n: int, targets: Targets) -> None:

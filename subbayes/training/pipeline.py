@@ -30,7 +30,8 @@ from subbayes.training.configuration import Training
 from subbayes.training.curve import connect
 from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.minibatches import warn_of_no_spread
-from subbayes.training.trainer import SwaResult, TrainingResult, swa, train
+from subbayes.training.trainer import SwaResult, TrainingResult, swa, train_first_phase
+from subbayes.training.unfinished import warn_of_unfinished
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import to_device
 from subbayes.utils.types import Targets
@@ -142,7 +143,9 @@ def train_trajectory(
     }
     started, result = time.perf_counter(), None
     if training.epochs:
-        result = train(model, likelihood, data, training, **options)
+        result, converged = train_first_phase(model, likelihood, data, training, **options)
+        if not training.swa_epochs:  # which would move the parameters on
+            warn_of_unfinished([converged])
     between = time.perf_counter()
     if training.swa_epochs:
         start = model if result is None else result

@@ -35,10 +35,19 @@ from subbayes.training.loop import LEAST_SNAPSHOTS, History, WeightAverage, run
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.shared_steps import seed_for
 from subbayes.training.trainable import TrainableNetwork
+from subbayes.training.unfinished import has_converged, losses_up_to, warn_of_unfinished
 from subbayes.utils.checks import check_count, fail_type
 from subbayes.utils.seeding import fork_rng
 
-__all__ = ["SwaResult", "TrainingResult", "starting_point", "swa", "train"]
+__all__ = [
+    "SwaResult",
+    "TrainingResult",
+    "losses_of_start",
+    "starting_point",
+    "swa",
+    "train",
+    "train_first_phase",
+]
 
 Callback = Callable[[int, nn.Module], Any]
 
@@ -136,6 +145,10 @@ def train(
     Raises:
         InputError: arguments that do not fit together, or a training that diverges.
 
+    Warns:
+        sklearn.exceptions.ConvergenceWarning: learned parameters of the likelihood that have not
+            converged.
+
     Example:
         >>> from subbayes.likelihoods import Gaussian
         >>> x = torch.linspace(-1, 1, 40)[:, None]
@@ -143,6 +156,41 @@ def train(
         >>> result = train(nn.Linear(1, 1), Gaussian(), (x, y), Training(learning_rate=0.05))
         >>> [round(w, 1) for w in result.network.weights.tolist()]
         [3.0, 0.0]
+    """
+    result, converged = train_first_phase(
+        module,
+        likelihood,
+        data,
+        training,
+        validation=validation,
+        recorder=recorder,
+        parameters=parameters,
+        output=output,
+        seed=seed,
+        progress=progress,
+        callback=callback,
+    )
+    warn_of_unfinished([converged])
+    return result
+
+
+def train_first_phase(
+    module: nn.Module,
+    likelihood: str | Likelihood,
+    data: Any,
+    training: Training,
+    *,
+    validation: Any = None,
+    recorder: TrajectoryRecorder | None = None,
+    parameters: Selection = "all",
+    output: Callable[[Any], Tensor] | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+    callback: Callback | None = None,
+) -> tuple[TrainingResult, bool]:
+    """What `train` returns, and whether the parameters of the likelihood have converged.
+
+    It is for callers that train on, or train several networks; `train` warns if they have not.
     """
     output = output_for(likelihood, output)
     network = Network(module, parameters, output)
@@ -172,7 +220,7 @@ def train(
         task.check_shared()
     trained = Network(task.module.eval(), parameters, output)
     trained.fixed_norms = network.fixed_norms
-    return TrainingResult(
+    result = TrainingResult(
         module=task.module,
         network=trained,
         likelihood=task.learned_likelihood(),
@@ -181,6 +229,8 @@ def train(
         recorder=recorder,
         likelihood_parameters=task.unconstrained.detach().clone(),
     )
+    losses = losses_up_to(histories[0], epochs[0])
+    return result, has_converged(trained, minibatches, result.likelihood_parameters, losses)
 
 
 def swa(
@@ -226,6 +276,10 @@ def swa(
     Raises:
         InputError: arguments that do not fit together, no snapshot, or a training that diverges.
 
+    Warns:
+        sklearn.exceptions.ConvergenceWarning: learned parameters of the likelihood that have not
+            converged.
+
     Example:
         >>> from subbayes.likelihoods import Gaussian
         >>> x = torch.linspace(-1, 1, 40)[:, None]
@@ -259,12 +313,21 @@ def swa(
         center = network.with_buffers(dict(task.module.named_buffers())).refresh_batchnorm(
             recorder.mean.to(network.weights), minibatches.for_statistics()
         )
+    losses = losses_of_start(start) + histories[0]["train_loss"]
+    warn_of_unfinished([has_converged(center, minibatches, average.parameters[0], losses)])
     return SwaResult(
         network=center,
         likelihood=minibatches.likelihood.with_parameters(average.parameters[0]).detach(),
         recorder=recorder,
         history=histories[0],
     )
+
+
+def losses_of_start(start: Any) -> list[float]:
+    """The losses of the training before an average, if it ended with the last epoch."""
+    if not isinstance(start, TrainingResult):
+        return []
+    return losses_up_to(start.history, start.best_epoch)
 
 
 def starting_point(

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 import torch
 from cases import training_options
+from sklearn.exceptions import ConvergenceWarning
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from subbayes import Network, sparse
+from subbayes import Network, Sampling, Training, fit, sparse
+from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.data.data import Data
 from subbayes.likelihoods import (
     Bernoulli,
@@ -23,6 +25,7 @@ from subbayes.likelihoods import (
 )
 from subbayes.likelihoods.families import Custom
 from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.many import swa_many, train_many
 from subbayes.training.trainer import swa, train
 from subbayes.utils.checks import InputError, InputTypeError
 
@@ -1117,3 +1120,114 @@ def test_invalid_data_raise():
         swa(net(), Gaussian(), (x, y), every=9, **training_options(swa_epochs=3, progress=False))
     with pytest.raises(InputTypeError, match="start: expected a TrainingResult or a module"):
         swa(3, Gaussian(), (x, y))
+
+
+# --- parameters of the likelihood after an unfinished training ------------------------------------
+
+
+def far(n=60):
+    """Rows whose noise is a tenth of the standard deviation at which a learned noise starts."""
+    x, y = table(n)
+    return x, 10 * (x[:, 0] + 0.1 * (y - x @ torch.linspace(-1, 2, 3, dtype=x.dtype)))
+
+
+UNFINISHED = Training(
+    epochs=30, learning_rate=0.1, swa_epochs=2, swa_learning_rate=1e-4, batch_size=None
+)
+FINISHED = Training(epochs=600, learning_rate=0.05, swa_epochs=2, swa_learning_rate=1e-4)
+SCALED = Standardized(Gaussian(), (0.0,), (10.0,))
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(), SCALED])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_noise_of_an_unfinished_training_is_warned_of(likelihood, streamed):
+    """It is far from the one of least squares."""
+    x, y = far()
+    data = DataLoader(TensorDataset(x, y), 60) if streamed else (x, y)
+    with pytest.warns(ConvergenceWarning, match="training: learned parameters, such as the noise"):
+        result = train(linear(), likelihood, data, UNFINISHED, progress=False)
+    right = torch.linalg.lstsq(x, y[:, None]).solution[:, 0]
+    noise = result.likelihood.variance(torch.zeros(1, 1)).sqrt().item()
+    assert noise > 1.5 * (y - x @ right).std().item()
+
+
+def test_noise_of_networks_that_have_hardly_moved_is_warned_of():
+    """The noise suits the residuals, but both are those at the start."""
+    slow = Training(epochs=20, learning_rate=0.02)
+    with pytest.warns(ConvergenceWarning, match="training: learned parameters"):
+        train(linear(), Gaussian(), far(), slow, progress=False)
+
+
+def test_noise_that_lags_behind_the_residuals_is_warned_of():
+    """Weights that are right beside noise that has only begun to move, with an even loss."""
+    x, y = far()
+    module = linear()
+    with torch.no_grad():
+        module.weight.copy_(torch.linalg.lstsq(x, y[:, None]).solution.T)
+    slow = Training(epochs=30, learning_rate=1e-4, batch_size=None)
+    with pytest.warns(ConvergenceWarning, match="training: learned parameters"):
+        result = train(module, Gaussian(), (x, y), slow, progress=False)
+    assert result.likelihood.noise[0] == pytest.approx(y.std().item(), rel=0.05)
+
+
+def test_weights_of_rows_count_in_whether_the_noise_has_converged(recwarn):
+    """Rows of weight 0 do not make noise look unfinished that is right for the others."""
+    x, y = far()
+    weights = torch.arange(60) % 2
+    y = torch.where(weights == 0, y + 100, y)
+    train(linear(), Weighted(Gaussian()), Data.of((x, y)).weighted(weights), FINISHED,
+          progress=False)  # fmt: skip
+    assert not [w for w in recwarn if "learned parameters" in str(w.message)]
+
+
+def _messages(record):
+    return [str(w.message) for w in record if "learned parameters" in str(w.message)]
+
+
+def test_each_call_warns_once_of_an_unfinished_training(recwarn):
+    """Of the weights that it returns: not of those that it trains on, nor for each member."""
+    data = far()
+    start = train(linear(), Gaussian(), data, UNFINISHED, progress=False)
+    assert len(_messages(recwarn)) == 1
+    calls = [
+        lambda: swa(start, Gaussian(), data, UNFINISHED, progress=False),
+        lambda: train_many([linear()] * 3, Gaussian(), data, UNFINISHED, progress=False),
+        lambda: swa_many([start] * 3, Gaussian(), data, UNFINISHED, progress=False),
+        lambda: deep_ensemble(net().double(), Gaussian(), data, UNFINISHED, members=2,
+                              progress=False),
+        lambda: fit(linear(), data, likelihood=Gaussian(), subspace="full", training=UNFINISHED,
+                    inference="laplace-linearised"),
+    ]  # fmt: skip
+    sampling = Sampling(draws=4, chains=2, progress=False, initial="ensemble")
+    calls.append(
+        lambda: fit(net().double(), data, likelihood=Gaussian(), subspace="full",
+                    training=UNFINISHED, sampling=sampling)
+    )  # fmt: skip
+    for call in calls:
+        with pytest.warns(ConvergenceWarning) as record:
+            call()
+        assert len(_messages(record)) == 1
+    with pytest.warns(ConvergenceWarning) as record:
+        train_many([linear()] * 3, Gaussian(), data, UNFINISHED, progress=False)
+    assert "of 3 of 3 members" in _messages(record)[0]
+
+
+@pytest.mark.parametrize(
+    "likelihood", [Gaussian(), SCALED, Gaussian(1.0), HeteroscedasticGaussian(0.1)]
+)
+def test_finished_trainings_are_not_warned_of(likelihood, recwarn):
+    x, y = far()
+    module = linear(outputs=likelihood.n_outputs(y))
+    result = train(module, likelihood, (x, y), FINISHED, progress=False)
+    swa(result, likelihood, (x, y), FINISHED, progress=False)
+    assert not _messages(recwarn)
+    if likelihood == Gaussian():
+        residual = y - result.network(result.network.weights, x)[:, 0]
+        assert result.likelihood.noise[0] == pytest.approx(residual.std().item(), rel=0.1)
+
+
+def test_noise_of_dropout_is_not_taken_for_an_unfinished_training(recwarn):
+    """The residuals of training are those with dropout, larger than those of the whole network."""
+    module = nn.Sequential(nn.Linear(3, 30), nn.Dropout(0.5), nn.Linear(30, 1)).double()
+    train(module, Gaussian(), far(), FINISHED, progress=False)
+    assert not _messages(recwarn)
