@@ -109,7 +109,7 @@ class Information:
         structured: StructuredPredictor,
         first: int,
         zeta: Float[Tensor, "P"],
-        design: Float[Tensor, "n p"],
+        design: Float[Tensor, "n w"],
         rows: Float[Tensor, "n K"],
     ) -> Information:
         """Information near a point.
@@ -118,11 +118,12 @@ class Information:
             structured: the structured predictor.
             first: position of the first coordinate of the effects.
             zeta: their coordinates.
-            design: the columns.
+            design: rows as `Design.rows` has them.
             rows: information of each row about each predictor; others than numbers count as 0.
         """
         with torch.no_grad():
-            products = design.square().T @ rows.nan_to_num(0, 0, 0)
+            layout = structured.layout
+            products = layout.pulled(layout.squared(design), rows.nan_to_num(0, 0, 0))
             found = (products * structured.placement).sum(1).nan_to_num(0, 0, 0)
             scales = structured.scales(zeta[None])[0]
         information, scale = torch.zeros_like(found), torch.ones_like(found)

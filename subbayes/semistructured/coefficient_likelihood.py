@@ -2,8 +2,9 @@ r"""The log-likelihood of all rows as a function of coefficients, without networ
 
 With $\eta_i = x_i^\top B + o_i$ the log-likelihood, its gradient and its Hessian in B cost
 
-- `NormalStatistics`: p^2 operations whatever the number of rows, for a normal response with an
-  identity link and one sigma: with least-squares coefficients $\hat\beta$ and residuals r,
+- `NormalStatistics`: p^2 operations (less for groups) whatever the number of rows, for a normal
+  response with an identity link and one sigma: with least-squares coefficients $\hat\beta$ and
+  residuals r,
   $$ \sum_i w_i (y_i - \eta_i)^2 = r^\top W r - 2 (X^\top W r)^\top d + d^\top X^\top W X d,
      \qquad d = \beta - \hat\beta, $$
   in which no large numbers cancel;
@@ -12,23 +13,27 @@ With $\eta_i = x_i^\top B + o_i$ the log-likelihood, its gradient and its Hessia
   offsets are one row;
 - `GeneralRows`: one product and the density of each row, for other families.
 
-Rows are evaluated in blocks of one size, so that results do not depend on the memory.
+Rows are evaluated in blocks of one size, so that results do not depend on the memory. They are
+stored as `subbayes.semistructured.design_layout` says, and negative Hessians have the blocks of the
+groups of one factor apart (`GroupedMatrix`): neither grows with the square of the groups.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.likelihoods.families import BernoulliFamily, Family, NormalFamily, PoissonFamily
+from subbayes.semistructured.design_layout import Layout
+from subbayes.semistructured.group_elimination import GroupedMatrix
 from subbayes.utils.types import Targets
 
 __all__ = [
@@ -43,6 +48,7 @@ _BLOCK = 8192  # rows
 _CANONICAL = ("log", "logit")  # links of Poisson and Bernoulli responses
 _ACCUMULATED = 65536  # rows of a block of sufficient statistics
 _POINTS = 64  # evaluated at once
+_RIDGE = 1e-8  # of columns of unit length
 _LEAST_REPEATS = 0.5  # share of different rows below which equal rows are joined
 
 
@@ -58,16 +64,17 @@ class CoefficientLikelihood(Protocol):
     ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S q C"]]:
         """The log-likelihood and its gradient."""
 
-    def curvature(self, b: Float[Tensor, "q C"]) -> Float[Tensor, "C C q q"]:
-        """The negative Hessian at one point."""
+    def curvature(self, b: Float[Tensor, "q C"]) -> GroupedMatrix:
+        """The negative Hessian at one point, in the coefficients and then the thresholds."""
 
 
 def coefficient_likelihood(
     family: Family,
-    design: Float[Tensor, "n p"],
+    layout: Layout,
+    groups: Int[Tensor, "J q"],
+    design: Float[Tensor, "n w"],
     offset: Float[Tensor, "n K"],
     y: Targets,
-    placement: Float[Tensor, "p K"],
     *,
     join: bool = True,
 ) -> CoefficientLikelihood:
@@ -75,23 +82,26 @@ def coefficient_likelihood(
 
     Args:
         family: distribution of the response.
-        design: centred columns.
+        layout: how rows are stored.
+        groups: columns of the groups whose blocks are kept apart in curvatures.
+        design: stored rows of centred columns.
         offset: offsets of the predictors.
         y: responses, or (responses, weights).
-        placement: which predictor each column belongs to.
         join: whether equal rows may be one row.
     """
     values, weights = (y, None) if isinstance(y, Tensor) else (y[0], y[1])
     values = values.double()
     weights = torch.ones_like(values) if weights is None else weights.double()
     if type(family) is NormalFamily and family.links[0] == "identity":
-        scale = placement[:, 1] != 0
-        constant = design[:, scale]
-        if bool((constant == constant[:1]).all()):
-            return NormalStatistics.of(design, offset, values, weights, placement)
+        scale = torch.tensor([i for i, place in enumerate(layout.predictors) if place == 1])
+        if not any(term.predictor == 1 for term in layout.terms):
+            constant = layout.columns(design, scale)
+            if bool((constant == constant[:1]).all()):
+                return NormalStatistics.of(layout, groups, design, offset, values, weights)
     if type(family) in (PoissonFamily, BernoulliFamily) and family.links[0] in _CANONICAL:
-        return CanonicalRows.of(family, design, offset[:, 0], values, weights, join=join)
-    return GeneralRows(family, design, offset, y)
+        numbers = offset[:, 0], values, weights
+        return CanonicalRows.of(family, layout, groups, design, *numbers, join=join)
+    return GeneralRows(family, layout, groups, design, offset, y)
 
 
 # --- a normal response --------------------------------------------------------------------------
@@ -102,8 +112,9 @@ class NormalStatistics:
     """Sufficient statistics of a normal response with one sigma; all columns, zero for sigma's.
 
     Attributes:
+        layout: how rows are stored.
         gram: X'WX, with weights divided by the squared exponential of sigma's offset.
-        centre: least-squares coefficients.
+        centre: least-squares coefficients, about these where there are many groups.
         cross: X'Wr with their residuals r, or with other residuals at each of S points.
         residual: r'Wr, one number or one for each point.
         total: sum of the weights of the observations.
@@ -112,7 +123,8 @@ class NormalStatistics:
         location: 1 for the columns of the location.
     """
 
-    gram: Float[Tensor, "p p"]
+    layout: Layout
+    gram: GroupedMatrix
     centre: Float[Tensor, "p"]
     cross: Float[Tensor, "*S p"]
     residual: float | Float[Tensor, "S"]
@@ -124,45 +136,43 @@ class NormalStatistics:
     @classmethod
     def of(
         cls,
-        design: Float[Tensor, "n p"],
+        layout: Layout,
+        groups: Int[Tensor, "J q"],
+        design: Float[Tensor, "n w"],
         offset: Float[Tensor, "n 2"],
         y: Float[Tensor, "n"],
         weights: Float[Tensor, "n"],
-        placement: Float[Tensor, "p 2"],
     ) -> NormalStatistics:
         """Two passes over blocks of rows: the least-squares coefficients, then their residuals."""
-        p = design.shape[1]
-        own = placement[:, 0]
+        p = layout.size
+        location = torch.tensor([float(place == 0) for place in layout.predictors]).double()
 
         def blocks() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             for start in range(0, len(design), _ACCUMULATED):
                 rows = slice(start, start + _ACCUMULATED)
                 w = weights[rows] * (-2 * offset[rows, 1].double()).exp()
-                yield design[rows].double() * own, y[rows] - offset[rows, 0].double(), w
+                yield design[rows].double(), y[rows] - offset[rows, 0].double(), w
 
-        gram, cross = torch.zeros(p, p).double(), torch.zeros(p).double()
+        gram, cross = GroupedMatrix.zeros(groups, p, location), torch.zeros(p).double()
         for x, target, w in blocks():
-            weighted = x * w[:, None]
-            gram += weighted.T @ x
-            cross += weighted.T @ target
-        diagonal = gram.diagonal().sqrt().clamp_min(1e-300)
-        unit = gram / diagonal / diagonal[:, None]
-        centre = torch.linalg.lstsq(unit, (cross / diagonal)[:, None], driver="gelsd").solution
-        centre = centre[:, 0] / diagonal
+            inner = F.pad(w[:, None, None], (0, 1, 0, 1))
+            gram = gram + layout.gram(x, inner, groups)
+            cross += layout.pulled(x, (w * target)[:, None])[:, 0] * location
+        centre = _least_squares(gram, cross)
         cross, residual = torch.zeros(p).double(), 0.0
         for x, target, w in blocks():
-            r = target - x @ centre
-            cross += x.T @ (w * r)
+            r = target - layout.product(x, (centre * location)[None, :, None])[0, :, 0]
+            cross += layout.pulled(x, (w * r)[:, None])[:, 0] * location
             residual += float((w * r.square()).sum())
         total = float(weights.sum())
         constant = -0.5 * total * math.log(2 * math.pi) - float(weights @ offset[:, 1].double())
-        scale = design[0].double() * placement[:, 1]
-        return cls(gram, centre, cross, residual, total, constant, scale, own)
+        scale = layout.expand(design[:1].double())[0] * (1 - location)
+        return cls(layout, gram, centre, cross, residual, total, constant, scale, location)
 
     def _parts(self, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Half the slope and the value of the sum of squares, and the log of sigma."""
         d = b[:, :-1, 0] - self.centre
-        pulled = d @ self.gram
+        pulled = self.gram.times(d)
         squares = self.residual + (d * (pulled - 2 * self.cross)).sum(-1)
         return self.cross - pulled, squares, b[:, :-1, 1] @ self.scale
 
@@ -188,16 +198,43 @@ class NormalStatistics:
         gradient[:, :-1, 1] = (scaled - self.total)[:, None] * self.scale
         return self.constant - self.total * log_sigma - 0.5 * scaled, gradient
 
-    def curvature(self, b: Float[Tensor, "q C"]) -> Float[Tensor, "C C q q"]:
-        """The negative Hessian at one point."""
+    def curvature(self, b: Float[Tensor, "q C"]) -> GroupedMatrix:
+        """The negative Hessian at one point, in the coefficients."""
         slope, squares, log_sigma = self._parts(b[None])
-        precision = (-2 * log_sigma).exp()
-        found = b.new_zeros(2, 2, len(b), len(b))
-        found[0, 0, :-1, :-1] = precision * self.gram
-        found[0, 1, :-1, :-1] = 2 * precision * slope[0][:, None] * self.scale
-        found[1, 0] = found[0, 1].T
-        found[1, 1, :-1, :-1] = 2 * precision * squares * torch.outer(self.scale, self.scale)
-        return found
+        precision = float((-2 * log_sigma).exp())
+        found = self.gram.scaled(precision)
+        scale = self.scale[found.others]
+        along = 2 * precision * slope[0]
+        across = torch.outer(along[found.others], scale)
+        squared = 2 * precision * float(squares) * torch.outer(scale, scale)
+        return replace(
+            found,
+            border=found.border + along[found.groups][..., None] * scale,
+            rest=found.rest + across + across.T + squared,
+        )
+
+
+def _least_squares(gram: GroupedMatrix, cross: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+    """Coefficients of about the least sum of squares."""
+    if len(gram.groups):
+        diagonal = torch.empty_like(cross)
+        diagonal[gram.groups] = gram.blocks.diagonal(dim1=1, dim2=2)
+        diagonal[gram.others] = gram.rest.diagonal()
+        unit = diagonal.sqrt().clamp_min(1e-300)
+        of_groups, of_others = unit[gram.groups], unit[gram.others]
+        scaled = replace(
+            gram,
+            blocks=gram.blocks / of_groups[:, :, None] / of_groups[:, None, :],
+            border=gram.border / of_groups[..., None] / of_others,
+            rest=gram.rest / of_others / of_others[:, None],
+        )
+        # Columns of groups add up to a constant: a small ridge leaves residuals close to the least.
+        ridge = scaled.scaled(1 / _RIDGE).plus_identity()
+        return ridge.solve(cross / unit / _RIDGE) / unit
+    diagonal = gram.rest.diagonal().sqrt().clamp_min(1e-300)
+    unit = gram.rest / diagonal / diagonal[:, None]
+    centre = torch.linalg.lstsq(unit, (cross / diagonal)[:, None], driver="gelsd").solution
+    return centre[:, 0] / diagonal
 
 
 # --- Poisson and Bernoulli responses ------------------------------------------------------------
@@ -209,6 +246,8 @@ class CanonicalRows:
 
     Attributes:
         label: name of the family.
+        layout: how rows are stored.
+        groups: columns whose blocks are kept apart.
         design: different rows of the design matrix.
         offset: their offsets.
         weights: their summed weights; None if all are 1.
@@ -218,7 +257,9 @@ class CanonicalRows:
     """
 
     label: str
-    design: Float[Tensor, "m p"]
+    layout: Layout
+    groups: Int[Tensor, "J q"]
+    design: Float[Tensor, "m w"]
     offset: Float[Tensor, "m"] | None
     weights: Float[Tensor, "m"] | None
     response: Float[Tensor, "m"]
@@ -229,7 +270,9 @@ class CanonicalRows:
     def of(
         cls,
         family: Family,
-        design: Float[Tensor, "n p"],
+        layout: Layout,
+        groups: Int[Tensor, "J q"],
+        design: Float[Tensor, "n w"],
         offset: Float[Tensor, "n"],
         y: Float[Tensor, "n"],
         weights: Float[Tensor, "n"],
@@ -241,12 +284,14 @@ class CanonicalRows:
         constant = float((weights * y * offset).sum())
         if isinstance(family, PoissonFamily):
             constant -= float((weights * torch.lgamma(y + 1)).sum())
-        statistic = design.T @ (weights * y)
+        statistic = layout.pulled(design, (weights * y)[:, None])[:, 0]
         response = weights * y
         if join:
             design, offset, weights, response = _joined(design, offset, weights, response)
         return cls(
             family.label,
+            layout,
+            groups,
             design,
             offset if bool((offset != 0).any()) else None,
             weights if bool((weights != 1).any()) else None,
@@ -274,7 +319,7 @@ class CanonicalRows:
         """Weighted sums of the cumulant functions of all rows."""
         total = beta.new_zeros(len(beta))
         for design, offset, weights in self._blocks():
-            eta = beta @ design.T
+            eta = self.layout.product(design, beta[..., None])[..., 0]
             if offset is not None:
                 eta += offset
             cumulant = eta.exp_() if self.label == "poisson" else F.logsigmoid(eta.neg_()).neg_()
@@ -290,7 +335,7 @@ class CanonicalRows:
         gradient = torch.zeros_like(b)
         gradient[:, :-1, 0] = self.statistic
         for design, offset, weights in self._blocks():
-            eta = beta @ design.T
+            eta = self.layout.product(design, beta[..., None])[..., 0]
             if offset is not None:
                 eta += offset
             if self.label == "poisson":
@@ -298,25 +343,26 @@ class CanonicalRows:
             else:
                 cumulant, mean = -F.logsigmoid(-eta), eta.sigmoid()
             value -= cumulant.sum(-1) if weights is None else cumulant @ weights
-            gradient[:, :-1, 0] -= (mean if weights is None else mean * weights) @ design
+            weighted = mean if weights is None else mean * weights
+            gradient[:, :-1, 0] -= self.layout.pulled(design, weighted.T).T
         return value, gradient
 
-    def curvature(self, b: Float[Tensor, "q C"]) -> Float[Tensor, "C C q q"]:
-        """The negative Hessian at one point."""
-        found = b.new_zeros(1, 1, len(b), len(b))
+    def curvature(self, b: Float[Tensor, "q C"]) -> GroupedMatrix:
+        """The negative Hessian at one point, in the coefficients."""
+        found = GroupedMatrix.zeros(self.groups, len(b) - 1, b)
         for design, offset, weights in self._blocks():
-            eta = design @ b[:-1, 0]
+            eta = self.layout.product(design, b[None, :-1])[0, :, 0]
             if offset is not None:
                 eta = eta + offset
             variance = eta.exp() if self.label == "poisson" else eta.sigmoid() * (-eta).sigmoid()
             if weights is not None:
                 variance = variance * weights
-            found[0, 0, :-1, :-1] += design.T @ (design * variance[:, None])
+            found = found + self.layout.gram(design, variance[:, None, None], self.groups)
         return found
 
 
 def _joined(
-    design: Float[Tensor, "n p"],
+    design: Float[Tensor, "n w"],
     offset: Float[Tensor, "n"],
     weights: Float[Tensor, "n"],
     response: Float[Tensor, "n"],
@@ -343,7 +389,9 @@ class GeneralRows:
     """Rows of any family, with the derivatives of its density by automatic differentiation."""
 
     family: Family
-    design: Float[Tensor, "n p"]
+    layout: Layout
+    groups: Int[Tensor, "J q"]
+    design: Float[Tensor, "n w"]
     offset: Float[Tensor, "n K"]
     y: Targets
 
@@ -355,10 +403,8 @@ class GeneralRows:
 
     def _predictors(self, b: Tensor, design: Tensor, offset: Tensor) -> Tensor:
         """Predictors (S, n, C), with one product for all points."""
-        s, q, c = b.shape
-        eta = design @ b[:, :-1].permute(1, 0, 2).reshape(q - 1, s * c)
-        eta = eta.reshape(-1, s, c).transpose(0, 1)
-        return eta + b[:, -1:] + F.pad(offset, (0, c - offset.shape[1]))
+        eta = self.layout.product(design, b[:, :-1])
+        return eta + b[:, -1:] + F.pad(offset, (0, b.shape[2] - offset.shape[1]))
 
     def value(self, b: Float[Tensor, "S q C"]) -> Float[Tensor, "S"]:
         """The log-likelihood at each point."""
@@ -383,16 +429,18 @@ class GeneralRows:
             total += terms.detach().sum(-1)
             s, n, c = score.shape
             flat = score.transpose(0, 1).reshape(n, s * c)
-            gradient[:, :-1] += (design.T @ flat).reshape(-1, s, c).transpose(0, 1)
+            pulled = self.layout.pulled(design, flat)
+            gradient[:, :-1] += pulled.reshape(-1, s, c).transpose(0, 1)
             gradient[:, -1] += score.sum(1)
         return total, gradient
 
-    def curvature(self, b: Float[Tensor, "q C"]) -> Float[Tensor, "C C q q"]:
-        """The negative Hessian at one point."""
-        q, c = b.shape
-        found = b.new_zeros(c, c, q, q)
+    def curvature(self, b: Float[Tensor, "q C"]) -> GroupedMatrix:
+        """The negative Hessian at one point, in the coefficients and then the thresholds."""
+        c = b.shape[1]
+        size = len(b) - 1 + c - self.offset.shape[1]
+        found = GroupedMatrix.zeros(self.groups, size, b)
         for design, offset, y in self._blocks():
-            wide = F.pad(design, (0, 1), value=1.0)
+            inner = b.new_zeros(len(design), c, c)
             eta = self._predictors(b[None], design, offset)[0].requires_grad_()
             with torch.enable_grad():
                 (score,) = torch.autograd.grad(
@@ -400,6 +448,6 @@ class GeneralRows:
                 )
                 for a in range(c if score.requires_grad else 0):  # 0 if linear in all predictors
                     (rows,) = torch.autograd.grad(score[:, a].sum(), eta, retain_graph=True)
-                    for other in range(c):
-                        found[a, other] -= wide.T @ (wide * rows[:, other : other + 1])
+                    inner[:, a] = -rows
+            found = found + self.layout.gram(design, inner, self.groups)
         return found

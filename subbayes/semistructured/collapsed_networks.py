@@ -27,6 +27,7 @@ from subbayes.networks.tracing.tracer import Mode, Tracer
 from subbayes.priors import Normal
 from subbayes.semistructured.coefficient_likelihood import NormalStatistics
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
+from subbayes.semistructured.design_layout import Layout
 from subbayes.semistructured.effect_density import EffectDensity
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Coordinates, LogDensity
@@ -43,13 +44,15 @@ class _Rows:
 
     Attributes:
         statistics: without networks.
-        weighted: WX, of all columns, zero for sigma's.
+        layout: of the rows.
+        rows: of the design matrix.
         residual: of the least-squares coefficients.
         weights: of the rows.
     """
 
     statistics: NormalStatistics
-    weighted: Float[Tensor, "n p"]
+    layout: Layout
+    rows: Float[Tensor, "n w"]
     residual: Float[Tensor, "n"]
     weights: Float[Tensor, "n"]
 
@@ -59,17 +62,18 @@ class _Rows:
         y, weights = (density.y, None) if isinstance(density.y, Tensor) else density.y[:2]
         w = (-2 * density.offset[:, 1]).exp()
         w = w if weights is None else w * weights.double()
-        x = density.design * statistics.location
-        residual = y.double() - density.offset[:, 0] - x @ statistics.centre
-        return cls(statistics, x * w[:, None], residual, w)
+        layout = density.structured.layout
+        centre = (statistics.location * statistics.centre)[None, :, None]
+        predicted = layout.product(density.design, centre)[0, :, 0]
+        residual = y.double() - density.offset[:, 0] - predicted
+        return cls(statistics, layout, density.design, residual, w)
 
     def beside(self, f: Float[Tensor, "S n"]) -> NormalStatistics:
         """The statistics of the responses less each of S contributions."""
         left = self.residual - f
         squares = (left.square() @ self.weights).contiguous()
-        return replace(
-            self.statistics, cross=self.statistics.cross - f @ self.weighted, residual=squares
-        )
+        pulled = self.layout.pulled(self.rows, (f * self.weights).T).T * self.statistics.location
+        return replace(self.statistics, cross=self.statistics.cross - pulled, residual=squares)
 
 
 class CollapsedNetworks:

@@ -20,28 +20,33 @@ contributions; see `subbayes.semistructured.collapsed_networks`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.semistructured.coefficient_likelihood import NormalStatistics
 from subbayes.semistructured.effect_map import EffectMap, placed_by_predictor
-from subbayes.semistructured.group_elimination import BlockFactor, eliminated_groups
+from subbayes.semistructured.group_elimination import BlockFactor, block_cholesky, block_solve
 from subbayes.semistructured.quadratic_likelihood import QuadraticRows
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
 __all__ = ["CollapsedNormal", "linear_coordinates"]
 
-_ELEMENTS = 2**22  # of matrices at once
+_ELEMENTS = 2**20  # of matrices at once
+_ELEMENTS_OF_GROUPS = 2**18  # of vectors rather, about the size of a cache
 _POINTS = 256  # at once
+_MANY_GROUPS, _PRODUCTS = 100, 2**24  # from which, and up to which, sums over groups are cheaper
 
 
 def linear_coordinates(structured: StructuredPredictor, location: Float[Tensor, "p"]) -> list[int]:
     """Coordinates in which the coefficients are affine, each in its own, given the rest.
 
     The property is checked at random points, so that it does not depend on how terms are defined.
+    Effects of groups are left out by the caller, since the check takes time quadratic in the
+    coordinates.
     """
     rng = np.random.default_rng(0)
     chosen = [j for j, own in enumerate(location.tolist()) if own]
@@ -85,6 +90,93 @@ def _placed(free: Tensor, places: list[int], like: Tensor) -> Tensor:
     return whole
 
 
+@dataclass(frozen=True)
+class _SumsOfGroups:
+    r"""What the density of h needs of all groups, summed over those with equal blocks.
+
+    With $c_j$ the gradient in the coefficients of group j at a point where these are 0, eliminating
+    the groups takes
+
+    $$ \sum_j (B_j, c_j)^\top F (\sigma^2 I + F^\top G_j F)^{-1} F^\top (B_j, c_j) / \sigma^2 $$
+
+    from the matrix and the gradient of the other coefficients: a sum over the different $G_j$, such
+    as the sizes of groups, of products with sums over their groups.
+
+    Attributes:
+        others: positions of the other columns.
+        level: the other coefficients at the point.
+        rest: X'WX of the other columns.
+        cross: X'Wr of the other columns there.
+        residual: r'Wr there.
+        blocks: the different blocks G.
+        counts: of their groups.
+        products: sums of products of the columns of (B, c), flattened to (q q, (s + 1)^2).
+        scale: values of the columns of sigma.
+        total: sum of the weights.
+        constant: the terms without coefficients.
+    """
+
+    others: Int[Tensor, "s"]
+    level: Float[Tensor, "s"]
+    rest: Float[Tensor, "s s"]
+    cross: Float[Tensor, "s"]
+    residual: float
+    blocks: Float[Tensor, "G q q"]
+    counts: Float[Tensor, "G"]
+    products: Float[Tensor, "m n"]
+    scale: Float[Tensor, "s"]
+    total: float
+    constant: float
+
+    @classmethod
+    def around(cls, level: Float[Tensor, "p"], rows: NormalStatistics) -> _SumsOfGroups:
+        """Around coefficients, with those of groups set to 0."""
+        gram = rows.gram
+        away = level * rows.location - rows.centre
+        away[gram.groups] = -rows.centre[gram.groups]
+        pulled = gram.times(away)
+        cross = rows.cross - pulled
+        assert isinstance(rows.residual, float)
+        residual = rows.residual + float(away @ (pulled - 2 * rows.cross))
+        blocks, place = torch.unique(gram.blocks, dim=0, return_inverse=True)
+        q, s = gram.groups.shape[1], len(gram.others) + 1
+        columns = torch.cat([gram.border, cross[gram.groups][..., None]], 2)
+        products = columns.new_zeros(len(blocks), q, q, s, s)
+        for i in range(q):
+            for j in range(q):
+                pairs = columns[:, i, :, None] * columns[:, j, None, :]
+                products[:, i, j].index_add_(0, place, pairs)
+        others = gram.others
+        return cls(
+            others,
+            level[others],
+            gram.rest,
+            cross[others],
+            residual,
+            blocks,
+            torch.bincount(place, minlength=len(blocks)).double(),
+            products.reshape(len(blocks) * q * q, s * s),
+            rows.scale[others],
+            rows.total,
+            rows.constant,
+        )
+
+    def eliminated(
+        self, factor: Float[Tensor, "S q q"], precision: Float[Tensor, "S"]
+    ) -> tuple[Float[Tensor, "S n n"], Float[Tensor, "S"]]:
+        """What eliminating the groups takes away, and half the log determinant of their blocks."""
+        weight = precision[:, None, None, None]
+        own = factor[:, None]
+        lower = block_cholesky(
+            own.mT @ self.blocks @ own * weight + torch.eye(factor.shape[1], dtype=factor.dtype)
+        )
+        half = block_solve(lower, own.mT.expand(-1, len(self.blocks), -1, -1)) * weight
+        inner = (half.mT @ half).flatten(1) @ self.products
+        size = len(self.others) + 1
+        log_det = lower.diagonal(dim1=2, dim2=3).log().sum(2) @ self.counts
+        return inner.reshape(-1, size, size), log_det
+
+
 class CollapsedNormal:
     """The posterior density of the coordinates h, and draws of the others given them.
 
@@ -100,19 +192,20 @@ class CollapsedNormal:
 
     def __init__(self, effects: EffectMap, rows: NormalStatistics | QuadraticRows) -> None:
         self.map, self.rows = effects, rows
-        structured = effects.structured
-        self.size = structured.size
-        correlated = [
+        structured, gram = effects.structured, rows.gram
+        self.size, self.groups = structured.size, gram.groups
+        random = [
             columns
             for columns in structured.group_columns(everywhere=True)
-            if columns.shape[1] > 1 and bool(rows.location[columns].all())
+            if bool(rows.location[columns].all())
         ]
-        linear = {*linear_coordinates(structured, rows.location)}
-        for columns in correlated:
+        correlated = [columns for columns in random if columns.shape[1] > 1]
+        location = rows.location.clone()
+        for columns in random:  # which are linear in their coordinates by definition
+            location[columns] = 0.0
+        linear = {*linear_coordinates(structured, location)}
+        for columns in random:
             linear |= set(columns.flatten().tolist())
-        gram = self.rows.gram
-        groups = eliminated_groups(structured, gram)
-        self.groups = torch.zeros(0, 1, dtype=torch.long) if groups is None else groups
         first = self.groups.flatten().tolist()
         others = sorted(linear - set(first))
         self.linear = [*first, *others]
@@ -134,11 +227,20 @@ class CollapsedNormal:
             for columns in correlated
             if columns[0, 0].item() in place
         ]
-        at, own = self.groups, self._others
-        self._gram_groups = gram[at[:, :, None], at[:, None, :]]
-        self._gram_border = gram[at[:, :, None], own]
-        self._gram_others = gram[own][:, own]
-        self._refer_to(self._conditional(torch.zeros(1, len(self.rest)).double(), rows)[1][0])
+        own = torch.searchsorted(gram.others, self._others)
+        self._gram_groups = gram.blocks
+        self._gram_border = gram.border[..., own]
+        self._gram_others = gram.rest[own][:, own]
+        zero = torch.zeros(1, len(self.rest)).double()
+        point, mean, _ = self._conditional(zero, rows)
+        self._refer_to(mean[0])
+        self._sums: _SumsOfGroups | None = None
+        products = self.groups.numel() * self.groups.shape[1] * (len(gram.others) + 1) ** 2
+        many = len(self.groups) >= _MANY_GROUPS and products <= _PRODUCTS
+        if isinstance(rows, NormalStatistics) and many:
+            with torch.no_grad():
+                level = structured.coefficients(point)[0]
+                self._sums = _SumsOfGroups.around(torch.where(level.isfinite(), level, 0.0), rows)
 
     def _refer_to(self, zeta: Float[Tensor, "c"]) -> None:
         """Expand quadratics around a point near the data, where their terms do not cancel."""
@@ -155,14 +257,20 @@ class CollapsedNormal:
         self, h: Float[Tensor, "S d"]
     ) -> tuple[Float[Tensor, "S q C"], Float[Tensor, "S o p"]]:
         """B at the reference, and derivatives of the coefficients in those of each order."""
+        found, at = self._coefficients(h)
+        placed = placed_by_predictor(self.map.structured, found[0], at[0])
+        return placed, (found[1:] - found[:1]).transpose(0, 1)
+
+    def _coefficients(
+        self, h: Float[Tensor, "S d"]
+    ) -> tuple[Float[Tensor, "o S p"], Float[Tensor, "o S P"]]:
+        """Coefficients at the reference and one unit of each order away, and these points."""
         structured, points = self.map.structured, self._points
         many = torch.cat(
             [h.expand(len(points), *h.shape), points[:, None].expand(-1, len(h), -1)], 2
         )
         at = many.index_select(2, self._places)
-        found = structured.coefficients(at.flatten(0, 1)).unflatten(0, at.shape[:2])
-        placed = placed_by_predictor(structured, found[0], at[0])
-        return placed, (found[1:] - found[:1]).transpose(0, 1)
+        return structured.coefficients(at.flatten(0, 1)).unflatten(0, at.shape[:2]), at
 
     def _factorised(
         self, h: Float[Tensor, "S d"], rows: NormalStatistics | QuadraticRows
@@ -181,12 +289,14 @@ class CollapsedNormal:
             factor = BlockFactor.of(*self._no_groups(h), rest)
             return placed, factor, factor.forward(h.new_zeros(len(h), 0, 1), right_others)
         q = self.groups.shape[1]
-        inner = slopes[:, :q, self.groups].permute(0, 2, 3, 1)  # of groups: (S, J, q, q)
+        inner = slopes[:, :q, self.groups[0]].mT[:, None]  # of each group: (S, 1, q, q)
         weighted = inner.mT * weight[..., None]
-        blocks = weighted @ self._gram_groups @ inner + torch.eye(q, dtype=h.dtype)
-        border = weighted @ times(self._gram_border[None])
+        product = torch.mul if q == 1 else torch.matmul
+        blocks = product(product(weighted, self._gram_groups), inner)
+        blocks = blocks + torch.eye(q, dtype=h.dtype)
+        border = product(weighted, times(self._gram_border[None]))
         factor = BlockFactor.of(blocks, border, rest)
-        right = (weighted @ score[:, self.groups, None])[..., 0]
+        right = product(weighted, score[:, self.groups, None])[..., 0]
         right = right - self._reference[:first].reshape(self.groups.shape)
         return placed, factor, factor.forward(right, right_others)
 
@@ -222,7 +332,8 @@ class CollapsedNormal:
     def _parts(self, h: Float[Tensor, "S d"]) -> tuple[Tensor, ...]:
         (groups, q), others = self.groups.shape, len(self._others)
         elements = others**2 + groups * q * (q + others) + self.size * q
-        return h.split(max(1, _ELEMENTS // max(1, elements)))
+        most = _ELEMENTS if groups < _MANY_GROUPS else _ELEMENTS_OF_GROUPS
+        return h.split(max(1, most // max(1, elements)))
 
     def log_density(self, h: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
         """Log of p(D | h) p(h), with standard normal priors up to their constant."""
@@ -231,10 +342,48 @@ class CollapsedNormal:
         return torch.cat(parts).numpy()
 
     def _log_density(self, h: Tensor) -> Tensor:
+        if self._sums is not None:
+            return self._log_density_of_sums(h, self._sums)
         zeta, mean, factor = self._conditional(h, self.rows)
         value = self.rows.value(self.map.coefficients(zeta))
         found = value - 0.5 * mean.square().sum(1) - factor.half_log_det()
         return found - 0.5 * h.square().sum(1)
+
+    def _log_density_of_sums(self, h: Tensor, sums: _SumsOfGroups) -> Tensor:
+        """The same, at a cost for each point that depends on the different blocks of groups alone.
+
+        Quadratics are expanded around a point with effects of groups of 0, so that the gradient in
+        the effects of each group is linear in the few other coefficients.
+        """
+        found, _ = self._coefficients(h)
+        slopes = (found[1:] - found[:1]).transpose(0, 1)
+        q, own = self.groups.shape[1], torch.searchsorted(sums.others, self._others)
+        away = found[0][:, sums.others] - sums.level
+        factor = slopes[:, :q, self.groups[0]].mT  # of a group: (S, q, q)
+        log_sigma = found[0][:, sums.others] @ sums.scale
+        precision = (-2 * log_sigma).exp()
+        inner, half_log_det = sums.eliminated(factor, precision)
+        times, weight = self._times_others(slopes), precision[:, None, None]
+
+        pulled = away @ sums.rest
+        score = sums.cross - pulled
+        squares = sums.residual + (away * (pulled - 2 * sums.cross)).sum(1)
+        # what the effects of groups take from the slope, and add to the value
+        along = inner[:, :-1, -1] - (inner[:, :-1, :-1] @ away[..., None])[..., 0]
+        gained = inner[:, -1, -1] - (away * (inner[:, :-1, -1] + along)).sum(1)
+
+        joint = sums.rest[own][:, own] * weight - inner[:, own][:, :, own]
+        joint = times(times(joint).mT) + torch.eye(len(own), dtype=h.dtype)
+        upper, failed = torch.linalg.cholesky_ex(joint)
+        right = times((score * precision[:, None] - along)[:, None, own])[:, 0]
+        right = right - self._reference[self.groups.numel() :]
+        solved = torch.linalg.solve_triangular(upper, right[..., None], upper=False)[..., 0]
+        log_det = upper.diagonal(dim1=1, dim2=2).log().sum(1) + half_log_det
+        value = sums.constant - sums.total * log_sigma - 0.5 * squares * precision
+        reference = self._reference[self.groups.numel() :].square().sum()
+        value = value + 0.5 * (gained + solved.square().sum(1) - reference) - log_det
+        value = torch.where(failed > 0, torch.nan, value)
+        return value - 0.5 * h.square().sum(1)
 
     def log_marginal(self, h: Float[Tensor, "S d"], rows: NormalStatistics) -> Float[Tensor, "S"]:
         """Log of p(D | h) with other statistics of the rows at each point; differentiable."""

@@ -333,7 +333,7 @@ class RowEncoder:
         frame = plain_columns(frame, [*self.design.variables, *offsets, *given])
         if not len(frame):
             fail("data", "at least one row", "none")
-        columns, shifts = self.design.matrix(frame, new_levels)
+        columns, shifts = self.design.rows(frame, new_levels)
         shifts[:, 0] += self.auxiliary.total_offset(frame, self.family)
         known = given_values(self.family, frame)
         self.family.check_given(known)

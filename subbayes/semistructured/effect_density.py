@@ -25,14 +25,14 @@ class EffectDensity:
     Attributes:
         structured: the structured predictor.
         family: distribution of the response.
-        design: design matrix of the training rows, in float64.
+        design: the training rows as `Design.rows` has them, in float64.
         offset: their offsets, in float64.
         y: their targets.
     """
 
     structured: StructuredPredictor
     family: Family
-    design: Float[Tensor, "n p"]
+    design: Float[Tensor, "n w"]
     offset: Float[Tensor, "n K"]
     y: Targets
 
@@ -115,7 +115,7 @@ class ConditionalModes:
         hessian = _row_curvatures(density.family, eta, density.y)
         linear = density.structured.linear_map
         jacobian = torch.func.vmap(torch.func.jacrev(linear))(zeta)  # (S, p + 1, C, P)
-        design, width = density.design, score.shape[-1]
+        design, width = density.structured.layout.expand(density.design), score.shape[-1]
         wide = torch.cat([design, torch.ones(len(design), 1, dtype=design.dtype)], 1)
         pulled = torch.einsum("np,snk->spk", wide, score)
         slope = torch.einsum("spkq,spk->sq", jacobian, pulled) - zeta

@@ -8,18 +8,21 @@ derivative: they do not depend on the number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from subbayes.networks.tracing.tracer import Tracer
+from subbayes.semistructured.group_elimination import GroupedMatrix
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
 __all__ = ["EffectMap", "coefficients_by_predictor", "placed_by_predictor"]
 
+_ELEMENTS = 2**20  # of copies of a point at once
 _DENSE, _FEW = 256, 0.05  # coordinates, and share of entries, from which on matrices are sparse
 _TRACED_AFTER = 100  # evaluations, since tracing takes as long as some hundreds
 
@@ -49,14 +52,20 @@ class EffectMap:
 
     Args:
         structured: the structured predictor.
+        groups: columns of the groups whose blocks are kept apart in curvatures.
 
     Attributes:
+        entries: places in B, flattened, of the coefficients and then the thresholds.
         affine: the intercepts and the slopes, shapes (p, P), of coefficients that are affine in
             their own coordinates; None for others.
     """
 
-    def __init__(self, structured: StructuredPredictor) -> None:
-        self.structured = structured
+    def __init__(self, structured: StructuredPredictor, groups: Int[Tensor, "J q"]) -> None:
+        self.structured, self.groups = structured, groups
+        p, known = structured.placement.shape
+        width = known + len(structured.thresholds)
+        of_columns = torch.arange(p) * width + structured.placement.argmax(1)
+        self.entries = torch.cat([of_columns, p * width + torch.arange(known, width)])
         self.columns = len(structured.design.names)
         self.affine = self._affine_parts()
         self._tracers: dict[str, Tracer] = {}
@@ -116,36 +125,96 @@ class EffectMap:
         return own * self.affine[1]
 
     def curvature(
-        self,
-        zeta: Float[Tensor, "P"],
-        cotangent: Float[Tensor, "q C"],
-        inner: Float[Tensor, "C C q q"],
-    ) -> Float[Tensor, "P P"]:
-        """The negative Hessian in the coordinates, from gradient and negative Hessian in B."""
-        jacobian = self._jacobian(zeta)  # (q, C, P)
-        found = zeta.new_zeros(len(zeta), len(zeta))
-        pulls = [each.T for each in jacobian.unbind(1)]
-        if len(zeta) > _DENSE and float((jacobian != 0).double().mean()) < _FEW:
-            pulls = [pull.to_sparse() for pull in pulls]  # each effect has coordinates of its own
-        for a, left in enumerate(pulls):
-            for b, right in enumerate(pulls):
-                found = found + left @ (right @ inner[a, b].T).T
-        return found if self.affine is not None else found - self._bend(zeta, cotangent)
+        self, zeta: Float[Tensor, "P"], cotangent: Float[Tensor, "q C"], inner: GroupedMatrix
+    ) -> GroupedMatrix:
+        """The negative Hessian in the coordinates.
 
-    def _jacobian(self, zeta: Float[Tensor, "P"]) -> Float[Tensor, "q C P"]:
-        """The derivative of B, from a copy of the point for each of its entries."""
-        shape = self._batched(zeta).shape
-        with torch.enable_grad():
-            points = zeta.expand(shape.numel(), -1).clone().requires_grad_()
-            entries = self._batched(points).flatten(1).diagonal()
-            (found,) = torch.autograd.grad(entries.sum(), points)
-        return found.reshape(*shape, -1)
+        Args:
+            zeta: the point.
+            cotangent: the gradient in B.
+            inner: the negative Hessian in the coefficients and then the thresholds.
+        """
+        groups = self.groups
+        found = GroupedMatrix.zeros(groups, len(zeta), zeta)
+        others = found.others  # coordinates
+        own = self._jacobian(zeta, inner.others)[:, others]  # of the other coefficients
+        if len(zeta) > _DENSE and float((own != 0).double().mean()) < _FEW:
+            pull = own.T.to_sparse()  # each effect has coordinates of its own
+            rest = pull @ (pull @ inner.rest.T).T
+        else:
+            rest = own.T @ inner.rest @ own
+        blocks, border = found.blocks, found.border
+        if len(groups):
+            factor, moved = self._of_groups(zeta, others)
+            along = inner.blocks @ moved + inner.border @ own
+            blocks, border = factor.T @ inner.blocks @ factor, factor.T @ along
+            crossed = (inner.border @ own).flatten(0, 1)
+            moved = moved.flatten(0, 1)
+            rest = rest + moved.T @ along.flatten(0, 1) + crossed.T @ moved
+        found = GroupedMatrix(groups, others, blocks, border, rest)
+        if self.affine is None:
+            bend = self._bend(zeta, cotangent, others)
+            found = replace(
+                found, border=border - bend[:, groups].permute(1, 2, 0), rest=rest - bend[:, others]
+            )
+        return replace(found, rest=(found.rest + found.rest.T) / 2)
 
-    def _bend(self, zeta: Float[Tensor, "P"], cotangent: Float[Tensor, "q C"]) -> Tensor:
-        """The second derivative of the product of B and a cotangent."""
-        with torch.enable_grad():
-            points = zeta.expand(len(zeta), -1).clone().requires_grad_()
+    def _jacobian(
+        self, zeta: Float[Tensor, "P"], entries: Int[Tensor, "m"]
+    ) -> Float[Tensor, "m P"]:
+        """The derivative of some coefficients and thresholds, from copies of the point."""
+        places = self.entries[entries]
+
+        def entries_of(points: Float[Tensor, "m P"], chosen: slice) -> Tensor:
+            return self._batched(points).flatten(1)[:, places[chosen]].diagonal()
+
+        return self._rows_of_gradients(zeta, len(entries), entries_of)
+
+    def _of_groups(
+        self, zeta: Float[Tensor, "P"], others: Int[Tensor, "s"]
+    ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "J q s"]]:
+        """Derivatives of the coefficients of groups: in their own coordinates, and in the others.
+
+        A group's coefficients are linear in its own coordinates, by a matrix that is the same for
+        all groups.
+        """
+        groups, structured = self.groups, self.structured
+        q = groups.shape[1]
+        points = zeta.repeat(q, 1)
+        points[:, groups.flatten()] = torch.eye(q, dtype=zeta.dtype).repeat(1, len(groups))
+        factor = structured.coefficients(points)[:, groups[0]].T
+        moved = zeta.new_zeros(*groups.shape, len(others))
+        scales = structured.scale_coordinates(int(groups[0, 0]))
+        for j in scales:
+            tangent = torch.zeros_like(zeta)
+            tangent[j] = 1.0
+            slope = torch.func.jvp(structured.coefficients, (zeta,), (tangent,))[1]
+            moved[..., int(torch.searchsorted(others, j))] = slope[groups]
+        return factor, moved
+
+    def _bend(
+        self, zeta: Float[Tensor, "P"], cotangent: Float[Tensor, "q C"], chosen: Int[Tensor, "s"]
+    ) -> Float[Tensor, "s P"]:
+        """Some rows of the second derivative of the product of B and a cotangent."""
+
+        def slopes(points: Float[Tensor, "m P"], part: slice) -> Tensor:
             value = (self._batched(points) * cotangent).sum()
             (slope,) = torch.autograd.grad(value, points, create_graph=True)
-            (found,) = torch.autograd.grad(slope.diagonal().sum(), points)
+            return slope[:, chosen[part]].diagonal()
+
+        return self._rows_of_gradients(zeta, len(chosen), slopes)
+
+    def _rows_of_gradients(
+        self, zeta: Float[Tensor, "P"], count: int, values: Callable[[Tensor, slice], Tensor]
+    ) -> Float[Tensor, "m P"]:
+        """Gradients of numbers, each a function of its own copy of the point, few at once."""
+        found = zeta.new_zeros(count, len(zeta))
+        step = max(1, _ELEMENTS // len(zeta))
+        for start in range(0, count, step):
+            part = slice(start, min(start + step, count))
+            with torch.enable_grad():
+                points = zeta.expand(part.stop - start, -1).clone().requires_grad_()
+                total = values(points, part).sum()
+                if total.requires_grad:
+                    found[part] = torch.autograd.grad(total, points)[0]
         return found

@@ -14,6 +14,7 @@ from subbayes.semistructured.coefficient_likelihood import (
     coefficient_likelihood,
 )
 from subbayes.semistructured.effect_map import EffectMap
+from subbayes.semistructured.group_elimination import GroupedMatrix, eliminated_groups
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.types import Targets
 
@@ -30,7 +31,7 @@ class EffectsLikelihood:
     Args:
         structured: the structured predictor.
         family: distribution of the response.
-        design: design matrix of the training rows.
+        design: the training rows, as `Design.rows` has them.
         offset: their offsets.
         y: their targets.
     """
@@ -39,15 +40,16 @@ class EffectsLikelihood:
         self,
         structured: StructuredPredictor,
         family: Family,
-        design: Float[Tensor, "n p"],
+        design: Float[Tensor, "n w"],
         offset: Float[Tensor, "n K"],
         y: Targets,
         *,
         join: bool = True,
     ) -> None:
-        self.map, self.n_rows = EffectMap(structured), len(design)
+        groups = eliminated_groups(structured.group_columns())
+        self.map, self.n_rows = EffectMap(structured, groups), len(design)
         self.rows: CoefficientLikelihood = coefficient_likelihood(
-            family, design, offset, y, structured.placement, join=join
+            family, structured.layout, groups, design, offset, y, join=join
         )
 
     def value(self, zeta: Float[Tensor, "S P"]) -> Float[Tensor, "S"]:
@@ -63,21 +65,22 @@ class EffectsLikelihood:
             value, slope = self.rows.value_and_grad(self.map.coefficients(zeta))
             return value, self.map.pull(zeta, slope)
 
-    def curvature(self, zeta: Float[Tensor, "P"]) -> Float[Tensor, "P P"]:
+    def curvature(self, zeta: Float[Tensor, "P"]) -> GroupedMatrix:
         """The negative Hessian at one point."""
         with torch.no_grad():
             b = self.map.coefficients(zeta[None])
             _, slope = self.rows.value_and_grad(b)
             inner = self.rows.curvature(b[0])
-        return self.map.curvature(zeta, slope[0], inner).detach()
+            return self.map.curvature(zeta, slope[0], inner)
 
     def mode(
         self, start: Float[Tensor, "P"], fixed: Sequence[int] = ()
-    ) -> tuple[Float[Tensor, "P"], Float[Tensor, "P P"]]:
+    ) -> tuple[Float[Tensor, "P"], GroupedMatrix]:
         """The most probable coordinates under standard normal priors, and the precision there.
 
         Newton steps, halved until they do not lower the density. Where it is not concave, the
-        eigenvalues of the precision are made positive.
+        eigenvalues of the precision are made positive. The groups of one factor are eliminated
+        block by block, so that a step takes time linear in them.
 
         Args:
             start: where Newton's method starts.
@@ -88,7 +91,7 @@ class EffectsLikelihood:
         for _ in range(_MAX_STEPS):
             gradient = self.value_and_grad(zeta[None])[1][0] - zeta
             gradient[still] = 0.0
-            step = torch.cholesky_solve(gradient[:, None], torch.linalg.cholesky(precision))[:, 0]
+            step = precision.solve(gradient)
             for _ in range(_HALVINGS):
                 ahead = zeta + step
                 found = self._log_density(ahead)
@@ -98,7 +101,7 @@ class EffectsLikelihood:
             else:
                 break
             curved = self._precision(ahead, fixed)
-            if not bool(curved.isfinite().all()):  # the density flattens out beyond the numbers
+            if not curved.is_finite():  # the density flattens out beyond the numbers
                 break
             zeta, value, precision = ahead, found, curved
             if float(step.abs().max()) < _CLOSE:
@@ -109,13 +112,5 @@ class EffectsLikelihood:
         value = float(self.value(zeta[None])) - 0.5 * float(zeta.square().sum())
         return value if value == value else -float("inf")
 
-    def _precision(self, zeta: Tensor, fixed: Sequence[int]) -> Tensor:
-        found, still = self.curvature(zeta), list(fixed)
-        found[still], found[:, still] = 0.0, 0.0
-        found = found + torch.eye(len(zeta), dtype=zeta.dtype)
-        found = (found + found.T) / 2
-        if not (torch.linalg.cholesky_ex(found)[1] and bool(found.isfinite().all())):
-            return found
-        values, vectors = torch.linalg.eigh(found)
-        size = values.abs().clamp_min(1e-9 * float(values.abs().max()))
-        return (vectors * size) @ vectors.T
+    def _precision(self, zeta: Tensor, fixed: Sequence[int]) -> GroupedMatrix:
+        return self.curvature(zeta).without(fixed).plus_identity().positive_definite()

@@ -42,7 +42,7 @@ def has_effects_alone(model: PreparedModel) -> bool:
         expected = structured(zeta, design, offset)
         b = coefficients_by_predictor(structured, zeta)
         shift = torch.nn.functional.pad(offset, (0, b.shape[1] - offset.shape[1]))
-        found = design @ b[:-1] + b[-1] + shift
+        found = structured.layout.product(design, b[None, :-1])[0] + b[-1] + shift
     return expected.shape == found.shape and torch.allclose(expected, found, rtol=1e-9, atol=1e-9)
 
 

@@ -6,7 +6,8 @@
   former are integrated out by importance sampling; see
   `subbayes.semistructured.grouped_importance`.
 - Other responses with smooths, effects of groups or horseshoes, or many coefficients: proposals
-  from a quadratic log-likelihood; see `subbayes.semistructured.corrected_draws`.
+  from a quadratic log-likelihood; see `subbayes.semistructured.corrected_draws`. Where there are
+  too many effects of groups for these, they are integrated out as for counts.
 - Other models: all coordinates.
 
 All by independent proposals; where these do not fit the posterior, None is returned, and the caller
@@ -21,13 +22,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from subbayes.distributed.processes import current
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.nuts import NUTS
-from subbayes.semistructured.coefficient_likelihood import NormalStatistics
+from subbayes.semistructured.coefficient_likelihood import CanonicalRows, NormalStatistics
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.corrected_draws import corrected_draws
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
@@ -40,11 +41,13 @@ from subbayes.semistructured.given_coordinates import GivenCoordinates, with_fix
 from subbayes.semistructured.grouped_importance import (
     MOST_BESIDE_GROUPS,
     GroupedImportance,
+    has_groups,
     proposals_beside_groups,
 )
 from subbayes.semistructured.independence_metropolis import independence_chains, independence_draws
 from subbayes.semistructured.proposals import Proposals, fitted_proposals
 from subbayes.utils.checks import fail
+from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import say
 
 __all__ = ["draw_effects"]
@@ -54,6 +57,7 @@ _MOST_REPEATS = 20  # proposals for a draw, where the target is cheap
 _CORRECTED_REPEATS = 60
 _PATIENT_REPEATS = 120  # beside about as many evaluations of gradients of NUTS
 _MOST_NUMBERS = 2**26  # of all proposals
+_AT_ONCE = 2**18  # coordinates of draws
 
 
 def draw_effects(
@@ -75,6 +79,9 @@ def draw_effects(
     if own or current() is not None:
         return None
     structured = likelihood.map.structured
+    count = sampling.chains * sampling.draws
+    what = f"{count:,} draws of {structured.size:,} effects"
+    check_memory("draws", what, 8 * count * structured.size, "Use fewer draws")
     scales = smoothing_coordinates(structured)
     if smooth == "reml" and not scales:
         fail("smooth", "'bayes' for a formula without smooths and random effects", "'reml'")
@@ -86,9 +93,10 @@ def draw_effects(
     others = structured.size - len(structured.design.names) - len(structured.thresholds)
     if others or len(start) > _MOST_COORDINATES:
         samplers.append(lambda: _corrected_draws(likelihood, start, sampling))
-    if GroupedImportance.groups_of(likelihood) is not None:
+    if has_groups(likelihood):
         penalised = [term for term in structured.design.terms if term.penalised]
-        alone = len(penalised) == 1 and others == len(scales)
+        canonical = isinstance(likelihood.rows, CanonicalRows)
+        alone = canonical and len(penalised) == 1 and others == len(scales)
         samplers.insert(
             0 if alone else len(samplers),
             lambda: _grouped_draws(GroupedImportance(likelihood), start, sampling),
@@ -105,7 +113,7 @@ def draw_effects(
         value = likelihood.value(torch.from_numpy(zeta)).numpy()
         return np.asarray(value - 0.5 * np.square(zeta).sum(1))
 
-    proposals = Proposals.of_precision(mode.numpy(), precision.numpy())
+    proposals = Proposals.of_precision(mode.numpy(), precision.dense().numpy())
     found = independence_draws(target, proposals, sampling)
     if found is None:
         numbers = sampling.chains * sampling.draws * sampling.thin * len(start)
@@ -148,16 +156,19 @@ def _collapsed_draws(
     if found is None:
         return None
     found = replace(found, z=whole(found.z))
-    count = len(collapsed.linear)
-    eps = [
-        np.random.default_rng([sampling.seed, 12, chain]).standard_normal((found.n_draws, count))
-        for chain in range(found.n_chains)
-    ]
-    zeta, _ = collapsed.with_coefficients(found.flat().copy(), np.concatenate(eps))
-    value = likelihood.value(torch.from_numpy(zeta)).numpy()
-    shape = found.z.shape[:2]
+    shape, count = found.z.shape[:2], len(collapsed.linear)
+    zeta, value = np.empty((*shape, collapsed.size)), np.empty(shape)
+    step = max(1, _AT_ONCE // collapsed.size)
+    for chain, h in enumerate(found.z):
+        rng = np.random.default_rng([sampling.seed, 12, chain])
+        for first in range(0, len(h), step):  # memory for the draws, and for little else
+            rows = slice(first, first + step)
+            eps = rng.standard_normal((len(h[rows]), count))
+            part, _ = collapsed.with_coefficients(h[rows].copy(), eps)
+            zeta[chain, rows] = part
+            value[chain, rows] = likelihood.value(torch.from_numpy(part)).numpy()
     found = replace(found, meta=found.meta | {"integrated_out": "coefficients"})
-    return _with_densities(found, zeta.reshape(*shape, -1), value.reshape(shape))
+    return _with_densities(found, zeta, value)
 
 
 def _corrected_draws(
@@ -179,7 +190,7 @@ def _draws_of_the_others(
     """Draws of all coordinates but those of smoothing, from the mode given these."""
     fixed = smoothing_coordinates(likelihood.map.structured)
     found = _corrected_draws(likelihood, at, sampling, fixed)
-    if found is None and GroupedImportance.groups_of(likelihood) is not None:
+    if found is None and has_groups(likelihood, MOST_BESIDE_GROUPS + len(fixed)):
         found = _grouped_draws(GroupedImportance(likelihood), at, sampling, fixed)
     if found is not None:
         return found
@@ -209,28 +220,65 @@ def _grouped_draws(
     """
     at = start[grouped.rest]
     free = [i for i, j in enumerate(grouped.rest) if j not in fixed]
-    if len(free) > MOST_BESIDE_GROUPS:
-        return None
 
     def whole(h: Float[np.ndarray, "*S f"]) -> Float[np.ndarray, "*S d"]:
         return with_fixed(at, free, h)
 
     fitted, _, efficiency = proposals_beside_groups(grouped, at[free], whole)
     rngs = [np.random.default_rng([sampling.seed, 13, c]) for c in range(sampling.chains)]
+    taken = _TakenGroups(grouped, sampling.chains, sampling.draws)
     found = independence_chains(
-        lambda h: grouped.estimate(whole(h), rngs), fitted, sampling, _MOST_REPEATS, efficiency
+        lambda h: grouped.estimate(whole(h), rngs),
+        fitted,
+        sampling,
+        _MOST_REPEATS,
+        efficiency,
+        take=taken,
+        block=max(1, _AT_ONCE // grouped.groups.numel()),
     )
     if found is None:
         return None
-    draws, kept = found
-    shape = draws.z.shape[:2]
-    chosen = grouped.chosen.numpy().reshape(shape[0], -1, grouped.groups.numel())
-    zeta = np.zeros((*shape, grouped.size))
-    zeta[..., grouped.rest] = whole(draws.z)
-    zeta[..., grouped.groups.flatten().numpy()] = chosen[np.arange(len(kept))[:, None], kept]
-    value = grouped.likelihood.value(torch.from_numpy(zeta.reshape(-1, grouped.size)))
-    draws = replace(draws, meta=draws.meta | {"integrated_out": "groups"})
-    return _with_densities(draws, zeta, value.numpy().reshape(shape))
+    taken.zeta[..., grouped.rest] = whole(found[0].z)
+    draws = replace(found[0], meta=found[0].meta | {"integrated_out": "groups"})
+    return _with_densities(draws, taken.zeta, taken.log_likelihood)
+
+
+class _TakenGroups:
+    """The draws' effects of groups, taken from each block of proposals; see `independence_chains`.
+
+    Args:
+        grouped: the likelihood.
+        chains: number of chains.
+        draws: of each chain.
+
+    Attributes:
+        zeta: all coordinates, 0 but for those of groups.
+        log_likelihood: of all coordinates.
+    """
+
+    def __init__(self, grouped: GroupedImportance, chains: int, draws: int) -> None:
+        self.grouped, self._columns = grouped, grouped.groups.flatten().numpy()
+        self.zeta = np.zeros((chains, draws, grouped.size))
+        self.log_likelihood = np.zeros((chains, draws))
+        self._states = [(np.zeros(len(self._columns)), 0.0)] * chains
+
+    def __call__(
+        self,
+        which: Int[np.ndarray, "m"],
+        points: Int[np.ndarray, "chains m"],
+        ends: Int[np.ndarray, "chains"],
+    ) -> None:
+        """Take the draws of a block."""
+        chains = len(self.zeta)
+        effects = self.grouped.chosen.numpy().reshape(chains, -1, len(self._columns))
+        values = self.grouped.log_likelihood.numpy().reshape(chains, -1)
+        for chain, state in enumerate(self._states):
+            for draw, point in zip(which.tolist(), points[chain].tolist(), strict=True):
+                own = state if point < 0 else (effects[chain, point], values[chain, point])
+                self.zeta[chain, draw, self._columns], self.log_likelihood[chain, draw] = own
+            end = ends[chain]
+            if end >= 0:
+                self._states[chain] = effects[chain, end].copy(), values[chain, end]
 
 
 def _with_densities(
@@ -239,6 +287,7 @@ def _with_densities(
     log_likelihood: Float[np.ndarray, "chains draws"],
 ) -> Draws:
     """Draws of all coordinates with their log-likelihood and log density."""
-    prior = -0.5 * (np.square(zeta).sum(2) + zeta.shape[2] * math.log(2 * math.pi))
+    squares = np.einsum("cdp,cdp->cd", zeta, zeta)
+    prior = -0.5 * (squares + zeta.shape[2] * math.log(2 * math.pi))
     densities = {"log_density": log_likelihood + prior, "log_likelihood": log_likelihood}
     return replace(draws, z=zeta, stats=draws.stats | densities)

@@ -7,17 +7,19 @@ columns for new rows, and errors that name columns and levels.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
 import numpy as np
 import pandas as pd
+import torch
 from formulaic import ModelSpec
 from formulaic.errors import FormulaicError
 from jaxtyping import Float
 
 from subbayes.data.levels import check_kinds, check_levels, check_read_differently, kinds_of
 from subbayes.semistructured import formula_columns
+from subbayes.semistructured.design_layout import Layout, stored_width
 from subbayes.semistructured.formula_checks import (
     check_columns,
     check_complete,
@@ -38,7 +40,7 @@ from subbayes.semistructured.reference_levels import (
     unseen_levels_of_smooth,
     with_reference,
 )
-from subbayes.semistructured.terms.group_effects import GroupEffects, NewGroups
+from subbayes.semistructured.terms.group_effects import GroupEffects, GroupLaw, NewGroups
 from subbayes.semistructured.terms.law import Law, LearnedTerm
 from subbayes.semistructured.terms.parsing import check_right_side, learn_terms
 from subbayes.semistructured.terms.splitting import sides_of, without_r_names
@@ -93,7 +95,8 @@ class Term:
     @property
     def unpenalised(self) -> list[int]:
         """Positions of the other columns."""
-        return [i for i in self.columns if i not in self.penalised]
+        penalised = set(self.penalised)
+        return [i for i in self.columns if i not in penalised]
 
 
 def split_formula(formula: str | Mapping[str, str], location: str) -> tuple[str, dict[str, str]]:
@@ -167,7 +170,8 @@ class Design:
         column_parameters: parameter of each column.
         center: mean of each column, subtracted from it; 0 if its parameter has no intercept.
         centred: parameters with an intercept, or with thresholds in its place.
-        scale: standard deviation of each column.
+        scale: standard deviation of each column; 1 for those of many groups.
+        layout: how rows are stored; see `rows`.
         prior_scale: scale of each column in default priors; see `formula_columns.prior_scales`.
 
     Raises:
@@ -192,7 +196,13 @@ class Design:
             self._add(parameter, text, frame, parameter not in without_intercept, weights)
             if most is not None and len(self.names) > most:
                 fail("formula", f"at most {most} effects", f"at least {len(self.names)}")
-            check_size(f"formula of {parameter!r}", text, len(self.names), len(frame))
+            width = sum(
+                stored_width(len(term.columns), term.law.n_groups)
+                if isinstance(term.law, GroupLaw)
+                else len(term.columns)
+                for term in self.terms
+            )
+            check_size(f"formula of {parameter!r}", text, width, len(frame))
         numeric = frame.columns[[pd.api.types.is_numeric_dtype(dtype) for dtype in frame.dtypes]]
         self._ranges = {
             name: (float(frame[name].min()), float(frame[name].max()))
@@ -202,19 +212,22 @@ class Design:
         self._values_of_kinds = {
             name: list(kinds_of(frame[name]).values()) for name in self.variables
         }
-        columns, _ = self._evaluate(frame)
+        self.layout = self._layout()
+        columns = self._evaluate(frame)[0][:, : len(self.layout.dense)]
+        stored = self.layout.dense.numpy()
         self.center = np.zeros(len(self.names))
         self.centred: set[str] = set()
         for parameter in self.parameters:
             terms = [t for t in self.terms if t.parameter == parameter]
             if parameter in without_intercept or any(t.kind == "intercept" for t in terms):
                 own = [i for t in terms if t.kind not in ("intercept", "random") for i in t.columns]
-                self.center[own] = column_means(columns[:, own], weights)
+                self.center[own] = column_means(columns[:, self.layout.places(own)], weights)
                 self.centred.add(parameter)
         self.scale = np.ones(len(self.names))
         if len(columns):
-            self.scale = column_scales(columns, weights=weights)
-        self.prior_scale = prior_scales(columns, self.terms, self.centred, weights)
+            self.scale[stored] = column_scales(columns, weights=weights)
+        self.prior_scale = self.scale.copy()
+        self.prior_scale[stored] = prior_scales(columns, self._dense_terms(), self.centred, weights)
 
     def _add(
         self,
@@ -356,14 +369,43 @@ class Design:
         Raises:
             InputError: unknown columns, missing values, or unseen levels, by name.
         """
+        rows, offsets = self.rows(frame, new_levels)
+        return self.layout.expand(torch.from_numpy(rows)).numpy(), offsets
+
+    def rows(
+        self, frame: pd.DataFrame, new_levels: NewLevels = "error"
+    ) -> tuple[Float[np.ndarray, "n w"], Float[np.ndarray, "n K"]]:
+        """As `matrix`, with the rows as `layout` stores them: without the zeros of other groups."""
         check_choice("new_levels", new_levels, ("error", "reference", "sample"))
         self._check(frame, new_levels)
-        columns, offsets = self._evaluate(frame)
+        rows, offsets = self._evaluate(frame)
         if new_levels == "reference":
-            self._use_reference_levels(columns, frame)
-        return columns - self.center, offsets
+            self._use_reference_levels(rows, frame)
+        stored = self.layout.dense.numpy()
+        rows[:, : len(stored)] -= self.center[stored]
+        return rows, offsets
 
-    def _use_reference_levels(self, columns: Float[np.ndarray, "n p"], frame: pd.DataFrame) -> None:
+    def _layout(self) -> Layout:
+        """How rows are stored."""
+        place = {name: i for i, name in enumerate(self.parameters)}
+        random = {term.name for term in self._group_effects()}
+        groups = [
+            (term.columns[0], term.law.n_groups, len(term.law.names))
+            for term in self.terms
+            if term.name in random and isinstance(term.law, GroupLaw)
+        ]
+        places = [place[name] for name in self.column_parameters]
+        return Layout.of(places, len(place), groups)
+
+    def _dense_terms(self) -> list[Term]:
+        """The terms that are stored as numbers, with their positions in a stored row."""
+        return [
+            replace(term, columns=tuple(self.layout.places(term.columns).tolist()))
+            for term in self.terms
+            if self.layout.term_of(term.columns[0]) is None
+        ]
+
+    def _use_reference_levels(self, rows: Float[np.ndarray, "n w"], frame: pd.DataFrame) -> None:
         """Give rows of unseen levels the columns of the reference level, in place.
 
         Left alone they are 0, which is the reference level only beside an intercept.
@@ -375,16 +417,20 @@ class Design:
                 for term in self.terms:
                     factor = term.kind == "factor" and term.parameter == parameter
                     for name in unseen.keys() & set(term.variables if factor else ()):
-                        places = np.ix_(unseen[name][0], np.array(term.columns))
-                        columns[places] = replaced[places]
+                        places = np.ix_(unseen[name][0], self.layout.places(term.columns))
+                        rows[places] = replaced[places]
             for own in formula.own:
                 if isinstance(own, GroupEffects):
                     unseen = unseen_levels(factors(own.spec), frame)
                 else:
                     unseen = unseen_levels_of_smooth(own, known, frame)
                 if unseen:
-                    rows = with_reference(frame, unseen)
-                    columns[:, list(self.term(own.name).columns)] = own.columns(rows)
+                    known_rows = with_reference(frame, unseen)
+                    first = self.term(own.name).columns[0]
+                    values = self._stored(own, first, known_rows)
+                    many = self.layout.term_of(first)
+                    place = self.layout.places([first])[0] if many is None else many.place
+                    rows[:, place : place + values.shape[1]] = values
 
     def _check(self, frame: pd.DataFrame, new_levels: NewLevels) -> None:
         check_columns(self.variables, frame)
@@ -447,15 +493,29 @@ class Design:
 
     def _evaluate(
         self, frame: pd.DataFrame
-    ) -> tuple[Float[np.ndarray, "n p"], Float[np.ndarray, "n K"]]:
-        """Columns before centring, and offsets by parameter."""
-        columns, offsets = [], []
+    ) -> tuple[Float[np.ndarray, "n w"], Float[np.ndarray, "n K"]]:
+        """Stored rows before centring, and offsets by parameter."""
+        columns: list[np.ndarray] = []
+        of_groups: list[np.ndarray] = []
+        offsets: list[np.ndarray] = []
         for formula in self._formulas.values():
             values = self._all_columns(formula, frame)
             columns.append(values[:, formula.effects])
-            columns += [term.columns(frame) for term in formula.own]
+            for term in formula.own:
+                first = self.term(term.name).columns[0]
+                many = self.layout.term_of(first) is not None
+                (of_groups if many else columns).append(self._stored(term, first, frame))
             offsets.append(values[:, formula.offsets].sum(1))
-        return np.column_stack(columns), np.column_stack(offsets)
+        return np.column_stack([*columns, *of_groups]), np.column_stack(offsets)
+
+    def _stored(
+        self, term: LearnedTerm, first: int, frame: pd.DataFrame
+    ) -> Float[np.ndarray, "n c"]:
+        """The numbers of a term in stored rows."""
+        if self.layout.term_of(first) is None:
+            return term.columns(frame)
+        assert isinstance(term, GroupEffects)
+        return term.stored(frame)
 
     def _all_columns(
         self, formula: _ParameterFormula, frame: pd.DataFrame

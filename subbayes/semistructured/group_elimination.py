@@ -13,17 +13,204 @@ which costs J (q^3 + q s^2) + s^3 operations for J groups and s other coordinate
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.semistructured.structured_predictor import StructuredPredictor
-
-__all__ = ["BlockFactor", "block_cholesky", "block_solve", "eliminated_groups"]
+__all__ = ["BlockFactor", "GroupedMatrix", "block_cholesky", "block_solve", "eliminated_groups"]
 
 _LEAST_GROUPS = 4
+_LEAST_EIGENVALUE = 1e-9  # of a precision, relative to the largest
+_ROUNDING = 1e-13  # of eigenvalues
+_CLOSE = 1e-10  # of entries
+_MOST_DENSE = 600  # rows
+
+
+@dataclass(frozen=True)
+class GroupedMatrix:
+    r"""A symmetric matrix with no entries between the effects of different groups: P above.
+
+    Attributes:
+        groups: positions of the effects of each group; of no groups, shape (0, 1).
+        others: all other positions, in order.
+        blocks: $P_E$.
+        border: $P_{ER}$.
+        rest: $P_R$.
+    """
+
+    groups: Int[Tensor, "J q"]
+    others: Int[Tensor, "s"]
+    blocks: Float[Tensor, "J q q"]
+    border: Float[Tensor, "J q s"]
+    rest: Float[Tensor, "s s"]
+
+    @classmethod
+    def zeros(cls, groups: Int[Tensor, "J q"], size: int, like: Tensor) -> GroupedMatrix:
+        """A matrix of zeros, with the dtype of another."""
+        alone = torch.ones(size, dtype=torch.bool)
+        alone[groups.flatten()] = False
+        others = torch.nonzero(alone)[:, 0]
+        j, q = groups.shape
+        s = len(others)
+        shapes = (j, q, q), (j, q, s), (s, s)
+        return cls(groups, others, *(like.new_zeros(shape) for shape in shapes))
+
+    @classmethod
+    def of_dense(cls, matrix: Float[Tensor, "m m"], groups: Int[Tensor, "J q"]) -> GroupedMatrix:
+        """A matrix that is given with all its entries."""
+        found = cls.zeros(groups, len(matrix), matrix)
+        others = found.others
+        return replace(
+            found,
+            blocks=matrix[groups[:, :, None], groups[:, None, :]],
+            border=matrix[groups[:, :, None], others],
+            rest=matrix[others][:, others],
+        )
+
+    @property
+    def size(self) -> int:
+        """Number of rows."""
+        return self.groups.numel() + len(self.others)
+
+    def dense(self) -> Float[Tensor, "m m"]:
+        """The matrix with all its entries."""
+        groups, others = self.groups, self.others
+        found = self.rest.new_zeros(self.size, self.size)
+        found[groups[:, :, None], groups[:, None, :]] = self.blocks
+        found[groups[:, :, None], others] = self.border
+        found[others[:, None], groups.flatten()] = self.border.flatten(0, 1).T
+        found[others[:, None], others] = self.rest
+        return found
+
+    def __add__(self, other: GroupedMatrix) -> GroupedMatrix:
+        """The sum with a matrix of the same groups."""
+        return replace(
+            self,
+            blocks=self.blocks + other.blocks,
+            border=self.border + other.border,
+            rest=self.rest + other.rest,
+        )
+
+    def scaled(self, factor: float) -> GroupedMatrix:
+        """The product with a number."""
+        return replace(
+            self, blocks=self.blocks * factor, border=self.border * factor, rest=self.rest * factor
+        )
+
+    def plus_identity(self) -> GroupedMatrix:
+        """The sum with the identity."""
+        like = self.rest
+        q, s = self.groups.shape[1], len(self.others)
+        eyes = (torch.eye(n, dtype=like.dtype) for n in (q, s))
+        return replace(self, blocks=self.blocks + next(eyes), rest=like + next(eyes))
+
+    def without(self, positions: Sequence[int]) -> GroupedMatrix:
+        """The matrix with zeros in some rows and columns, which are not those of groups."""
+        kept = (~torch.isin(self.others, torch.tensor(positions, dtype=torch.long))).to(self.rest)
+        return replace(self, border=self.border * kept, rest=self.rest * kept * kept[:, None])
+
+    def times(self, vectors: Float[Tensor, "*S m"]) -> Float[Tensor, "*S m"]:
+        """The product with each vector."""
+        if not len(self.groups):
+            return vectors @ self.rest
+        rest, flat = vectors[..., self.others], vectors[..., self.groups.flatten()]
+        groups = flat.unflatten(-1, self.groups.shape)
+        border = self.border.flatten(0, 1)
+        found = torch.empty_like(vectors)
+        found[..., self.others] = rest @ self.rest + flat @ border
+        own = torch.einsum("...jq,jqr->...jr", groups, self.blocks).flatten(-2)
+        found[..., self.groups.flatten()] = own + rest @ border.T
+        return found
+
+    def is_finite(self) -> bool:
+        """Whether all entries are finite."""
+        return all(bool(m.isfinite().all()) for m in (self.blocks, self.border, self.rest))
+
+    def factorised(self) -> BlockFactor:
+        """The factor L, for vectors of this one matrix; NaN if it is not positive definite."""
+        return BlockFactor.of(self.blocks[None], self.border[None], self.rest[None])
+
+    def solve(self, right: Float[Tensor, "m"]) -> Float[Tensor, "m"]:
+        """The product of the inverse with a vector."""
+        factor = self.factorised()
+        groups, rest = right[self.groups], right[self.others]
+        groups, rest = factor.backward(*factor.forward(groups[None], rest[None]))
+        found = torch.empty_like(right)
+        found[self.groups], found[self.others] = groups[0], rest[0]
+        return found
+
+    def positive_definite(self) -> GroupedMatrix:
+        """The matrix with eigenvalues made positive, of blocks and of what they leave of the rest.
+
+        A positive definite matrix stays as it is.
+        """
+        if not self.is_finite() or self.factorised().is_finite():
+            return self
+        blocks = _with_eigenvalues(self.blocks, _sizes)
+        solved = torch.linalg.solve(blocks, self.border)
+        inner = self.border.flatten(0, 1).T @ solved.flatten(0, 1)
+        rest = _with_eigenvalues(self.rest - inner, _sizes) + inner
+        return replace(self, blocks=blocks, rest=rest)
+
+    def without_negative(self) -> GroupedMatrix:
+        """The matrix with negative eigenvalues set to 0.
+
+        Groups of a large matrix are kept apart: the eigenvalues are those of the blocks and of what
+        they leave of the rest. A small one has no groups then, as no entries are 0.
+
+        Raises:
+            LinAlgError: a matrix that is not finite.
+        """
+        if not self.is_finite():
+            raise np.linalg.LinAlgError("a curvature that is not finite")
+        if not len(self.groups):
+            return replace(self, rest=_with_eigenvalues(self.rest, _at_least_0))
+        blocks = _with_eigenvalues(self.blocks, _at_least_0)
+        inverse = torch.linalg.pinv(blocks, hermitian=True)
+        border = blocks @ (inverse @ self.border)  # without what a positive matrix cannot have
+        inner = border.flatten(0, 1).T @ (inverse @ border).flatten(0, 1)
+        rest = _with_eigenvalues(self.rest - inner, _at_least_0) + inner
+        found = replace(self, blocks=blocks, border=border, rest=rest)
+        if self.size > _MOST_DENSE or found.is_close_to(self):
+            return found
+        return GroupedMatrix.of_dense(_with_eigenvalues(self.dense(), _at_least_0), self.groups[:0])
+
+    def is_close_to(self, other: GroupedMatrix) -> bool:
+        """Whether the entries differ by rounding from those of a matrix of the same groups."""
+        pairs = ((self.blocks, other.blocks), (self.border, other.border), (self.rest, other.rest))
+        size = max(float(own.abs().max()) for own, _ in pairs if own.numel())
+        return all(
+            float((own - own_other).abs().max()) <= _CLOSE * size
+            for own, own_other in pairs
+            if own.numel()
+        )
+
+
+def _sizes(values: Float[Tensor, "*S m"]) -> Float[Tensor, "*S m"]:
+    size = values.abs()
+    return size.maximum(_LEAST_EIGENVALUE * size.amax(-1, keepdim=True))
+
+
+def _at_least_0(values: Float[Tensor, "*S m"]) -> Float[Tensor, "*S m"]:
+    return values.clamp_min(0)
+
+
+def _with_eigenvalues(
+    matrix: Float[Tensor, "*S m m"], function: Callable[[Tensor], Tensor]
+) -> Float[Tensor, "*S m m"]:
+    """Symmetric matrices with other eigenvalues; those with the same ones stay as they are."""
+    if not matrix.numel():
+        return matrix
+    matrix = (matrix + matrix.mT) / 2
+    values, vectors = torch.linalg.eigh(matrix)
+    changed = function(values)
+    rounding = _ROUNDING * values.shape[-1] * values.abs().amax(-1, keepdim=True)
+    kept = ((changed - values).abs() <= rounding).all(-1)[..., None, None]
+    return torch.where(kept, matrix, (vectors * changed.unsqueeze(-2)) @ vectors.mT)
 
 
 @dataclass(frozen=True)
@@ -56,6 +243,10 @@ class BlockFactor:
             rest = rest - flat.mT @ flat
         factor, failed = torch.linalg.cholesky_ex(rest)
         return cls(own, w, torch.where(failed[:, None, None] > 0, torch.nan, factor))
+
+    def is_finite(self) -> bool:
+        """Whether the matrices were positive definite."""
+        return bool(self.rest.isfinite().all()) and bool(self.blocks.isfinite().all())
 
     def half_log_det(self) -> Float[Tensor, "S"]:
         r"""$\log \det L$."""
@@ -117,20 +308,15 @@ def block_solve(
     return torch.stack(found, -2)
 
 
-def eliminated_groups(
-    structured: StructuredPredictor, gram: Float[Tensor, "p p"]
-) -> Int[Tensor, "J q"] | None:
-    """Columns of the largest term of random effects whose groups share no rows; None without one.
+def eliminated_groups(terms: Sequence[Int[Tensor, "_ _"]]) -> Int[Tensor, "J q"]:
+    """Columns of the largest of some terms of random effects; none if all have few groups.
+
+    A row has one group of a term, so that no two groups share rows. Only one term is eliminated:
+    between the groups of another one, crossed with it, there are entries then.
 
     Args:
-        structured: the structured predictor.
-        gram: X'X of all columns, whose zeros show which columns share rows.
+        terms: columns by group and effect; see `StructuredPredictor.group_columns`.
     """
-    terms = [t for t in structured.group_columns() if len(t) >= _LEAST_GROUPS]
-    for columns in sorted(terms, key=lambda t: -t.numel()):
-        flat = columns.flatten()
-        own = gram[flat][:, flat].reshape(*columns.shape, *columns.shape)
-        apart = own.abs().sum((1, 3))
-        if not bool((apart - torch.diag(apart.diagonal())).any()):
-            return columns
-    return None
+    many = [columns for columns in terms if len(columns) >= _LEAST_GROUPS]
+    none = torch.zeros(0, 1, dtype=torch.long)
+    return max(many, key=lambda columns: columns.numel(), default=none)

@@ -147,6 +147,5 @@ def without_groups(
     if any(set(columns) & set(part.columns.columns) for part in orthogonal):
         remedy = "Leave groups= out"
         fail("groups", "True with a network that reads the groups", "False", remedy)
-    rows = inputs["design"].clone()
-    rows[:, columns] = 0
+    rows = design.layout.without(inputs["design"], torch.tensor(columns, dtype=torch.long))
     return {**inputs, "design": rows}

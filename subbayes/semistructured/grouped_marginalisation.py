@@ -21,11 +21,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.semistructured.coefficient_likelihood import CanonicalRows
 from subbayes.semistructured.effect_density import EffectDensity
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.grouped_importance import (
-    MOST_BESIDE_GROUPS,
     GroupedImportance,
+    has_groups,
     proposals_beside_groups,
 )
 from subbayes.semistructured.weight_quality import WeightQuality
@@ -62,10 +63,8 @@ class GroupedMarginalisation:
         """The likelihood of the effects without networks; None where groups are not eliminated."""
         parts = density.structured, density.family, density.design, density.offset, density.y
         likelihood = EffectsLikelihood(*parts, join=False)
-        groups = GroupedImportance.groups_of(likelihood)
-        if groups is None or density.structured.size - groups.numel() > MOST_BESIDE_GROUPS:
-            return None
-        return likelihood
+        canonical = isinstance(likelihood.rows, CanonicalRows)
+        return likelihood if canonical and has_groups(likelihood) else None
 
     def _mode(self, own: GroupedImportance) -> Float[np.ndarray, "d"]:
         """About the mode of h, by Newton steps with one curvature."""

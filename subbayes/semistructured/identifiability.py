@@ -37,7 +37,7 @@ def check_identified(
 
     Args:
         design: the design matrix.
-        columns: its centred columns at the training rows.
+        columns: its centred columns at the training rows, as `Design.rows` has them.
         y: the response, with its status where it may be censored.
         family: its distribution.
         priors: the priors of the model.
@@ -79,19 +79,21 @@ def collinear(
 
     Args:
         design: the design matrix.
-        centred: its columns.
+        centred: its columns, as `Design.rows` has them.
         among: positions of the columns that are compared.
     """
     found, compared = [], set(among)
     for parameter in design.parameters:
         terms = [t for t in design.terms if t.parameter == parameter]
         places = [i for t in terms for i in t.unpenalised if i in compared]
-        constant = are_constant(centred[:, places], design.center[places])
+        stored = design.layout.places(places)
+        constant = are_constant(centred[:, stored], design.center[places])
         found += [design.names[i] for i, own in zip(places, constant, strict=True) if own]
         places = [i for i, own in zip(places, constant, strict=True) if not own]
         if len(places) < 2:
             continue
-        unit = centred[:, places] / np.linalg.norm(centred[:, places], axis=0)
+        own_columns = centred[:, design.layout.places(places)]
+        unit = own_columns / np.linalg.norm(own_columns, axis=0)
         _, triangle, pivots = linalg.qr(unit, mode="economic", pivoting=True)
         independent = np.zeros(len(places), dtype=bool)
         independent[: min(unit.shape)] = np.abs(np.diag(triangle)) >= 1e-8
@@ -110,7 +112,9 @@ def _constant(
     defaults: Mapping[str, EffectPrior],
 ) -> list[str]:
     """Names of constant columns with default priors, whose scale is relative to the column's."""
-    constant = are_constant(centred, design.center)
+    stored = design.layout.dense.numpy()
+    constant = np.zeros(len(design.names), dtype=bool)
+    constant[stored] = are_constant(centred[:, : len(stored)], design.center[stored])
     return [
         design.names[i]
         for term in design.terms

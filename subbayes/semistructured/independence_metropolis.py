@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -27,6 +28,12 @@ from subbayes.semistructured.proposals import (
 )
 
 __all__ = ["independence_chains", "independence_draws"]
+
+Take = Callable[
+    [Int[np.ndarray, "m"], Int[np.ndarray, "chains m"], Int[np.ndarray, "chains"]], None
+]
+"""Takes the draws of a block: which they are, and the point of the block that each one is, and that
+each chain ends at. Those of an earlier block are negative."""
 
 _LEAST_EFFICIENCY = 0.5  # of the pilot's weights, for one proposal a draw
 _ENOUGH = 0.7  # efficiency for one proposal a draw where the target is cheap
@@ -66,13 +73,26 @@ def independence_chains(
     most_repeats: int = 1,
     efficiency: float | None = None,
     patient: bool = False,
+    take: Take | None = None,
+    block: int | None = None,
 ) -> tuple[Draws, Int[np.ndarray, "chains draws"]] | None:
     """As `independence_draws`, with the position of the proposal that each draw is.
 
     Proposals with a known efficiency are not adapted; the target is then called once, with the
-    proposals of all chains, chain by chain. It may be an
+    proposals of all chains, chain by chain, or with blocks of them. It may be an
     unbiased estimate of the density from random numbers of its own (Andrieu and Roberts 2009, "The
     pseudo-marginal approach for efficient Monte Carlo computations").
+
+    Args:
+        target: as for `independence_draws`.
+        proposals: as for `independence_draws`.
+        sampling: as for `independence_draws`.
+        most_repeats: as for `independence_draws`.
+        patient: as for `independence_draws`.
+        efficiency: of the weights of proposals that are not adapted.
+        take: called after each block, since what belongs to the points of a block, such as
+            coordinates that the target integrates out, may be too large to keep for all.
+        block: proposals of each chain that are evaluated at once; by default all.
     """
     started = time.perf_counter()
     if efficiency is None:
@@ -92,11 +112,22 @@ def independence_chains(
     rngs = chain_generators(sampling.seed, sampling.chains)
     drawn = [proposals.draw(n, rng) for rng in rngs]
     log_u = np.log([rng.random(n) for rng in rngs])
-    z = np.stack([part[0] for part in drawn])
-    value = target(z.reshape(-1, z.shape[2])).reshape(z.shape[:2])
-    log_w = np.where(np.isnan(value), -np.inf, value) - np.stack([part[1] for part in drawn])
-    kept = np.stack([_accepted(*chain) for chain in zip(log_w, log_u, strict=True)])
-    kept = kept[:, warmup + thin - 1 :: thin]
+    z, log_q = (np.stack(part) for part in zip(*drawn, strict=True))
+    value, kept = np.empty(z.shape[:2]), np.empty(z.shape[:2], dtype=np.int64)
+    states = [(0, -math.inf)] * len(z)
+    times = np.arange(warmup + thin - 1, n, thin)  # of the draws
+    for start in range(0, n, block or n):
+        now = slice(start, min(start + (block or n), n))
+        value[:, now] = target(z[:, now].reshape(-1, z.shape[2])).reshape(len(z), -1)
+        log_w = np.where(np.isnan(value[:, now]), -np.inf, value[:, now]) - log_q[:, now]
+        for chain, state in enumerate(states):
+            kept[chain, now], states[chain] = _accepted(
+                log_w[chain], log_u[chain, now], start, state
+            )
+        if take is not None:
+            which = np.flatnonzero((times >= now.start) & (times < now.stop))
+            take(which, kept[:, times[which]] - start, kept[:, now.stop - 1] - start)
+    kept = kept[:, times]
     rows = np.arange(len(kept))[:, None]
     moved = np.diff(kept, axis=1, prepend=-1) != 0
     draws = Draws(
@@ -118,12 +149,20 @@ def independence_chains(
     return draws, kept
 
 
-def _accepted(log_w: Float[np.ndarray, "n"], log_u: Float[np.ndarray, "n"]) -> np.ndarray:
-    """The position of the proposal at which a chain is, after each proposal."""
+def _accepted(
+    log_w: Float[np.ndarray, "n"],
+    log_u: Float[np.ndarray, "n"],
+    start: int,
+    state: tuple[int, float],
+) -> tuple[np.ndarray, tuple[int, float]]:
+    """The position of the proposal at which a chain is, after each of those from `start` on.
+
+    `state` is the position of the proposal before them, and its log weight.
+    """
     kept = np.empty(len(log_w), dtype=np.int64)
-    at, weight = 0, -math.inf
+    at, weight = state
     for i, (new, u) in enumerate(zip(log_w.tolist(), log_u.tolist(), strict=True)):
         if u < new - weight or weight == -math.inf:
-            at, weight = i, new
+            at, weight = start + i, new
         kept[i] = at
-    return kept
+    return kept, (at, weight)

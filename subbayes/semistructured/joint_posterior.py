@@ -27,6 +27,7 @@ from subbayes.semistructured.collapsed_networks import CollapsedNetworks
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
+from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.effects_posterior import EffectsPosterior, has_effects_alone
 from subbayes.semistructured.effects_sampling import draw_effects
 from subbayes.semistructured.estimand import bootstrap_projections
@@ -184,10 +185,25 @@ class JointPosterior:
         rank = self.space.rank
         networks = torch.from_numpy(points[:, :rank].copy()).to(self.model.dtype)
         deep = self.contributions(self.space.subspace.inner.weights(networks))
-        modes = ConditionalModes(self.effect_density).find(deep)[0].numpy()
+        modes = self._modes_beside(deep, points[:, rank:]).numpy()
         finite = np.isfinite(modes).all(1, keepdims=True)
         effects = np.where(finite, np.clip(modes, -MAX_START, MAX_START), points[:, rank:])
         return np.concatenate([points[:, :rank], effects], 1)
+
+    def _modes_beside(
+        self, deep: Float[Tensor, "S n K"], near: Float[np.ndarray, "S P"]
+    ) -> Float[Tensor, "S P"]:
+        """The most probable effects given each contribution of the networks."""
+        density = self.effect_density
+        if not self.model.structured.layout.terms:
+            return ConditionalModes(density).find(deep)[0]
+        modes = []  # groups are eliminated block by block
+        for contributions, start in zip(deep, near, strict=True):
+            beside = density.offset + contributions.double()
+            parts = density.structured, density.family, density.design, beside, density.y
+            likelihood = EffectsLikelihood(*parts, join=False)
+            modes.append(likelihood.mode(torch.from_numpy(start.copy()))[0])
+        return torch.stack(modes)
 
     # --- sampling ---------------------------------------------------------------------------
 
@@ -253,7 +269,8 @@ class JointPosterior:
         inputs = model.inputs
         local = model.data.in_memory and inputs["design"].device.type == "cpu"
         design = inputs["design"]
-        large = design.numel() > _MOST_NUMBERS or design.shape[1] > _MOST_COLUMNS
+        columns = model.structured.layout.n_filled
+        large = design.numel() > _MOST_NUMBERS or columns > _MOST_COLUMNS
         if not local or large or any(self.contributions.places):
             return None
         rows = model.effects_likelihood.rows
@@ -343,7 +360,8 @@ class JointPosterior:
             check_count("n_draws", n_draws)
         flat = torch.from_numpy(np.ascontiguousarray(draws.flat(n_draws)))
         size, columns = self.model.structured.size, self.model.structured.n_corrected
-        corrections = torch.zeros(len(flat), columns, dtype=torch.float64)
+        corrected = shift is not None or bool(self.orthogonal)
+        corrections = torch.zeros(len(flat) if corrected else 0, columns, dtype=torch.float64)
         if shift is not None:
             chosen = shift if n_draws is None else evenly_spaced(shift, n_draws)
             corrections -= torch.from_numpy(chosen).to(corrections)
@@ -356,7 +374,8 @@ class JointPosterior:
 
         def weights_at(rows: slice) -> Tensor:
             found = self._weights(flat[rows])
-            return torch.cat([found[:, :size], corrections[rows], found[:, size:]], 1)
+            moved = corrections[rows] if corrected else found.new_zeros(len(found), columns)
+            return torch.cat([found[:, :size], moved, found[:, size:]], 1)
 
         return weights_at, len(flat)
 

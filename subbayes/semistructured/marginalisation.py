@@ -278,7 +278,7 @@ class ClosedForm:
         self.mean = structured.coefficients(zero)[self.places]
         one = structured.coefficients(torch.ones_like(zero))[self.places]
         self.size = one - self.mean
-        design = density.design[:, self.places]
+        design = structured.columns_at(density.design, self.places)
         self.u, self.d, self.v = torch.linalg.svd(design * self.size, full_matrices=False)
         self.level = density.offset[:, 0] + design @ self.mean
 

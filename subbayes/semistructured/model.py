@@ -41,7 +41,7 @@ from subbayes.semistructured.subspace import (
     build_space,
     subspace_of,
 )
-from subbayes.semistructured.summary import summary_text
+from subbayes.semistructured.summary import in_order, summary_text
 from subbayes.semistructured.tools.predictive_checks import Replicates, draw_prior
 from subbayes.semistructured.tools.updating import updated_formula
 from subbayes.training.configuration import Training
@@ -163,7 +163,8 @@ class SemiStructuredRegression(Results):
         """What was fitted, what the effects are and assume, their table, and warnings."""
         if self._state is None:
             return repr(self)
-        table = summary_text(self.summary(), _MOST_PRINTED)
+        names = in_order(self._effect_names(), self.state.model.design)
+        table = summary_text(self._summary_of_few(names, _MOST_PRINTED), _MOST_PRINTED)
         return "\n".join([aligned(self.describe()), "", table, *self.warnings()])
 
     # --- saving -----------------------------------------------------------------------------

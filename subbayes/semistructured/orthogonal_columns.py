@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -204,10 +204,15 @@ def orthogonal_networks(model: PreparedModel) -> tuple[OrthogonalNetworks, ...]:
         InputError: as many linearly independent columns as rows, which leave nothing to networks.
     """
     found, intercepts = [], _intercepts(model)
-    design = model.structured.with_constant(model.inputs["design"])
+    rows = model.inputs["design"]
     for at, names in orthogonal_places(model).items():
         effects, groups = at.effects, at.groups
-        part = OrthogonalColumns.of(design, effects, groups, model.row_weights, at.constant)
+        columns = (*effects, *groups)
+        design = model.structured.columns_at(rows, columns)
+        places = range(len(columns))
+        first, last = places[: len(effects)], places[len(effects) :]
+        part = OrthogonalColumns.of(design, first, last, model.row_weights, at.constant)
+        part = replace(part, columns=columns)
         if groups and part.basis.shape[1] >= len(part.basis):
             terms = sorted(t.name for t in model.design.terms if set(t.columns) & set(groups))
             fail(
@@ -273,7 +278,8 @@ def _level(model: PreparedModel, effects: Sequence[int]) -> tuple[tuple[int, ...
     columns = [i for i in effects if i not in penalised]
     if not columns:
         return (), False
-    chosen = _columns_of_constant(model.inputs["design"][:, columns].double())
+    own = model.structured.columns_at(model.inputs["design"], columns)
+    chosen = _columns_of_constant(own.double())
     return tuple(columns[i] for i in chosen), bool(chosen)
 
 

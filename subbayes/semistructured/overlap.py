@@ -77,7 +77,8 @@ def largest_overlap(model: PreparedModel, network: str, terms: Sequence[Term]) -
     if not columns or inputs.ndim != 2 or not inputs.is_floating_point():
         return None
     u, own = _unit_columns(inputs.double())
-    x, places = _unit_columns(model.inputs["design"][:, columns].double())
+    own_columns = model.structured.columns_at(model.inputs["design"], columns)
+    x, places = _unit_columns(own_columns.double())
     if not (len(own) and len(places)):
         return None
     pairs = (u.T @ x).abs()

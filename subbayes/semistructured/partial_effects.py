@@ -148,7 +148,7 @@ def partial_effect(
     for fixed, value in {variable: list(values), **term.at}.items():
         grid[fixed] = value
     places = list(term.columns)
-    columns = design.matrix(grid)[0][:, places]
+    columns = design.rows(grid)[0][:, design.layout.places(places)]
     if discrete or term.at:
         columns = columns + design.center[places]
     draws = _coefficients(state)[:, places] @ columns.T
@@ -195,7 +195,7 @@ def _surface(state: FittedState, term: Term, values: Any, level: float) -> Parti
     for name, column in {**dict(zip(names, points.T, strict=True)), **term.at}.items():
         grid[name] = column
     places = list(term.columns)
-    columns = design.matrix(grid)[0][:, places]
+    columns = design.rows(grid)[0][:, design.layout.places(places)]
     if term.at:
         columns = columns + design.center[places]
     draws = _coefficients(state)[:, places] @ columns.T
@@ -293,14 +293,14 @@ def _network_contribution(
     own = next((part.columns for part in joint.orthogonal if name in part.names), None)
     if own is None:
         return (found - level).numpy()
-    columns, with_constant = list(own.columns), model.structured.with_constant
+    columns, columns_at = list(own.columns), model.structured.columns_at
     gamma = training.projections(weights)[:, columns]
-    design = with_constant(torch.from_numpy(model.design.matrix(grid)[0]))[:, columns]
+    design = columns_at(torch.from_numpy(model.design.rows(grid)[0]), columns)
     if state.estimand == "population":
         rows_of_draws = np.arange(len(state.draws.flat()))
         moved = state.projections(remaining, own, evenly_spaced(rows_of_draws, n_draws))
         gamma = gamma + moved
-        own_rows = with_constant(model.inputs["design"])[:, columns].double()
+        own_rows = columns_at(model.inputs["design"], columns).double()
         means = _mean(own_rows.T, model.row_weights)
         level = level - (moved @ means)[:, None]
     return (found - gamma @ design.T - level).numpy()
@@ -317,9 +317,9 @@ def contribution_table(
 
     That of an ordinal response is the one beside the thresholds of the estimand.
     """
-    structured, deep, design = state.model.structured, state.model.deep, inputs["design"]
+    structured, deep, rows = state.model.structured, state.model.deep, inputs["design"]
     weights, count = state.corrected_weights(n_draws)
-    size, columns, p = structured.size, structured.n_corrected, design.shape[1]
+    size, columns, p = structured.size, structured.n_corrected, structured.layout.size
     effects, networks = [], []
     shift = state.coefficient_shift(n_draws)
     shifts = torch.zeros(count, columns) if shift is None else torch.from_numpy(shift)
@@ -328,8 +328,7 @@ def contribution_table(
     ):
         with torch.no_grad():
             beta = structured.coefficients(part[:, :size]) + moved[:, :p].to(part)
-            own = structured.placement.to(beta)[:, place]
-            effects.append((design @ (beta * own).T).T + inputs["offset"][:, place])
+            effects.append(structured.predictors(beta, rows)[:, place] + inputs["offset"][:, place])
             if deep is not None:
                 outputs = (
                     Network(deep).batched(part[:, size + columns :], dict(inputs))[..., place]
@@ -338,7 +337,8 @@ def contribution_table(
                 )
                 correction = part[:, size : size + columns] + moved.to(part)
                 constant = correction[:, p:].sum(1, keepdim=True)
-                networks.append(outputs - (design @ (correction[:, :p] * own).T).T - constant)
+                shared = structured.predictors(correction[:, :p], rows)[:, place]
+                networks.append(outputs - shared - constant)
     first = torch.cat(effects).double().numpy()
     second = torch.cat(networks).double().numpy() if networks else np.zeros_like(first)
     parts = {"structured": first, "deep": second, "predictor": first + second}

@@ -12,16 +12,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
+from subbayes.semistructured.group_elimination import GroupedMatrix
 
 __all__ = ["QuadraticRows"]
-
-_ROUNDING = 1e-13
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class QuadraticRows:
         centre: $u_0$.
         value_there: $l_0$.
         slope: s.
-        hessian: H.
+        hessian: H, with the blocks of groups apart.
         entries: places of u in B, flattened: columns, then thresholds.
         location: 1 for all columns.
     """
@@ -40,7 +38,7 @@ class QuadraticRows:
     centre: Float[Tensor, "m"]
     value_there: float
     slope: Float[Tensor, "m"]
-    hessian: Float[Tensor, "m m"]
+    hessian: GroupedMatrix
     entries: Int[Tensor, "m"]
     location: Float[Tensor, "p"]
 
@@ -54,39 +52,32 @@ class QuadraticRows:
         Raises:
             LinAlgError: a curvature that is not finite.
         """
-        structured, rows = likelihood.map.structured, likelihood.rows
+        rows, entries = likelihood.rows, likelihood.map.entries
         b = likelihood.map.coefficients(points)
-        _, q, c = b.shape
-        placement = structured.placement
-        columns = torch.arange(len(placement)) * c + placement.argmax(1)
-        cuts = (q - 1) * c + torch.arange(placement.shape[1], c)
-        entries = torch.cat([columns, cuts])
         with torch.no_grad():
             value, slope = rows.value_and_grad(b)
-            hessian = b.new_zeros(len(entries), len(entries))
-            for one in b:
-                flat = rows.curvature(one).permute(2, 0, 3, 1).reshape(q * c, q * c)
-                hessian += flat[entries][:, entries] / len(b)
-        own = _without_negative(hessian)
+            hessian = rows.curvature(b[0])
+            for one in b[1:]:
+                hessian = hessian + rows.curvature(one)
         return cls(
             b.flatten(1)[:, entries].mean(0),
             float(value.mean()),
             slope.flatten(1)[:, entries].mean(0),
-            own,
+            # with negative eigenvalues it would not be a density for large standard deviations
+            hessian.scaled(1 / len(b)).without_negative(),
             entries,
-            torch.ones(len(placement), dtype=torch.float64),
+            torch.ones(likelihood.map.columns, dtype=torch.float64),
         )
 
     @property
-    def gram(self) -> Float[Tensor, "p p"]:
-        """The part of H of the columns."""
-        p = len(self.location)
-        return self.hessian[:p, :p]
+    def gram(self) -> GroupedMatrix:
+        """H, whose first rows are those of the columns."""
+        return self.hessian
 
     def _parts(self, b: Tensor) -> tuple[Tensor, Tensor]:
         """The distance from the centre, and the slope there."""
         d = b.flatten(1)[:, self.entries] - self.centre
-        return d, self.slope - d @ self.hessian
+        return d, self.slope - self.hessian.times(d)
 
     def conditional(self, b: Float[Tensor, "S q C"]) -> tuple[Tensor, Tensor]:
         """The slope in the coefficients, shape (S, p), and the factor 1 of `gram`."""
@@ -96,17 +87,3 @@ class QuadraticRows:
         """The log-likelihood at each point."""
         d, slope = self._parts(b)
         return self.value_there + 0.5 * (d * (self.slope + slope)).sum(-1)
-
-
-def _without_negative(matrix: Float[Tensor, "m m"]) -> Float[Tensor, "m m"]:
-    """A symmetric matrix with negative eigenvalues set to 0.
-
-    Without this the approximation would not be a density for large standard deviations.
-    """
-    matrix = (matrix + matrix.T) / 2
-    if not bool(matrix.isfinite().all()):
-        raise np.linalg.LinAlgError("a curvature that is not finite")
-    values, vectors = torch.linalg.eigh(matrix)
-    if float(values[0]) >= -_ROUNDING * len(values) * float(values[-1]):
-        return matrix
-    return (vectors * values.clamp_min(0)) @ vectors.T

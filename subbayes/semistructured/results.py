@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,9 @@ from subbayes.semistructured.partial_effects import (
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.semistructured.summary import (
+    MOST_OF_GROUPS,
     describe_draws,
+    half_chain_spread,
     in_order,
     mixing_warnings,
     scales_of,
@@ -128,9 +130,19 @@ class Results(AfterFit):
         """Problems of the draws of the effects, each with a remedy; empty if there are none.
 
         Draws of an approximation or of a deep ensemble are not chains, which may not have mixed.
+        Of the effects of many groups those 200 are examined whose half chains differ most.
         """
-        chains = self.is_posterior and not self.draws.independent
-        mixing = mixing_warnings(self._effects(), self.draws.engine) if chains else []
+        if not self.is_posterior or self.draws.independent:
+            return weight_warnings(self.draws)
+        names, random = self._effect_names(), self._columns_of_groups()
+        among = len(names)
+        if len(random) > MOST_OF_GROUPS:
+            design, zeta = self.state.model.design, self.state.joint.effects_of(self.draws)
+            spread = half_chain_spread(zeta[:, : len(design.names)], self.draws.n_draws)[random]
+            alike = np.argsort(spread)[:-MOST_OF_GROUPS]
+            left_out = {design.names[random[i]] for i in alike}
+            names = [name for name in names if name not in left_out]
+        mixing = mixing_warnings(self._effects(names=names), self.draws.engine, among)
         return weight_warnings(self.draws) + mixing
 
     # --- effects ----------------------------------------------------------------------------
@@ -142,13 +154,23 @@ class Results(AfterFit):
         return self._effects(self.state.coefficient_shift())
 
     def _effects(
-        self, shift: Float[np.ndarray, "S p"] | None = None
+        self, shift: Float[np.ndarray, "S p"] | None = None, names: Sequence[str] | None = None
     ) -> dict[str, Float[np.ndarray, "chains draws"]]:
         """The same, without a shift those of the training rows, which the chains have sampled."""
         shape = self.draws.n_chains, self.draws.n_draws
         zeta = self.state.joint.effects_of(self.draws)
-        reported = self.state.model.structured.reported(zeta, shift)
+        reported = self.state.model.structured.reported(zeta, shift, names)
         return {name: values.reshape(shape) for name, values in reported.items()}
+
+    def _effect_names(self) -> list[str]:
+        """Names of all effects."""
+        zeta = self.state.joint.effects_of(self.draws, 1)
+        return list(self.state.model.structured.reported(zeta))
+
+    def _columns_of_groups(self) -> list[int]:
+        """Columns of the effects of groups."""
+        random = (term for term in self.state.model.design.terms if term.kind == "random")
+        return [i for term in random for i in term.columns]
 
     def summary(self, level: float = 0.95, *, groups: bool = True) -> pd.DataFrame:
         """A table of the effects, those of groups last.
@@ -169,15 +191,33 @@ class Results(AfterFit):
             `sigma` itself.
         """
         check_fraction("level", level)
-        effects, model = self.effects(), self.state.model
-        names = in_order(effects, model.design, groups)
-        table = summary_table({name: effects[name] for name in names}, level, self._effects())
+        names = in_order(self._effect_names(), self.state.model.design, groups)
+        return self._summary(names, level)
+
+    def _summary(self, names: Sequence[str], level: float = 0.95) -> pd.DataFrame:
+        """The table of some effects."""
+        model, shift = self.state.model, self.state.coefficient_shift()
+        effects = self._effects(shift, names)
+        sampled = effects if shift is None else self._effects(names=names)
+        table = summary_table(effects, level, sampled)
         table.attrs["scales"] = scales_of(names, model.family)
         table.attrs["effects"] = self.estimand
         reml = self.state.model.specification.smooth == "reml"
         table.attrs["inference"] = describe_draws(self.draws)
         table.attrs["smooth"] = "empirical Bayes (REML)" if reml else "bayes"
         return table
+
+    def _summary_of_few(self, names: Sequence[str], most: int) -> pd.DataFrame:
+        """The first and last rows of the table, with one between them that stands for the others.
+
+        `summary_text` shows that there are others, without their numbers.
+        """
+        if len(names) <= most:
+            return self._summary(names)
+        first = most - most // 2
+        table = self._summary([*names[:first], *names[-(most // 2) :]])
+        hidden = pd.DataFrame(0.0, index=[""], columns=table.columns)
+        return pd.concat([table.iloc[:first], hidden, table.iloc[first:]]).rename_axis("effect")
 
     def effect(
         self,

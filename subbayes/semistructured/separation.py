@@ -55,7 +55,7 @@ def check_separation(
 
     Args:
         design: the design matrix.
-        columns: its centred columns at the training rows.
+        columns: its centred columns at the training rows, as `Design.rows` has them.
         y: the response, with its status where it may be censored.
         family: its distribution.
         priors: the priors of the model.
@@ -79,7 +79,7 @@ def check_separation(
         numbers = len(y) * classes * (len(places) + classes)
         if not 0 < len(places) <= _MOST_COLUMNS or numbers > _MOST_NUMBERS:
             continue
-        at = columns[:, places]
+        at = columns[:, design.layout.places(places)]
         if several:
             _check_places(design, places, *_beside_other_classes(design, places, at, y), priors)
         elif isinstance(family, OrdinalFamily):

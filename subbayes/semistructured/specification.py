@@ -222,7 +222,7 @@ class Specification:
         with _named(response.name):
             family.check_targets(targets)
         y = family.level_values(y, known)
-        matrix, offsets = design.matrix(frame)
+        matrix, offsets = design.rows(frame)
         offset = offsets[:, 0] + self.auxiliary.total_offset(frame, family)
         defaults = default_priors(design, family, y, offset, counts)
         used = self._of_terms(design, defaults) if self.inherited else self
@@ -243,7 +243,7 @@ class Specification:
                     "probabilities follow from the priors of thresholds; leave them out by "
                     f"data[{left!r}].cat.remove_unused_categories()"
                 )
-            warn_of_size(len(design.names), len(frame))
+            warn_of_size(design.layout.n_filled, len(frame))
             if unused:
                 warn_user(
                     f"the priors of {', '.join(unused)} are not used: smooth='reml' sets these to "

@@ -14,7 +14,7 @@ has a standard normal prior (see `subbayes.semistructured.effect_priors`):
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from subbayes.likelihoods.families import LINKS, Family
+from subbayes.semistructured.design_layout import Layout
 from subbayes.semistructured.effect_priors import (
     EffectPrior,
     NormalPrior,
@@ -36,6 +37,8 @@ from subbayes.semistructured.truncated_prior import within_range
 from subbayes.utils.checks import fail
 
 __all__ = ["StructuredPredictor"]
+
+_ELEMENTS = 2**20  # coordinates of draws at once
 
 
 class StructuredPredictor(nn.Module):
@@ -62,6 +65,7 @@ class StructuredPredictor(nn.Module):
     _shrunk_columns: Tensor
     _column_sds: Tensor
     placement: Tensor
+    _dense_columns: Tensor
 
     def __init__(self, design: Design, family: Family, priors: Mapping[str, EffectPrior]) -> None:
         super().__init__()
@@ -124,12 +128,13 @@ class StructuredPredictor(nn.Module):
         for name, value in {
             "_mean": mean,
             "_scale": scale,
-            "_transform_columns": torch.eye(columns).double()[transformed],
+            "_transform_columns": _unit_rows(transformed, columns),
             "_sd_columns": sd_columns,
             "_unpenalised": 1 - sd_columns.sum(0),
-            "_shrunk_columns": torch.eye(columns).double()[shrunk],
+            "_shrunk_columns": _unit_rows(shrunk, columns),
             "_column_sds": torch.from_numpy(design.scale[shrunk]).double().clamp_min(1e-12),
             "placement": torch.tensor(placement).double().reshape(columns, len(design.parameters)),
+            "_dense_columns": design.layout.dense,
         }.items():
             self.register_buffer(name, value, persistent=False)
         self.names = [*design.names, *(f"sd({name})" for name in self._sd_coordinates), *law_names]
@@ -141,6 +146,11 @@ class StructuredPredictor(nn.Module):
         self.thresholds = range(len(self.names), len(self.names) + family.n_thresholds)
         self.names += [f"threshold[{j}]" for j in range(family.n_thresholds)]
         self.size = len(self.names)
+
+    @property
+    def layout(self) -> Layout:
+        """How rows of the design matrix are stored."""
+        return self.design.layout
 
     @property
     def has_normal_location(self) -> bool:
@@ -159,9 +169,16 @@ class StructuredPredictor(nn.Module):
         """
         return len(self.design.names) + bool(self.thresholds)
 
-    def with_constant(self, design: Float[Tensor, "*N p"]) -> Float[Tensor, "*N q"]:
-        """Columns, followed by ones if there are thresholds, for `n_corrected` coefficients."""
-        return nn.functional.pad(design, (0, 1), value=1.0) if self.thresholds else design
+    def columns_at(self, rows: Float[Tensor, "N w"], places: Sequence[int]) -> Float[Tensor, "N m"]:
+        """The columns of some of the `n_corrected` coefficients; that of the constant is 1."""
+        chosen = torch.tensor([*places], dtype=torch.long)
+        of_constant = chosen >= self.layout.size
+        found = self.layout.columns(rows, chosen[~of_constant])
+        if not bool(of_constant.any()):
+            return found
+        whole = rows.new_ones(len(rows), len(chosen))
+        whole[:, ~of_constant] = found
+        return whole
 
     def _shared_horseshoe(self) -> Horseshoe | None:
         """The horseshoe prior of all terms that have one."""
@@ -238,6 +255,19 @@ class StructuredPredictor(nn.Module):
         assert isinstance(law, GroupLaw)
         return law.factor(zeta[..., extra], self.priors)
 
+    def scale_coordinates(self, first: int) -> list[int]:
+        """Coordinates of the hyperparameters of the term of effects that begins at a column."""
+        for _, at, extra in self._laws.values():
+            if at.start == first:
+                return list(range(extra.start, extra.stop))
+        own = {t.name: t.penalised for t in self.design.terms if t.name in self._sd_coordinates}
+        return [self._sd_coordinates[name] for name, at in own.items() if at[0] == first]
+
+    def factor_of_groups(self, first: int, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S q q"]:
+        """As `group_factor`, of the term of effects that begins at a column."""
+        (name,) = (t.name for t in self.design.terms if t.columns and t.columns[0] == first)
+        return self.group_factor(name, zeta)
+
     def group_columns(self, everywhere: bool = False) -> list[Int[Tensor, "J q"]]:
         """Columns of each term of random effects, by group and effect.
 
@@ -255,10 +285,14 @@ class StructuredPredictor(nn.Module):
 
     def at_zero(self, beta: Float[Tensor, "*S p"]) -> Float[Tensor, "*S p"]:
         """Coefficients with the effects of groups where the columns of their terms are 0."""
-        found = beta.clone()
-        for law, at, _ in self._laws.values():
-            if isinstance(law, GroupLaw):
-                found[..., at] = law.at_zero(beta[..., at])
+        moved = [
+            (law, at)
+            for law, at, _ in self._laws.values()
+            if isinstance(law, GroupLaw) and any(law.means)
+        ]
+        found = beta.clone() if moved else beta
+        for law, at in moved:
+            found[..., at] = law.at_zero(beta[..., at])
         return found
 
     def linear_map(self, zeta: Float[Tensor, "P"]) -> Float[Tensor, "rows C"]:
@@ -281,7 +315,7 @@ class StructuredPredictor(nn.Module):
     def forward(
         self,
         zeta: Float[Tensor, "*S P"],
-        design: Float[Tensor, "N p"],
+        design: Float[Tensor, "N w"],
         offset: Float[Tensor, "*_ N K"],
         correction: Float[Tensor, "q"] | None = None,
     ) -> Float[Tensor, "*_ N C"]:
@@ -289,7 +323,7 @@ class StructuredPredictor(nn.Module):
 
         Args:
             zeta: coordinates.
-            design: centred columns.
+            design: rows as `Design.rows` has them.
             offset: added to the predictors.
             correction: subtracted from the coefficients; see `n_corrected`.
         """
@@ -297,8 +331,7 @@ class StructuredPredictor(nn.Module):
         beta, p = self.coefficients(zeta), len(self.design.names)
         if correction is not None:
             beta = beta - correction[..., :p]
-        placed = beta.unsqueeze(-2) * self.placement.T.to(beta)
-        eta = (placed @ design.mT + offset.mT).mT  # rows along the last axis in memory
+        eta = (self.predictors(beta, design) + offset.mT).mT  # rows along the last axis in memory
         if not self.thresholds:
             return eta
         if correction is not None:
@@ -306,10 +339,29 @@ class StructuredPredictor(nn.Module):
         cuts = self.threshold_values(zeta).unsqueeze(-2)
         return torch.cat([eta, cuts.expand(*eta.shape[:-1], cuts.shape[-1])], -1)
 
+    def predictors(
+        self, beta: Float[Tensor, "*S p"], rows: Float[Tensor, "N w"]
+    ) -> Float[Tensor, "*S K N"]:
+        """The predictors of coefficients at stored rows, without offsets."""
+        placement, layout = self.placement.to(beta), self.layout
+        if not layout.terms:
+            return (beta.unsqueeze(-2) * placement.T) @ rows.mT
+        dense = self._dense_columns
+        placed = beta.index_select(-1, dense).unsqueeze(-2) * placement[dense].T
+        found = placed @ rows[:, : len(dense)].mT
+        for term in layout.terms:
+            effects = beta[..., term.span].unflatten(-1, (term.groups, term.effects))
+            own = effects.index_select(-2, term.codes(rows)) * term.loadings(rows)
+            found = found + own.sum(-1).unsqueeze(-2) * placement[term.first].unsqueeze(-1)
+        return found
+
     # --- in the units of the data -----------------------------------------------------------
 
     def reported(
-        self, zeta: Float[np.ndarray, "S P"], shift: Float[np.ndarray, "S q"] | None = None
+        self,
+        zeta: Float[np.ndarray, "S P"],
+        shift: Float[np.ndarray, "S q"] | None = None,
+        names: Collection[str] | None = None,
     ) -> dict[str, Float[np.ndarray, "S"]]:
         """Draws of the reported effects by name, in the units of the data.
 
@@ -319,7 +371,24 @@ class StructuredPredictor(nn.Module):
         Args:
             zeta: coordinates.
             shift: added to the coefficients of the centred columns; see `n_corrected`.
+            names: those of the effects; by default all.
         """
+        step = max(1, _ELEMENTS // self.size)  # draws at once, so that few of many effects fit
+        parts = []
+        for start in range(0, len(zeta), step):
+            rows = slice(start, start + step)
+            part = self._reported(zeta[rows], None if shift is None else shift[rows])
+            parts.append(part if names is None else {name: part[name] for name in names})
+            if names is not None and len(zeta) > step:
+                parts[-1] = {name: values.copy() for name, values in parts[-1].items()}
+        if len(parts) == 1:
+            return parts[0]
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    def _reported(
+        self, zeta: Float[np.ndarray, "S P"], shift: Float[np.ndarray, "S q"] | None
+    ) -> dict[str, Float[np.ndarray, "S"]]:
+        """As `reported`, all at once."""
         at = torch.from_numpy(np.ascontiguousarray(zeta, dtype=np.float64))
         with torch.no_grad():
             beta = self.coefficients(at).numpy()
@@ -362,3 +431,10 @@ class StructuredPredictor(nn.Module):
             found["horseshoe scale"] = self._horseshoe.global_values(common).numpy()
         shift = beta @ design.center
         return found | {f"threshold[{j}]": cuts[:, j] + shift for j in range(cuts.shape[1])}
+
+
+def _unit_rows(places: list[int], columns: int) -> Float[Tensor, "m p"]:
+    """A row for each place, which is 1 there and 0 elsewhere."""
+    found = torch.zeros(len(places), columns, dtype=torch.float64)
+    found[torch.arange(len(places)), torch.tensor(places, dtype=torch.long)] = 1.0
+    return found

@@ -18,9 +18,11 @@ from subbayes.semistructured.formula import Design
 from subbayes.utils.text_table import printable
 
 __all__ = [
+    "MOST_OF_GROUPS",
     "beside_statistics",
     "central",
     "describe_draws",
+    "half_chain_spread",
     "in_order",
     "mixing_warnings",
     "rhat_limits",
@@ -30,7 +32,11 @@ __all__ = [
 ]
 
 
+MOST_OF_GROUPS = 200
+"""Effects of groups whose chains are examined, of more those whose half chains differ most."""
+
 _LEAST_ESS = 100  # of a chain
+_ROWS = 50  # of draws at once
 _BY_CHANCE = 0.01  # probability of a warning of R-hat where chains agree
 
 
@@ -156,7 +162,35 @@ def summary_text(table: pd.DataFrame, most: int | None = None) -> str:
     return str(rounded.to_string(float_format=lambda value: f"{value:.4g}", max_rows=most))
 
 
-def rhat_limits(draws: Float[np.ndarray, "chains draws p"]) -> Float[np.ndarray, "p"]:
+def half_chain_spread(draws: Float[np.ndarray, "S p"], length: int) -> Float[np.ndarray, "p"]:
+    """The variance of the means of half chains relative to the variance within them.
+
+    It costs a few operations a number, where R-hat sorts all draws of an effect.
+
+    Args:
+        draws: of all chains, one chain after the other.
+        length: draws of each chain.
+
+    Example:
+        >>> draws = np.random.default_rng(0).normal(size=(400, 3))
+        >>> draws[:200, 1] += 1.0
+        >>> int(half_chain_spread(draws, 200).argmax())
+        1
+    """
+    half = max(1, length // 2)
+    starts = [c * length + k * half for c in range(len(draws) // length) for k in range(2)]
+    means, within = [], np.zeros(draws.shape[1])
+    for start in starts:
+        own = draws[start : start + half]
+        means.append(own.mean(0))
+        for part in np.array_split(own, max(1, len(own) // _ROWS)):  # little memory
+            within += np.square(part - means[-1]).sum(0)
+    return np.asarray(np.var(means, axis=0) / np.maximum(within, 1e-300))
+
+
+def rhat_limits(
+    draws: Float[np.ndarray, "chains draws p"], among: int | None = None
+) -> Float[np.ndarray, "p"]:
     r"""The R-hat of each of p effects above which chains disagree by more than chance.
 
     Where chains agree, $B / W$ of 2 chains with n effective draws in each half has an F
@@ -164,6 +198,10 @@ def rhat_limits(draws: Float[np.ndarray, "chains draws p"]) -> Float[np.ndarray,
     effects. The limits are exceeded by one of them, or by its folded draws, in 1 % of fits. The
     effective draws are those of each chain by itself, which does not depend on the others. Limits
     are at least 1.01 and at most 1.05.
+
+    Args:
+        draws: of p effects.
+        among: number of effects that these were chosen from; by default p.
 
     Example:
         >>> draws = np.random.default_rng(0).normal(size=(2, 300, 10))
@@ -174,18 +212,25 @@ def rhat_limits(draws: Float[np.ndarray, "chains draws p"]) -> Float[np.ndarray,
     halves = 2 * chains
     ess = sum(np.asarray(diagnostics.ess_bulk(draws[[chain]])) for chain in range(chains))
     n = np.clip(np.nan_to_num(ess, nan=np.inf), _LEAST_ESS * chains, length * chains) / halves
-    ratio = fdtri(halves - 1, halves * (n - 1), 1 - _BY_CHANCE / (2 * effects))
+    ratio = fdtri(halves - 1, halves * (n - 1), 1 - _BY_CHANCE / (2 * (among or effects)))
     limits: np.ndarray = np.clip(np.sqrt(1 + (ratio - 1) / n), 1.01, 1.05)
     return limits
 
 
 def mixing_warnings(
-    effects: Mapping[str, Float[np.ndarray, "chains draws"]], sampler: str = ""
+    effects: Mapping[str, Float[np.ndarray, "chains draws"]],
+    sampler: str = "",
+    among: int | None = None,
 ) -> list[str]:
     """Problems of the chains of the effects, with a remedy; empty if there are none.
 
     R-hat must be below 1.01, or what is above it by chance (see `rhat_limits`), and the bulk and
     tail effective sample sizes at least 100 per chain (Vehtari et al. 2021).
+
+    Args:
+        effects: draws by name.
+        sampler: name of the sampler, for the remedy.
+        among: number of effects that these were chosen from; by default all.
 
     Example:
         >>> x = np.random.default_rng(0).normal(size=(4, 500))
@@ -203,7 +248,7 @@ def mixing_warnings(
     rhat, enough = np.asarray(diagnostics.rhat(stacked)), _LEAST_ESS * chains
     worst, problems, least = np.where(np.isnan(rhat), 1, rhat), [], np.inf
     if worst.max() > 1.01:
-        limits = np.floor(rhat_limits(stacked) * 1e3) / 1e3
+        limits = np.floor(rhat_limits(stacked, among) * 1e3) / 1e3
         worst = np.where(worst > limits, worst, 1)
     if worst.max() > 1.01:
         place = int(worst.argmax())

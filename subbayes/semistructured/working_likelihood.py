@@ -91,7 +91,7 @@ def score_correction(
     unit = np.sqrt(np.diag(covariance))
     if len(at) <= len(own) or np.linalg.matrix_rank(covariance / np.outer(unit, unit)) < len(own):
         return None  # too few draws
-    columns = inputs["design"].numpy()[:, own]
+    columns = structured.columns_at(inputs["design"], own).numpy()
     score = np.diag(_precisions(model)[own]) + (columns * information[:, None]).T @ columns
     both = covariance, covariance @ score @ covariance
     old, new = (np.linalg.cholesky(matrix / np.outer(unit, unit)) for matrix in both)

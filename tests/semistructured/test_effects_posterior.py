@@ -96,7 +96,7 @@ def test_the_density_is_the_general_one(formula, family, options):
     step = 1e-5 * np.eye(fast.rank)
     ahead, behind = (general.value_and_grad(z[:1] + s)[1] for s in (step, -step))
     hessian = (behind - ahead) / 2e-5 - np.eye(fast.rank)
-    curvature = fast.effects.curvature(torch.from_numpy(z[0])).numpy()
+    curvature = fast.effects.curvature(torch.from_numpy(z[0])).dense().numpy()
     np.testing.assert_allclose(curvature, hessian, atol=1e-6 * np.abs(hessian).max())
 
 
@@ -104,12 +104,12 @@ def test_the_density_is_the_general_one(formula, family, options):
 def test_curvatures_by_sparse_matrices_are_those_by_dense_ones(formula, family, monkeypatch):
     fast, _, space = densities(formula, family, table())
     at = torch.from_numpy(space.start_points[0])
-    dense = fast.effects.curvature(at)
+    dense = fast.effects.curvature(at).dense()
     monkeypatch.setattr(effect_map, "_DENSE", 0)
     monkeypatch.setattr(effect_map, "_FEW", 1.1)
     made, to_sparse = [], torch.Tensor.to_sparse
     monkeypatch.setattr(torch.Tensor, "to_sparse", lambda t: made.append(t) or to_sparse(t))
-    found = fast.effects.curvature(at)
+    found = fast.effects.curvature(at).dense()
     assert made
     torch.testing.assert_close(found, dense, rtol=1e-12, atol=1e-12 * float(dense.abs().max()))
 

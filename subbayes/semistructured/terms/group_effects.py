@@ -30,6 +30,7 @@ from torch import Tensor
 
 from subbayes.data.levels import check_levels, levels_of
 from subbayes.semistructured import formula_columns
+from subbayes.semistructured.design_layout import stored_width
 from subbayes.semistructured.formula_grammar import check_formula, formula_errors, least_columns
 from subbayes.semistructured.formula_numbers import factor_column
 from subbayes.semistructured.terms.law import (
@@ -91,9 +92,9 @@ class GroupTerm(WrittenTerm):
         return tuple(dict.fromkeys([*read, *self.groups]))
 
     def width(self, frame: pd.DataFrame) -> int:
-        """The largest number of columns."""
+        """The largest number of columns, as they are stored."""
         groups = len(frame[list(self.groups)].drop_duplicates())
-        return groups * _MOST if self.left != "1" else groups
+        return stored_width(groups * (_MOST if self.left != "1" else 1), groups)
 
     def learn(
         self, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
@@ -240,6 +241,15 @@ class GroupEffects(LearnedTerm):
         known = np.flatnonzero(codes >= 0)
         found[known, codes[known]] = loadings[known]
         return found.reshape(len(frame), -1)
+
+    def stored(self, frame: pd.DataFrame) -> Float[np.ndarray, "n q_plus_1"]:
+        """The position of each row's group, and its numbers in the columns of this group.
+
+        Those of an unseen group are 0, in the columns of the first one.
+        """
+        codes = self._codes(frame)
+        loadings = np.where(codes[:, None] < 0, 0.0, self.loadings(frame))
+        return np.column_stack([codes.clip(0), loadings])
 
     def loadings(self, frame: pd.DataFrame) -> Float[np.ndarray, "n q"]:
         """The columns of the left-hand side, centred by the means of the law."""
@@ -389,7 +399,10 @@ class GroupLaw(Law):
     ) -> Float[Tensor, "*S c"]:
         """The effects of all groups, group by group."""
         own = zeta.reshape(*zeta.shape[:-1], self.n_groups, len(self.names))
-        return (own @ self.factor(extra, priors).mT).reshape(zeta.shape)
+        tau, factor = self._parts(extra, priors)
+        if factor is None:
+            return (own * tau.unsqueeze(-2)).reshape(zeta.shape)
+        return (own @ (tau.unsqueeze(-1) * factor).mT).reshape(zeta.shape)
 
     def scales(
         self, count: int, extra: Float[Tensor, "*S e"], priors: Priors
