@@ -31,7 +31,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from subbayes.likelihoods.families import BernoulliFamily, Family, NormalFamily, PoissonFamily
+from subbayes.likelihoods.families import (
+    BernoulliFamily,
+    Family,
+    NormalFamily,
+    OrdinalFamily,
+    PoissonFamily,
+)
 from subbayes.semistructured.design_layout import Layout
 from subbayes.semistructured.group_elimination import GroupedMatrix
 from subbayes.utils.types import Targets
@@ -413,7 +419,12 @@ class GeneralRows:
     def _value(self, b: Tensor) -> Tensor:
         total = b.new_zeros(len(b))
         for design, offset, y in self._blocks():
-            total += self.family.log_prob(self._predictors(b, design, offset), y).sum(-1)
+            if isinstance(self.family, OrdinalFamily):  # a row reads two of many thresholds
+                location = self.layout.product(design, b[:, :-1, :1])[..., 0] + offset[:, 0]
+                terms = self.family.log_prob_of_rows(location, b[:, -1, 1:], y)
+            else:
+                terms = self.family.log_prob(self._predictors(b, design, offset), y)
+            total += terms.sum(-1)
         return total
 
     def value_and_grad(

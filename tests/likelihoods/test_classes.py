@@ -11,7 +11,7 @@ from scipy import stats
 
 from subbayes import InputError, Predictive
 from subbayes.likelihoods import Bernoulli
-from subbayes.likelihoods.families import BernoulliFamily, BinomialFamily, OrdinalFamily
+from subbayes.likelihoods.families import BernoulliFamily, BinomialFamily, OrdinalFamily, classes
 
 LAWS = {"logit": stats.logistic, "probit": stats.norm, "cauchit": stats.cauchy}
 
@@ -36,6 +36,38 @@ def test_ordered_classes_have_probabilities_for_any_thresholds(link, thresholds)
     score = family.score(outputs.expand(k, -1), labels)
     assert (torch.from_numpy(expected) @ score).abs().max() < 1e-10  # scores have mean 0
     assert torch.linalg.eigvalsh(family.curvature(outputs)).min() > -1e-10
+
+
+@pytest.mark.parametrize("link", LAWS)
+@pytest.mark.parametrize("k", [2, 3, 30])
+def test_a_class_costs_two_thresholds(link, k, monkeypatch):
+    """The density of one class evaluates the probabilities at its own thresholds alone."""
+    rng, family = np.random.default_rng(0), OrdinalFamily(n_classes=k, cumulative=link)
+    location = torch.from_numpy(rng.normal(size=(3, 40)))
+    thresholds = torch.from_numpy(np.sort(rng.normal(size=(3, k - 1)), 1))
+    y, weights = torch.from_numpy(rng.integers(0, k, 40).astype(float)), torch.rand(40).double()
+    ends = np.concatenate([np.full((3, 1), -np.inf), thresholds, np.full((3, 1), np.inf)], 1)
+    upper = np.stack([e[y.long() + 1] for e in ends]) - location.numpy()
+    lower = np.stack([e[y.long()] for e in ends]) - location.numpy()
+    expected = np.log(LAWS[link].cdf(upper) - LAWS[link].cdf(lower))
+    outputs = torch.cat([location[..., None], thresholds[:, None].expand(3, 40, k - 1)], -1)
+    evaluated, original = [], classes.log_probabilities
+
+    def counted(name, eta):
+        evaluated.append(eta.numel())
+        return original(name, eta)
+
+    monkeypatch.setattr(classes, "log_probabilities", counted)
+    np.testing.assert_allclose(family.log_prob(outputs, y), expected, rtol=1e-8)
+    np.testing.assert_allclose(
+        family.log_prob_of_rows(location, thresholds, y), expected, rtol=1e-8
+    )
+    found = family.log_prob_of_rows(location, thresholds, (y, weights))
+    np.testing.assert_allclose(found, weights * torch.from_numpy(expected), rtol=1e-8)
+    assert sum(evaluated) <= 3 * 2 * location.numel()
+    score = family.score(outputs, y)
+    assert score.isfinite().all()
+    assert ((score != 0).sum(-1) <= 3).all()
 
 
 @pytest.mark.parametrize("likelihood", [Bernoulli(), BernoulliFamily()])

@@ -36,12 +36,13 @@ from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.utils.checks import check_choice, fail, number_text
 from subbayes.utils.types import Outputs, PerPoint, RowWeights, Targets
 
-__all__ = ["CommonParameters", "Family", "log_sum", "moment"]
+__all__ = ["CommonParameters", "Family", "log_sum", "moment", "responses_and_weights"]
 
 _ROUNDING = 1e-6  # of responses that were meant to be whole numbers
 
 
-def _responses_and_weights(y: Targets) -> tuple[Tensor, Tensor | None]:
+def responses_and_weights(y: Targets) -> tuple[Tensor, Tensor | None]:
+    """Responses, and the weights that come with them."""
     return (y, None) if isinstance(y, Tensor) else (y[0], y[1])
 
 
@@ -223,7 +224,7 @@ class Family(Likelihood):
 
         It is evaluated in float64 and returned in the dtype of the outputs.
         """
-        value, weight = _responses_and_weights(y)
+        value, weight = responses_and_weights(y)
         terms = partial(self._terms_at, value)
         return terms(outputs) if weight is None else weighted_terms(terms, outputs, weight)
 
@@ -233,7 +234,7 @@ class Family(Likelihood):
 
     def for_targets(self, y: Targets | None) -> Likelihood:
         """The family with the weights that come with the targets."""
-        weight = None if y is None else _responses_and_weights(y)[1]
+        weight = None if y is None else responses_and_weights(y)[1]
         return self if weight is None else Weighted(self, weight)
 
     def _terms(self, value: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
@@ -270,7 +271,7 @@ class Family(Likelihood):
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for responses outside the support, or weights below 0."""
-        value, weight = _responses_and_weights(y)
+        value, weight = responses_and_weights(y)
         if value.ndim != 1:
             fail("y", "responses of shape (N,)", tuple(value.shape))
         bad = ~self.allows(value)

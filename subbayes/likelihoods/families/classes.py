@@ -13,14 +13,15 @@ from torch import Tensor
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.discrete import Categorical
-from subbayes.likelihoods.families.base import Family, moment
+from subbayes.likelihoods.families.base import Family, moment, responses_and_weights
 from subbayes.likelihoods.families.binary_links import (
     PROBABILITY_LINKS,
     fisher_information,
     log_probabilities,
 )
+from subbayes.likelihoods.weighting import weighted_terms
 from subbayes.utils.checks import check_choice, check_count, fail
-from subbayes.utils.types import Outputs, Targets
+from subbayes.utils.types import Outputs, PerPoint, Targets
 
 __all__ = ["BernoulliFamily", "CategoricalFamily", "OrdinalFamily"]
 
@@ -120,18 +121,75 @@ class OrdinalFamily(Family):
         first, last = below[..., :1], above[..., -1:]
         if self.n_classes == 2:
             return torch.cat([first, last], -1)
-        if self.cumulative != "logit":
-            return torch.cat([first, _log_between(below, above), last], -1)
         lower, upper = thresholds[..., :-1], thresholds[..., 1:]
+        between = self._log_between(
+            lower, upper, (below[..., :-1], below[..., 1:]), (above[..., :-1], above[..., 1:])
+        )
+        return torch.cat([first, between, last], -1)
+
+    def _log_between(
+        self,
+        lower: Tensor,
+        upper: Tensor,
+        below: tuple[Tensor, Tensor],
+        above: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        """Log probability between two thresholds.
+
+        Args:
+            lower: the first.
+            upper: the second.
+            below: log probabilities below each.
+            above: log probabilities above each.
+        """
+        if self.cumulative != "logit":
+            return _log_between(below, above)
         # sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b))
         width = torch.log(-torch.expm1((lower - upper).clamp_max(-1e-12)))
-        return torch.cat([first, below[..., 1:] + above[..., :-1] + width, last], -1)
+        return below[1] + above[0] + width
 
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log probability of classes."""
-        log_p = self._log_probabilities(torch.stack(eta, -1))
-        index = y.long().expand(log_p.shape[:-1]).unsqueeze(-1)
-        return log_p.gather(-1, index).squeeze(-1)
+        """Log probability of classes, from the two thresholds around each."""
+        location, *thresholds = eta
+        cuts = _sorted(torch.stack(thresholds, -1))
+        index = y.long().expand(location.shape).unsqueeze(-1)
+        lower = cuts.gather(-1, (index - 1).clamp_min(0)).squeeze(-1)
+        upper = cuts.gather(-1, index.clamp_max(self.n_thresholds - 1)).squeeze(-1)
+        return self._log_probability(y, location, lower, upper)
+
+    def log_prob_of_rows(
+        self, location: Float[Tensor, "*S N"], thresholds: Float[Tensor, "*S k"], y: Targets
+    ) -> PerPoint:
+        """As `log_prob`, with thresholds that all rows share, at the cost of two of them a row."""
+        value, weight = responses_and_weights(y)
+        cuts, index = _sorted(thresholds), value.long()
+        lower = cuts[..., (index - 1).clamp_min(0)]
+        upper = cuts[..., index.clamp_max(self.n_thresholds - 1)]
+
+        def terms(outputs: Tensor) -> Tensor:
+            return self._log_probability(value, outputs[..., 0], lower, upper)
+
+        outputs = location.unsqueeze(-1)
+        return terms(outputs) if weight is None else weighted_terms(terms, outputs, weight)
+
+    def _log_probability(self, y: Tensor, location: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        """Log probability of classes.
+
+        Args:
+            y: the classes.
+            location: mu of each row.
+            lower: threshold below each class; any number for the first one.
+            upper: threshold above each class; any number for the last one.
+        """
+        first, last = y == 0, y == self.n_thresholds
+        below_lower, above_lower = log_probabilities(self.cumulative, lower - location)
+        below_upper, above_upper = log_probabilities(self.cumulative, upper - location)
+        # the width of a class at an end is unused, and has to have a finite gradient
+        apart = torch.where(first | last, lower + 1.0, upper)
+        between = self._log_between(
+            lower, apart, (below_lower, below_upper), (above_lower, above_upper)
+        )
+        return torch.where(first, below_upper, torch.where(last, above_lower, between))
 
     def allows(self, y: Tensor) -> Tensor:
         """Whole numbers 0..K-1."""
@@ -184,13 +242,13 @@ def _sorted(thresholds: Float[Tensor, "*S N k"]) -> Float[Tensor, "*S N k"]:
     return torch.cat([torch.minimum(first, last), torch.maximum(first, last)], -1)  # faster
 
 
-def _log_between(below: Tensor, above: Tensor) -> Tensor:
-    """Logs of the probabilities between neighbouring thresholds, from those below and above them.
+def _log_between(below: tuple[Tensor, Tensor], above: tuple[Tensor, Tensor]) -> Tensor:
+    """Log probability between two thresholds, from those below and above each.
 
     Differences are taken in the tail that is smaller, which keeps its digits.
     """
-    lower, upper = below[..., :-1], below[..., 1:]
-    far, near = above[..., 1:], above[..., :-1]
+    lower, upper = below
+    near, far = above
     in_upper = upper + lower > far + near
     large, small = torch.where(in_upper, near, upper), torch.where(in_upper, far, lower)
     return large + torch.log(-torch.expm1((small - large).clamp_max(-1e-12)))
