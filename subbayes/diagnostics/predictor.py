@@ -281,9 +281,9 @@ class Predictor(ABC):
         if len({part.outputs.shape[-1] for part in found}) > 1:
             fail("inputs", "rows with as many outputs in all processes", "sequences of others")
         whole = type(found[0]).joined(found, likelihood)
-        y = join_targets(targets, ignored_label(own))
-        every = None if weights is None else torch.cat(counts)
-        return metrics.score(whole, y, level, _as_numbers(every))
+        every_target = join_targets(targets, ignored_label(own))
+        every_weight = None if weights is None else torch.cat(counts)
+        return metrics.score(whole, every_target, level, _as_numbers(every_weight))
 
     def out_of_distribution(
         self, inputs: Any, others: Any, **options: Any

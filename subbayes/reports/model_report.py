@@ -342,8 +342,8 @@ def _scores(content: _Content) -> tuple[Table | None, list[Picture]]:
     if content.predictive is None:
         return None, []
     weights = None
-    if content.test_rows is not None and content.test_rows.has_weights:
-        weights = split_targets(content.test_rows.targets(), weighted=True).counts
+    if content.test is not None and content.test.has_weights:
+        weights = split_targets(content.test.targets(), weighted=True).counts
     scores = metrics.score(content.predictive, content.y, weights=weights)
     kept = [key for key in SCORE_HEADINGS if key in scores]
     caption = f"{len(content.predictive)} test rows. Log-likelihood in nats per row."
