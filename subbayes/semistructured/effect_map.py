@@ -184,12 +184,15 @@ class EffectMap:
         points[:, groups.flatten()] = torch.eye(q, dtype=zeta.dtype).repeat(1, len(groups))
         factor = structured.coefficients(points)[:, groups[0]].T
         moved = zeta.new_zeros(*groups.shape, len(others))
-        scales = structured.scale_coordinates(int(groups[0, 0]))
-        for j in scales:
-            tangent = torch.zeros_like(zeta)
-            tangent[j] = 1.0
-            slope = torch.func.jvp(structured.coefficients, (zeta,), (tangent,))[1]
-            moved[..., int(torch.searchsorted(others, j))] = slope[groups]
+        # J e_j as the gradient of e_j' (J' u) in u: forward mode would import torch._dynamo.
+        with torch.enable_grad():
+            at = zeta.detach().requires_grad_()
+            beta = structured.coefficients(at)
+            u = torch.zeros_like(beta, requires_grad=True)
+            (pulled,) = torch.autograd.grad(beta, at, u, create_graph=True)
+            for j in structured.scale_coordinates(int(groups[0, 0])):
+                (slope,) = torch.autograd.grad(pulled[j], u, retain_graph=True)
+                moved[..., int(torch.searchsorted(others, j))] = slope[groups]
         return factor, moved
 
     def _bend(
