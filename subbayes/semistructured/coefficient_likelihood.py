@@ -175,6 +175,11 @@ class NormalStatistics:
         scale = layout.expand(design[:1].double())[0] * (1 - location)
         return cls(layout, gram, centre, cross, residual, total, constant, scale, location)
 
+    def at_points(self, index: Int[Tensor, "m"]) -> NormalStatistics:
+        """The statistics at some of the points with residuals of their own, or repeated ones."""
+        assert isinstance(self.residual, Tensor)
+        return replace(self, cross=self.cross[index], residual=self.residual[index])
+
     def _parts(self, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Half the slope and the value of the sum of squares, and the log of sigma."""
         d = b[:, :-1, 0] - self.centre
@@ -366,6 +371,36 @@ class CanonicalRows:
             found = found + self.layout.gram(design, variance[:, None, None], self.groups)
         return found
 
+    def expansion(
+        self, b: Float[Tensor, "S q C"], predictors: Int[Tensor, "p"]
+    ) -> tuple[Float[Tensor, "S p"], Float[Tensor, "S p p"]]:
+        """Gradient and negative Hessian in the coefficients at each point, of few rows.
+
+        Args:
+            b: the points.
+            predictors: of each column, here one for all.
+        """
+        design = self.layout.expand(self.design)
+        eta = b[:, :-1, 0] @ design.T
+        if self.offset is not None:
+            eta = eta + self.offset
+        if self.label == "poisson":
+            mean = variance = eta.exp()
+        else:
+            mean = eta.sigmoid()
+            variance = mean * (1 - mean)
+        if self.weights is not None:
+            mean, variance = mean * self.weights, variance * self.weights
+        return self.statistic - mean @ design, _weighted_gram(design, design, variance)
+
+
+def _weighted_gram(
+    left: Float[Tensor, "n p"], right: Float[Tensor, "n p"], weights: Float[Tensor, "S n"]
+) -> Float[Tensor, "S p p"]:
+    """X'WZ of each of S weights, of few rows."""
+    products = (left[:, :, None] * right[:, None, :]).flatten(1)
+    return (weights @ products).unflatten(1, (left.shape[1], -1))
+
 
 def _joined(
     design: Float[Tensor, "n w"],
@@ -462,3 +497,24 @@ class GeneralRows:
                     inner[:, a] = -rows
             found = found + self.layout.gram(design, inner, self.groups)
         return found
+
+    def expansion(
+        self, b: Float[Tensor, "S q C"], predictors: Int[Tensor, "p"]
+    ) -> tuple[Float[Tensor, "S p"], Float[Tensor, "S p p"]]:
+        """Gradient in the coefficients at each point, and Fisher's information, of few rows.
+
+        Args:
+            b: the points.
+            predictors: position of the predictor of each column.
+        """
+        eta = self._predictors(b, self.design.double(), self.offset.double())
+        score = self.family.score(eta, self.y)
+        information = self.family.for_targets(self.y).curvature(eta)
+        design = self.layout.expand(self.design.double())
+        gradient = (score.transpose(1, 2)[:, predictors] * design.T).sum(2)
+        gram = b.new_zeros(len(b), design.shape[1], design.shape[1])
+        for i in predictors.unique().tolist():
+            for j in predictors.unique().tolist():
+                left, right = design * (predictors == i), design * (predictors == j)
+                gram += _weighted_gram(left, right, information[..., i, j])
+        return gradient, gram

@@ -32,14 +32,14 @@ from subbayes.semistructured.effect_density import EffectDensity
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Coordinates, LogDensity
 
-__all__ = ["CollapsedNetworks"]
+__all__ = ["CollapsedNetworks", "ResponseRows"]
 
 _AT_ONCE = 64  # points
 _MOST_PREDICTORS = 2**20  # of all rows and points at once, to bound the memory of gradients
 
 
 @dataclass(frozen=True)
-class _Rows:
+class ResponseRows:
     """The statistics of responses, and what those of responses less contributions follow from.
 
     Attributes:
@@ -57,7 +57,7 @@ class _Rows:
     weights: Float[Tensor, "n"]
 
     @classmethod
-    def of(cls, statistics: NormalStatistics, density: EffectDensity) -> _Rows:
+    def of(cls, statistics: NormalStatistics, density: EffectDensity) -> ResponseRows:
         """Those of all responses of a model."""
         y, weights = (density.y, None) if isinstance(density.y, Tensor) else density.y[:2]
         w = (-2 * density.offset[:, 1]).exp()
@@ -110,7 +110,7 @@ class CollapsedNetworks:
     ) -> None:
         assert isinstance(collapsed.rows, NormalStatistics)
         self.contributions, self.collapsed = contributions, collapsed
-        self.rows = _Rows.of(collapsed.rows, density)
+        self.rows = ResponseRows.of(collapsed.rows, density)
         self.networks, self.size = networks, networks + collapsed.size
         self.kept = [*range(networks), *(networks + j for j in collapsed.rest)]
         self.rank = len(self.kept)

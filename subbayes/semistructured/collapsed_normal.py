@@ -278,30 +278,53 @@ class CollapsedNormal:
         r"""B at the reference, the factor L of P, and $L^{-1} P (\tilde\zeta - \zeta_0)$."""
         placed, slopes = self._affine(h)
         score, precision = rows.conditional(placed)
+        gram = self._gram_groups, self._gram_border, self._gram_others[None]
+        return placed, *self._factor(slopes, score, gram, precision, self._reference[None])
+
+    def _factor(
+        self,
+        slopes: Float[Tensor, "S o p"],
+        score: Float[Tensor, "S p"],
+        gram: tuple[Tensor, Tensor, Tensor],
+        precision: Float[Tensor, "S"],
+        linear: Float[Tensor, "#S c"],
+    ) -> tuple[BlockFactor, tuple[Tensor, Tensor]]:
+        """The factor L of P, and L^-1 of the gradient in the linear coordinates.
+
+        Args:
+            slopes: derivatives of the coefficients in the coordinates of each order.
+            score: derivative of the log-likelihood in the coefficients, over the precision.
+            gram: its negative second derivative, over the precision: the blocks of groups, those
+                beside the others, and the others.
+            precision: 1 / sigma^2.
+            linear: where the gradient is taken.
+        """
+        of_groups, of_border, of_others = gram
         times = self._times_others(slopes)
         weight = precision[:, None, None]
-        rest = times(times(self._gram_others[None]).mT) * weight
-        rest = rest + torch.eye(len(self._others), dtype=h.dtype)
+        rest = times(times(of_others).mT) * weight
+        rest = rest + torch.eye(len(self._others), dtype=slopes.dtype)
         first = self.groups.numel()
         right_others = times(score[:, None, self._others])[:, 0] * precision[:, None]
-        right_others = right_others - self._reference[first:]
+        right_others = right_others - linear[:, first:]
         if not len(self.groups):
-            factor = BlockFactor.of(*self._no_groups(h), rest)
-            return placed, factor, factor.forward(h.new_zeros(len(h), 0, 1), right_others)
+            factor = BlockFactor.of(*self._no_groups(slopes), rest)
+            return factor, factor.forward(slopes.new_zeros(len(slopes), 0, 1), right_others)
         q = self.groups.shape[1]
         inner = slopes[:, :q, self.groups[0]].mT[:, None]  # of each group: (S, 1, q, q)
         weighted = inner.mT * weight[..., None]
         product = torch.mul if q == 1 else torch.matmul
-        blocks = product(product(weighted, self._gram_groups), inner)
-        blocks = blocks + torch.eye(q, dtype=h.dtype)
-        border = product(weighted, times(self._gram_border[None]))
+        blocks = product(product(weighted, of_groups), inner)
+        blocks = blocks + torch.eye(q, dtype=slopes.dtype)
+        border = product(weighted, times(of_border if of_border.ndim == 4 else of_border[None]))
         factor = BlockFactor.of(blocks, border, rest)
         right = product(weighted, score[:, self.groups, None])[..., 0]
-        right = right - self._reference[:first].reshape(self.groups.shape)
-        return placed, factor, factor.forward(right, right_others)
+        right = right - linear[:, :first].reshape(-1, *self.groups.shape)
+        return factor, factor.forward(right, right_others)
 
-    def _no_groups(self, h: Float[Tensor, "S d"]) -> tuple[Tensor, Tensor]:
-        return h.new_zeros(len(h), 0, 1, 1), h.new_zeros(len(h), 0, 1, len(self._others))
+    def _no_groups(self, slopes: Float[Tensor, "S o p"]) -> tuple[Tensor, Tensor]:
+        points, others = len(slopes), len(self._others)
+        return slopes.new_zeros(points, 0, 1, 1), slopes.new_zeros(points, 0, 1, others)
 
     def _conditional(
         self, h: Float[Tensor, "S d"], rows: NormalStatistics | QuadraticRows
@@ -330,10 +353,18 @@ class CollapsedNormal:
         return lambda matrix: matrix @ (dense[:, None] if matrix.ndim == 4 else dense)
 
     def _parts(self, h: Float[Tensor, "S d"]) -> tuple[Tensor, ...]:
+        return h.split(self.at_once)
+
+    @property
+    def at_once(self) -> int:
+        """Number of points that are evaluated at once, to bound the memory."""
+        most = _ELEMENTS if len(self.groups) < _MANY_GROUPS else _ELEMENTS_OF_GROUPS
+        return max(1, most // max(1, self._elements()))
+
+    def _elements(self) -> int:
+        """Numbers of each point."""
         (groups, q), others = self.groups.shape, len(self._others)
-        elements = others**2 + groups * q * (q + others) + self.size * q
-        most = _ELEMENTS if groups < _MANY_GROUPS else _ELEMENTS_OF_GROUPS
-        return h.split(max(1, most // max(1, elements)))
+        return others**2 + groups * q * (q + others) + self.size * q
 
     def log_density(self, h: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
         """Log of p(D | h) p(h), with standard normal priors up to their constant."""
@@ -345,9 +376,12 @@ class CollapsedNormal:
         if self._sums is not None:
             return self._log_density_of_sums(h, self._sums)
         zeta, mean, factor = self._conditional(h, self.rows)
-        value = self.rows.value(self.map.coefficients(zeta))
-        found = value - 0.5 * mean.square().sum(1) - factor.half_log_det()
+        found = self._value(zeta) - 0.5 * mean.square().sum(1) - factor.half_log_det()
         return found - 0.5 * h.square().sum(1)
+
+    def _value(self, zeta: Float[Tensor, "S P"]) -> Float[Tensor, "S"]:
+        """The log-likelihood at all coordinates."""
+        return self.rows.value(self.map.coefficients(zeta))
 
     def _log_density_of_sums(self, h: Tensor, sums: _SumsOfGroups) -> Tensor:
         """The same, at a cost for each point that depends on the different blocks of groups alone.

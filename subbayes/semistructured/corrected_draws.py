@@ -18,7 +18,7 @@ $\ell_2$ is refined by means over its own draws: see `QuadraticRows.around`.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -28,9 +28,10 @@ from subbayes.draws import MAX_PARETO_K, Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.importance_sampling import pareto_k
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
+from subbayes.semistructured.conditional_normal import ConditionalNormal
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.given_coordinates import with_fixed
-from subbayes.semistructured.independence_metropolis import independence_chains
+from subbayes.semistructured.independence_metropolis import independence_chains, proposals_per_draw
 from subbayes.semistructured.proposals import (
     Distribution,
     fitted_proposals,
@@ -40,7 +41,7 @@ from subbayes.semistructured.proposals import (
 )
 from subbayes.semistructured.quadratic_likelihood import QuadraticRows
 
-__all__ = ["corrected_draws"]
+__all__ = ["CorrectedProposals", "corrected_proposals"]
 
 _MOST_COORDINATES = 600
 _MOST_BESIDE_COEFFICIENTS = 35  # for differences of all pairs of them
@@ -123,27 +124,55 @@ class _Coordinates:
         return _Approximation(of_h, count)
 
 
-def corrected_draws(
+@dataclass(frozen=True)
+class CorrectedProposals:
+    """Proposals of (h, epsilon), and what they are proposals of.
+
+    Attributes:
+        coordinates: the coordinates.
+        distribution: the distribution of proposals.
+        efficiency: of their weights.
+        repeats: number of proposals that a draw begins with.
+    """
+
+    coordinates: _Coordinates
+    distribution: Distribution
+    efficiency: float
+    repeats: int
+
+    def draw(
+        self, sampling: Sampling, repeats: int
+    ) -> tuple[Draws, Float[np.ndarray, "chains draws P"], Float[np.ndarray, "chains draws"]]:
+        """Draws, the coordinates of effects there, and their log-likelihood."""
+        target = self.coordinates.log_density
+        draws = independence_chains(target, self.distribution, sampling, repeats, self.efficiency)
+        zeta, log_det = self.coordinates.effects(draws.flat())
+        log_density = draws.stats["log_density"]
+        value = log_density.reshape(-1) + 0.5 * np.square(zeta).sum(1) - log_det
+        return draws, zeta.reshape(*log_density.shape, -1), value.reshape(log_density.shape)
+
+
+def corrected_proposals(
     likelihood: EffectsLikelihood,
     start: Float[np.ndarray, "P"],
     sampling: Sampling,
-    most_repeats: int,
     fixed: Collection[int] = (),
-) -> tuple[Draws, Float[np.ndarray, "chains draws P"], Float[np.ndarray, "chains draws"]] | None:
-    """Draws of (h, epsilon), the coordinates of effects there, and their log-likelihood.
-
-    None where too few proposals would be accepted.
+    *,
+    conditional: bool = False,
+) -> CorrectedProposals | None:
+    """Proposals of (h, epsilon); None where they do not fit the posterior.
 
     Args:
         likelihood: the log-likelihood.
         start: the mode.
-        sampling: draws, chains, thinning, seed and warm-up.
-        most_repeats: as for `independence_draws`.
+        sampling: draws, chains and thinning, of which the number of proposals depends.
         fixed: positions of coordinates that keep their values.
+        conditional: expand the log-likelihood around the mode given each h, of few rows.
     """
     if len(start) > _MOST_COORDINATES:
         return None
-    found = _refined(likelihood, start, fixed)
+    find = _around_conditional_modes if conditional else _refined
+    found = find(likelihood, start, fixed)
     if found is None:
         return None
     coordinates, proposals = found
@@ -155,16 +184,25 @@ def corrected_draws(
     cheap = sampling.chains * sampling.draws * sampling.thin * likelihood.n_rows <= _CHEAP
     if not k <= MAX_PARETO_K:
         return None
-    chains = independence_chains(
-        target, proposals, sampling, most_repeats, efficiency, patient=k > _LARGE_K or cheap
-    )
-    if chains is None:
+    repeats = proposals_per_draw(efficiency, cheap=True, patient=k > _LARGE_K or cheap)
+    return CorrectedProposals(coordinates, proposals, efficiency, repeats)
+
+
+def _around_conditional_modes(
+    likelihood: EffectsLikelihood, mode: Float[np.ndarray, "P"], fixed: Collection[int]
+) -> tuple[_Coordinates, _Approximation] | None:
+    """The approximation around the mode given each h; None of many rows, or where it has none."""
+    if not ConditionalNormal.applies_to(likelihood):
         return None
-    draws = replace(chains[0], meta=chains[0].meta | {"integrated_out": "coefficients, corrected"})
-    zeta, log_det = coordinates.effects(draws.flat())
-    log_density = draws.stats["log_density"]
-    value = log_density.reshape(-1) + 0.5 * np.square(zeta).sum(1) - log_det
-    return draws, zeta.reshape(*log_density.shape, -1), value.reshape(log_density.shape)
+    try:
+        collapsed = ConditionalNormal(likelihood, torch.from_numpy(mode.copy()))
+        free = [i for i, j in enumerate(collapsed.rest) if j not in fixed]
+        if not collapsed.linear or len(free) > _MOST_BESIDE_COEFFICIENTS:
+            return None
+        coordinates = _Coordinates(likelihood, collapsed, mode[collapsed.rest], free)
+        return coordinates, coordinates.proposals()
+    except np.linalg.LinAlgError:  # densities that are not finite
+        return None
 
 
 def _refined(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -63,8 +64,8 @@ class ConditionalModes:
     """Modes of the effects given the networks, and curvatures there, by Newton's method."""
 
     def __init__(self, density: EffectDensity) -> None:
-        self.density = density
-        self.start = torch.zeros(density.structured.size, dtype=torch.float64)
+        self.density, self.size = density, density.structured.size
+        self.start = torch.zeros(self.size, dtype=torch.float64)
         without_networks = torch.zeros(1, *density.offset.shape, dtype=torch.float64)
         self.start = self.find(without_networks)[0][0]
 
@@ -87,6 +88,18 @@ class ConditionalModes:
             precision, torch.eye(zeta.shape[1], dtype=zeta.dtype), upper=False
         ).mT
         return zeta, factor
+
+    def log_joint(
+        self, zeta: Float[Tensor, "S m P"], deep: Float[Tensor, "S n K"]
+    ) -> Float[Tensor, "S m"]:
+        """Log-likelihood plus log prior at m coordinates of each contribution."""
+        return self.density.log_joint(zeta, deep.unsqueeze(1))
+
+    def complete(
+        self, zeta: Float[Tensor, "S P"], deep: Float[Tensor, "S n K"], rng: np.random.Generator
+    ) -> Float[Tensor, "S P"]:
+        """All coordinates of the effects, which these are."""
+        return zeta
 
     def _damped_step(
         self, zeta: Tensor, value: Tensor, step: Tensor, deep: Tensor

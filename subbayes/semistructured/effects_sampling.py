@@ -6,12 +6,13 @@
   former are integrated out by importance sampling; see
   `subbayes.semistructured.grouped_importance`.
 - Other responses with smooths, effects of groups or horseshoes, or many coefficients: proposals
-  from a quadratic log-likelihood; see `subbayes.semistructured.corrected_draws`. Where there are
+  from a quadratic log-likelihood, or, of few rows, around the mode given the standard deviations;
+  see `subbayes.semistructured.corrected_draws`. Where there are
   too many effects of groups for these, they are integrated out as for counts.
 - Other models: all coordinates.
 
-All by independent proposals; where these do not fit the posterior, None is returned, and the caller
-follows gradients.
+All by independent proposals, with more of them for each draw until the effects have mixed; where
+these do not fit the posterior, None is returned, and the caller follows gradients.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.semistructured.coefficient_likelihood import CanonicalRows, NormalStatistics
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
-from subbayes.semistructured.corrected_draws import corrected_draws
+from subbayes.semistructured.corrected_draws import corrected_proposals
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.empirical_bayes import (
     reml_of_collapsed,
@@ -44,8 +45,13 @@ from subbayes.semistructured.grouped_importance import (
     has_groups,
     proposals_beside_groups,
 )
-from subbayes.semistructured.independence_metropolis import independence_chains, independence_draws
-from subbayes.semistructured.proposals import Proposals, fitted_proposals
+from subbayes.semistructured.independence_metropolis import (
+    independence_chains,
+    mixed_draws,
+    proposals_per_draw,
+)
+from subbayes.semistructured.proposals import PILOT, Proposals, fitted_proposals, pilot_generator
+from subbayes.semistructured.summary import examined_names, have_mixed
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import say
@@ -53,11 +59,10 @@ from subbayes.utils.progress import say
 __all__ = ["draw_effects"]
 
 _MOST_COORDINATES = 60  # for proposals of all of them at once
-_MOST_REPEATS = 20  # proposals for a draw, where the target is cheap
-_CORRECTED_REPEATS = 60
-_PATIENT_REPEATS = 120  # beside about as many evaluations of gradients of NUTS
+_MOST_REPEATS = 120  # proposals for a draw, beside about as many evaluations of gradients of NUTS
 _MOST_NUMBERS = 2**26  # of all proposals
 _AT_ONCE = 2**18  # coordinates of draws
+_PATIENT_PILOT = 25_600  # where the alternative follows gradients for many more evaluations
 
 
 def draw_effects(
@@ -93,6 +98,7 @@ def draw_effects(
     others = structured.size - len(structured.design.names) - len(structured.thresholds)
     if others or len(start) > _MOST_COORDINATES:
         samplers.append(lambda: _corrected_draws(likelihood, start, sampling))
+        samplers.append(lambda: _corrected_draws(likelihood, start, sampling, conditional=True))
     if has_groups(likelihood):
         penalised = [term for term in structured.design.terms if term.penalised]
         canonical = isinstance(likelihood.rows, CanonicalRows)
@@ -101,28 +107,62 @@ def draw_effects(
             0 if alone else len(samplers),
             lambda: _grouped_draws(GroupedImportance(likelihood), start, sampling),
         )
+    if len(start) <= _MOST_COORDINATES:
+        samplers.append(lambda: _draws_around_the_mode(likelihood, start, sampling))
     for sampler in samplers:
-        found = sampler()
-        if found is not None:
-            return found
-    if len(start) > _MOST_COORDINATES:
-        return None
+        draws = sampler()
+        if draws is not None:
+            return draws
+    return None
+
+
+def _most_repeats(sampling: Sampling, numbers: int) -> int:
+    """The most proposals for a draw, each of some numbers."""
+    draws = sampling.chains * sampling.draws * sampling.thin
+    return max(1, min(_MOST_REPEATS, _MOST_NUMBERS // (draws * max(1, numbers))))
+
+
+def _mixing_of(likelihood: EffectsLikelihood) -> Callable[[Draws], bool]:
+    """Whether the effects of draws of all coordinates have mixed."""
+
+    def has_mixed(draws: Draws) -> bool:
+        structured, zeta = likelihood.map.structured, draws.flat()
+        names, among = examined_names(structured, zeta, draws.n_draws)
+        shape, effects = draws.z.shape[:2], structured.reported(zeta, names=names)
+        return have_mixed({name: v.reshape(shape) for name, v in effects.items()}, among)
+
+    return has_mixed
+
+
+def _draws_around_the_mode(
+    likelihood: EffectsLikelihood, start: Float[np.ndarray, "P"], sampling: Sampling
+) -> Draws | None:
+    """Draws of all coordinates by independent proposals around the mode, of few or many pilots."""
     mode, precision = likelihood.mode(torch.from_numpy(start.copy()))
 
     def target(zeta: Float[np.ndarray, "S P"]) -> Float[np.ndarray, "S"]:
         value = likelihood.value(torch.from_numpy(zeta)).numpy()
         return np.asarray(value - 0.5 * np.square(zeta).sum(1))
 
-    proposals = Proposals.of_precision(mode.numpy(), precision.dense().numpy())
-    found = independence_draws(target, proposals, sampling)
-    if found is None:
-        numbers = sampling.chains * sampling.draws * sampling.thin * len(start)
-        most = min(_PATIENT_REPEATS, _MOST_NUMBERS // numbers)
-        found = independence_draws(target, proposals, sampling, most, patient=True)
-    if found is None:
-        return None
-    log_density, squares = found.stats["log_density"], np.square(found.z).sum(2)
-    return _with_densities(found, found.z, log_density + 0.5 * squares)
+    most = _most_repeats(sampling, len(start))
+    laplace = Proposals.of_precision(mode.numpy(), precision.dense().numpy())
+    for pilots, patient in ((PILOT, False), (_PATIENT_PILOT, True)):
+        proposals, efficiency = laplace.adapted(target, pilot_generator(), pilots)
+
+        def draw(
+            repeats: int, proposals: Proposals = proposals, efficiency: float = efficiency
+        ) -> Draws:
+            draws = independence_chains(target, proposals, sampling, repeats, efficiency)
+            value = draws.stats["log_density"] + 0.5 * np.square(draws.z).sum(2)
+            return _with_densities(draws, draws.z, value)
+
+        repeats = proposals_per_draw(efficiency, cheap=patient, patient=patient)
+        if not patient and repeats > 1:
+            continue
+        draws = mixed_draws(draw, _mixing_of(likelihood), repeats, most)
+        if draws is not None:
+            return draws
+    return None
 
 
 def _collapsed_draws(
@@ -143,32 +183,34 @@ def _collapsed_draws(
     def target(h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
         return collapsed.log_density(whole(h))
 
-    found = None
+    def draw(repeats: int) -> Draws:
+        draws = independence_chains(target, proposals, sampling, repeats, efficiency)
+        points = whole(draws.z)
+        shape, count = points.shape[:2], len(collapsed.linear)
+        zeta, value = np.empty((*shape, collapsed.size)), np.empty(shape)
+        step = max(1, _AT_ONCE // collapsed.size)
+        for chain, h in enumerate(points):
+            rng = np.random.default_rng([sampling.seed, 12, chain])
+            for first in range(0, len(h), step):  # memory for the draws, and for little else
+                rows = slice(first, first + step)
+                eps = rng.standard_normal((len(h[rows]), count))
+                part, _ = collapsed.with_coefficients(h[rows].copy(), eps)
+                zeta[chain, rows] = part
+                value[chain, rows] = likelihood.value(torch.from_numpy(part)).numpy()
+        draws = replace(draws, meta=draws.meta | {"integrated_out": "coefficients"})
+        return _with_densities(draws, zeta, value)
+
+    draws = None
     if len(free) <= _MOST_COORDINATES:
         proposals, efficiency = fitted_proposals(target, at[free])
-        chains = independence_chains(target, proposals, sampling, _MOST_REPEATS, efficiency)
-        found = None if chains is None else chains[0]
-    if found is None and smooth == "reml":
+        repeats, most = proposals_per_draw(efficiency, cheap=True), _most_repeats(sampling, len(at))
+        draws = mixed_draws(draw, _mixing_of(likelihood), repeats, most)
+    if draws is None and smooth == "reml":
         point = start.copy()
         point[collapsed.rest] = at
         mode = likelihood.mode(torch.from_numpy(point), sorted(fixed))[0]
         return _draws_of_the_others(likelihood, mode.numpy(), sampling)
-    if found is None:
-        return None
-    found = replace(found, z=whole(found.z))
-    shape, count = found.z.shape[:2], len(collapsed.linear)
-    zeta, value = np.empty((*shape, collapsed.size)), np.empty(shape)
-    step = max(1, _AT_ONCE // collapsed.size)
-    for chain, h in enumerate(found.z):
-        rng = np.random.default_rng([sampling.seed, 12, chain])
-        for first in range(0, len(h), step):  # memory for the draws, and for little else
-            rows = slice(first, first + step)
-            eps = rng.standard_normal((len(h[rows]), count))
-            part, _ = collapsed.with_coefficients(h[rows].copy(), eps)
-            zeta[chain, rows] = part
-            value[chain, rows] = likelihood.value(torch.from_numpy(part)).numpy()
-    found = replace(found, meta=found.meta | {"integrated_out": "coefficients"})
-    return _with_densities(found, zeta, value)
+    return draws
 
 
 def _corrected_draws(
@@ -176,12 +218,22 @@ def _corrected_draws(
     start: Float[np.ndarray, "P"],
     sampling: Sampling,
     fixed: Collection[int] = (),
+    *,
+    conditional: bool = False,
 ) -> Draws | None:
-    """As `corrected_draws`, with densities."""
-    numbers = sampling.chains * sampling.draws * sampling.thin * len(start)
-    most = max(1, min(_CORRECTED_REPEATS, _MOST_NUMBERS // numbers))
-    found = corrected_draws(likelihood, start, sampling, most, fixed)
-    return None if found is None else _with_densities(*found)
+    """Draws by proposals from a quadratic log-likelihood; see `corrected_proposals`."""
+    corrected = corrected_proposals(likelihood, start, sampling, fixed, conditional=conditional)
+    if corrected is None:
+        return None
+
+    def draw(repeats: int) -> Draws:
+        draws, zeta, value = corrected.draw(sampling, repeats)
+        how = "around their modes" if conditional else "corrected"
+        meta = draws.meta | {"integrated_out": f"coefficients, {how}"}
+        return _with_densities(replace(draws, meta=meta), zeta, value)
+
+    most = _most_repeats(sampling, len(start))
+    return mixed_draws(draw, _mixing_of(likelihood), corrected.repeats, most)
 
 
 def _draws_of_the_others(
@@ -190,6 +242,8 @@ def _draws_of_the_others(
     """Draws of all coordinates but those of smoothing, from the mode given these."""
     fixed = smoothing_coordinates(likelihood.map.structured)
     found = _corrected_draws(likelihood, at, sampling, fixed)
+    if found is None:
+        found = _corrected_draws(likelihood, at, sampling, fixed, conditional=True)
     if found is None and has_groups(likelihood, MOST_BESIDE_GROUPS + len(fixed)):
         found = _grouped_draws(GroupedImportance(likelihood), at, sampling, fixed)
     if found is not None:
@@ -225,22 +279,25 @@ def _grouped_draws(
         return with_fixed(at, free, h)
 
     fitted, _, efficiency = proposals_beside_groups(grouped, at[free], whole)
-    rngs = [np.random.default_rng([sampling.seed, 13, c]) for c in range(sampling.chains)]
-    taken = _TakenGroups(grouped, sampling.chains, sampling.draws)
-    found = independence_chains(
-        lambda h: grouped.estimate(whole(h), rngs),
-        fitted,
-        sampling,
-        _MOST_REPEATS,
-        efficiency,
-        take=taken,
-        block=max(1, _AT_ONCE // grouped.groups.numel()),
-    )
-    if found is None:
-        return None
-    taken.zeta[..., grouped.rest] = whole(found[0].z)
-    draws = replace(found[0], meta=found[0].meta | {"integrated_out": "groups"})
-    return _with_densities(draws, taken.zeta, taken.log_likelihood)
+
+    def draw(repeats: int) -> Draws:
+        rngs = [np.random.default_rng([sampling.seed, 13, c]) for c in range(sampling.chains)]
+        taken = _TakenGroups(grouped, sampling.chains, sampling.draws)
+        draws = independence_chains(
+            lambda h: grouped.estimate(whole(h), rngs),
+            fitted,
+            sampling,
+            repeats,
+            efficiency,
+            take=taken,
+            block=max(1, _AT_ONCE // grouped.groups.numel()),
+        )
+        taken.zeta[..., grouped.rest] = whole(draws.z)
+        draws = replace(draws, meta=draws.meta | {"integrated_out": "groups"})
+        return _with_densities(draws, taken.zeta, taken.log_likelihood)
+
+    repeats, most = proposals_per_draw(efficiency, cheap=True), _most_repeats(sampling, len(free))
+    return mixed_draws(draw, _mixing_of(grouped.likelihood), repeats, most)
 
 
 class _TakenGroups:

@@ -18,16 +18,9 @@ from jaxtyping import Float, Int
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.chains import chain_generators
-from subbayes.semistructured.proposals import (
-    LARGE_PILOT,
-    PILOT,
-    Distribution,
-    LogDensity,
-    Proposals,
-    pilot_generator,
-)
+from subbayes.semistructured.proposals import Distribution, LogDensity
 
-__all__ = ["independence_chains", "independence_draws"]
+__all__ = ["independence_chains", "mixed_draws", "proposals_per_draw"]
 
 Take = Callable[
     [Int[np.ndarray, "m"], Int[np.ndarray, "chains m"], Int[np.ndarray, "chains"]], None
@@ -37,76 +30,54 @@ each chain ends at. Those of an earlier block are negative."""
 
 _LEAST_EFFICIENCY = 0.5  # of the pilot's weights, for one proposal a draw
 _ENOUGH = 0.7  # efficiency for one proposal a draw where the target is cheap
-_PATIENT_PILOT = 25_600  # where the alternative follows gradients for many more evaluations
 _PATIENT_SHARE = 5.0  # proposals for each that counts, whose weights have long tails there
 _WARMUP = 50
 
 
-def independence_draws(
-    target: LogDensity,
-    proposals: Proposals,
-    sampling: Sampling,
-    most_repeats: int = 1,
-    patient: bool = False,
-) -> Draws | None:
-    """Draws of chains with independent proposals; None if too few would be accepted.
-
-    Where fewer than half of the proposals would count, there are several for each draw.
-
-    Each chain has its own random numbers, so that its draws do not depend on the others.
+def proposals_per_draw(efficiency: float, *, cheap: bool, patient: bool = False) -> int:
+    """How many proposals chains with proposals of an efficiency begin with, for each draw.
 
     Args:
-        target: log density up to a constant.
-        proposals: first proposals, as of a Laplace approximation.
-        sampling: draws, chains, thinning, seed and warm-up, by default 50.
-        most_repeats: the most proposals for a draw, beyond which None is returned.
-        patient: fit the proposals by more draws, and have five times as many for each draw.
+        efficiency: of the pilot's weights.
+        cheap: the target is cheap, so that an efficiency below 0.7 has several proposals.
+        patient: weights have long tails: five times as many.
+
+    Example:
+        >>> proposals_per_draw(0.6, cheap=False), proposals_per_draw(0.1, cheap=True)
+        (1, 10)
     """
-    found = independence_chains(target, proposals, sampling, most_repeats, patient=patient)
-    return None if found is None else found[0]
+    if cheap and efficiency < _ENOUGH:
+        return math.ceil((_PATIENT_SHARE if patient else 1) / efficiency)
+    return math.ceil(_LEAST_EFFICIENCY / efficiency)
 
 
 def independence_chains(
     target: LogDensity,
     proposals: Distribution,
     sampling: Sampling,
-    most_repeats: int = 1,
-    efficiency: float | None = None,
-    patient: bool = False,
+    repeats: int,
+    efficiency: float,
     take: Take | None = None,
     block: int | None = None,
-) -> tuple[Draws, Int[np.ndarray, "chains draws"]] | None:
-    """As `independence_draws`, with the position of the proposal that each draw is.
+) -> Draws:
+    """Draws of chains with independent proposals.
 
-    Proposals with a known efficiency are not adapted; the target is then called once, with the
-    proposals of all chains, chain by chain, or with blocks of them. It may be an
-    unbiased estimate of the density from random numbers of its own (Andrieu and Roberts 2009, "The
-    pseudo-marginal approach for efficient Monte Carlo computations").
+    Each chain has its own random numbers, so that its draws do not depend on the others. The target
+    is called once, with the proposals of all chains, chain by chain, or with blocks of them. It may
+    be an unbiased estimate of the density from random numbers of its own (Andrieu and Roberts 2009,
+    "The pseudo-marginal approach for efficient Monte Carlo computations").
 
     Args:
-        target: as for `independence_draws`.
-        proposals: as for `independence_draws`.
-        sampling: as for `independence_draws`.
-        most_repeats: as for `independence_draws`.
-        patient: as for `independence_draws`.
-        efficiency: of the weights of proposals that are not adapted.
+        target: log density up to a constant.
+        proposals: the distribution of proposals.
+        sampling: draws, chains, thinning, seed and warm-up, by default 50.
+        repeats: number of proposals for each draw.
+        efficiency: of the proposals, which is reported.
         take: called after each block, since what belongs to the points of a block, such as
             coordinates that the target integrates out, may be too large to keep for all.
         block: proposals of each chain that are evaluated at once; by default all.
     """
     started = time.perf_counter()
-    if efficiency is None:
-        assert isinstance(proposals, Proposals)
-        most = PILOT if most_repeats == 1 else LARGE_PILOT
-        proposals, efficiency = proposals.adapted(
-            target, pilot_generator(), _PATIENT_PILOT if patient else most
-        )
-    # proposals for each draw
-    repeats = math.ceil(_LEAST_EFFICIENCY / efficiency)
-    if most_repeats > 1 and efficiency < _ENOUGH:
-        repeats = math.ceil((_PATIENT_SHARE if patient else 1) / efficiency)
-    if repeats > most_repeats:
-        return None
     warmup, thin = _WARMUP if sampling.warmup is None else sampling.warmup, sampling.thin * repeats
     n = warmup + sampling.draws * thin
     rngs = chain_generators(sampling.seed, sampling.chains)
@@ -130,7 +101,7 @@ def independence_chains(
     kept = kept[:, times]
     rows = np.arange(len(kept))[:, None]
     moved = np.diff(kept, axis=1, prepend=-1) != 0
-    draws = Draws(
+    return Draws(
         z[rows, kept],
         {
             "log_density": value[rows, kept],
@@ -146,7 +117,30 @@ def independence_chains(
         },
         engine="independence-metropolis",
     )
-    return draws, kept
+
+
+def mixed_draws(
+    draw: Callable[[int], Draws],
+    has_mixed: Callable[[Draws], bool],
+    repeats: int,
+    most_repeats: int,
+) -> Draws | None:
+    """Draws with twice as many proposals each until they have mixed; None if they do not.
+
+    Which number that is depends on the draws alone.
+
+    Args:
+        draw: draws of all coordinates with a number of proposals each.
+        has_mixed: whether they have mixed.
+        repeats: the first number.
+        most_repeats: the largest number.
+    """
+    while repeats <= most_repeats:
+        draws = draw(repeats)
+        if has_mixed(draws):
+            return draws
+        repeats *= 2
+    return None
 
 
 def _accepted(

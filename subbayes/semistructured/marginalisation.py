@@ -9,9 +9,10 @@ $$ p_T(\theta, \varphi \mid D) = p(\theta \mid \varphi, D)\, p_T(\varphi \mid D)
 and needs $p(D \mid \varphi) = \int p(D \mid \theta, \varphi)\, p(\theta)\, d\theta$. The paper
 integrates on a grid, which limits it to one effect. Here the integral is
 
-- "closed-form" for a normal response with an identity link, one sigma, normal priors and networks
-  of the location alone: exact in any number of coefficients, by quadrature in the one dimension of
-  $\log\sigma$;
+- "closed-form" for a normal response with an identity link, one sigma and networks of the location
+  alone: exact in any number of coefficients, by quadrature in the one dimension of $\log\sigma$
+  where all priors are normal; otherwise by importance sampling of sigma and of the standard
+  deviations of smooths and random effects alone, see `collapsed_marginalisation`;
 - "importance": a Laplace approximation found by Newton's method, corrected by importance sampling
   from a t distribution around it, or from a mixture that fits better. The proposals use one fixed
   set of points, so that the density is a deterministic function of $\varphi$. Effects of groups on
@@ -31,6 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.likelihoods.families import NormalFamily
+from subbayes.semistructured.collapsed_marginalisation import CollapsedDensity
 from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
 from subbayes.semistructured.grouped_marginalisation import GroupedMarginalisation
 from subbayes.semistructured.proposals import (
@@ -77,7 +79,7 @@ def marginalisation_of(
     """The method that integrates the effects out, by name.
 
     Args:
-        method: one of `METHODS`; None uses the closed form if there is one.
+        method: one of `METHODS`; None uses a closed form of the coefficients if there is one.
         density: the joint density of responses and effects.
         points: number of proposals of "importance".
         places: positions of the predictors that networks add to.
@@ -85,28 +87,62 @@ def marginalisation_of(
     Raises:
         InputError: no closed form exists, or quadrature in more than 3 dimensions.
     """
-    closed = _has_closed_form(density) and not any(places)
-    if method is None:
-        method = "closed-form" if closed else "importance"
-    check_choice("marginalisation", method, METHODS)
-    if method == "closed-form":
-        if not closed:
-            needs = "a normal response, an identity link, one sigma without networks, normal priors"
+    check_choice("marginalisation", method, (None, *METHODS))
+    if method in (None, "closed-form"):
+        closed = None if any(places) else _closed_form(density, points)
+        if closed is not None:
+            return closed
+        if method is not None:
+            needs = "a normal response, an identity link, one sigma without networks"
             remedy = f"A closed form needs {needs}"
             fail("marginalisation", "'importance' for this model", "'closed-form'", remedy)
-        return ClosedForm(density)
+        method = "importance"
     if method == "importance":
         check_count("points", points, 8)
         if (likelihood := GroupedMarginalisation.likelihood_of(density)) is not None:
             return GroupedMarginalisation(likelihood, points)
-        return ImportanceSampling(ConditionalModes(density), points)
+        return ImportanceSampling(ConditionalModes(density), density.offset, points)
     if density.structured.size > 3:
         expected = "at most 3 coordinates for 'quadrature'"
         fail("marginalisation", expected, density.structured.size, "Use 'importance'")
-    return Quadrature(ConditionalModes(density))
+    return Quadrature(ConditionalModes(density), density.offset)
+
+
+def _closed_form(density: EffectDensity, points: int) -> Marginalisation | None:
+    """The closed form of the coefficients, beside sigma alone or other coordinates."""
+    if _has_closed_form(density):
+        return ClosedForm(density)
+    collapsed = CollapsedDensity.of(density)
+    return None if collapsed is None else ImportanceSampling(collapsed, density.offset, points)
 
 
 # --- importance sampling ------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Modes(Protocol):
+    """A density of coordinates given the networks' contributions, with its modes.
+
+    Attributes:
+        size: number of coordinates.
+    """
+
+    size: int
+
+    def find(
+        self, deep: Float[Tensor, "S n K"]
+    ) -> tuple[Float[Tensor, "S P"], Float[Tensor, "S P P"]]:
+        """The mode, and a factor of the covariance there, for each contribution."""
+
+    def log_joint(
+        self, zeta: Float[Tensor, "S m P"], deep: Float[Tensor, "S n K"]
+    ) -> Float[Tensor, "S m"]:
+        """The log density at m coordinates of each contribution."""
+
+    def complete(
+        self, zeta: Float[Tensor, "S P"], deep: Float[Tensor, "S n K"], rng: np.random.Generator
+    ) -> Float[Tensor, "S q"]:
+        """A draw of all coordinates of the effects, given these."""
 
 
 class ImportanceSampling:
@@ -121,14 +157,14 @@ class ImportanceSampling:
         quality: of the weights of each call of `sample`.
     """
 
-    def __init__(self, modes: ConditionalModes, points: int) -> None:
+    def __init__(self, modes: Modes, offset: Float[Tensor, "n K"], points: int) -> None:
         self.modes = modes
         self.quality: list[WeightQuality] = []
         self.fitted: Mixture | None = None
-        size = modes.density.structured.size
+        size = modes.size
         sobol = torch.quasirandom.SobolEngine(size + 1, scramble=True, seed=0)
         self.eps, self.log_q = _proposals(sobol.draw(points, dtype=torch.float64))
-        without_networks = torch.zeros(1, *modes.density.offset.shape, dtype=torch.float64)
+        without_networks = torch.zeros(1, *offset.shape, dtype=torch.float64)
         share = float(self._quality(without_networks).sizes[0]) / points
         if share < _GOOD and size <= _MOST_FITTED:
             self._fit(without_networks, share)
@@ -168,21 +204,20 @@ class ImportanceSampling:
         self._quality(deep).check()
 
     def facts(self) -> dict[str, Any]:
-        """The quality of the weights of the draws."""
-        return {"closed_form": False} | WeightQuality.joined(self.quality).facts()
+        """What is integrated out in closed form, and the quality of the weights of the draws."""
+        closed = not isinstance(self.modes, ConditionalModes)
+        facts = {"integrated_out": "coefficients"} if closed else {}
+        return facts | {"closed_form": False} | WeightQuality.joined(self.quality).facts()
 
     def _weighted_proposals(
         self, deep: Tensor, eps: Float[Tensor, "m P"], log_q: Float[Tensor, "m"]
     ) -> tuple[Float[Tensor, "S m P"], Float[Tensor, "S m"]]:
         """Proposals and their log weights."""
-        density = self.modes.density
         mode, factor = self.modes.find(deep)
         zeta = mode.unsqueeze(1) + torch.einsum("spq,mq->smp", factor, eps)
         log_size = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         most = max(1, _MAX_PREDICTORS // (deep[0].numel() * len(deep)))
-        joint = torch.cat(
-            [density.log_joint(part, deep.unsqueeze(1)) for part in zeta.split(most, 1)], 1
-        )
+        joint = torch.cat([self.modes.log_joint(part, deep) for part in zeta.split(most, 1)], 1)
         constant = 0.5 * zeta.shape[-1] * math.log(2 * math.pi)
         return zeta, joint - constant - log_q + log_size.unsqueeze(1)
 
@@ -199,7 +234,8 @@ class ImportanceSampling:
         self.quality.append(WeightQuality.of(log_w))
         gumbel = torch.from_numpy(rng.gumbel(size=tuple(log_w.shape)))
         chosen = (log_w + gumbel).argmax(1)
-        return zeta[torch.arange(len(zeta)), chosen].numpy()
+        drawn = zeta[torch.arange(len(zeta)), chosen]
+        return self.modes.complete(drawn, deep, rng).numpy()
 
 
 def _proposals(u: Float[Tensor, "m q"]) -> tuple[Float[Tensor, "m P"], Float[Tensor, "m"]]:
@@ -223,9 +259,11 @@ def _proposals(u: Float[Tensor, "m q"]) -> tuple[Float[Tensor, "m P"], Float[Ten
 class Quadrature(ImportanceSampling):
     """Adaptive Gauss-Hermite quadrature on a product grid around the mode."""
 
-    def __init__(self, modes: ConditionalModes, nodes: int = 21) -> None:
-        super().__init__(modes, 256)
-        size = modes.density.structured.size
+    def __init__(
+        self, modes: ConditionalModes, offset: Float[Tensor, "n K"], nodes: int = 21
+    ) -> None:
+        super().__init__(modes, offset, 256)
+        size = modes.size
         x, w = np.polynomial.hermite_e.hermegauss(nodes)
         grid = np.stack(np.meshgrid(*[x] * size, indexing="ij"), -1).reshape(-1, size)
         log_w = np.stack(np.meshgrid(*[np.log(w)] * size, indexing="ij"), -1).sum(-1).reshape(-1)

@@ -43,9 +43,8 @@ from subbayes.semistructured.partial_effects import (
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.semistructured.summary import (
-    MOST_OF_GROUPS,
     describe_draws,
-    half_chain_spread,
+    examined_names,
     in_order,
     mixing_warnings,
     scales_of,
@@ -134,14 +133,8 @@ class Results(AfterFit):
         """
         if not self.is_posterior or self.draws.independent:
             return weight_warnings(self.draws)
-        names, random = self._effect_names(), self._columns_of_groups()
-        among = len(names)
-        if len(random) > MOST_OF_GROUPS:
-            design, zeta = self.state.model.design, self.state.joint.effects_of(self.draws)
-            spread = half_chain_spread(zeta[:, : len(design.names)], self.draws.n_draws)[random]
-            alike = np.argsort(spread)[:-MOST_OF_GROUPS]
-            left_out = {design.names[random[i]] for i in alike}
-            names = [name for name in names if name not in left_out]
+        zeta = self.state.joint.effects_of(self.draws)
+        names, among = examined_names(self.state.model.structured, zeta, self.draws.n_draws)
         mixing = mixing_warnings(self._effects(names=names), self.draws.engine, among)
         return weight_warnings(self.draws) + mixing
 
@@ -166,11 +159,6 @@ class Results(AfterFit):
         """Names of all effects."""
         zeta = self.state.joint.effects_of(self.draws, 1)
         return list(self.state.model.structured.reported(zeta))
-
-    def _columns_of_groups(self) -> list[int]:
-        """Columns of the effects of groups."""
-        random = (term for term in self.state.model.design.terms if term.kind == "random")
-        return [i for term in random for i in term.columns]
 
     def summary(self, level: float = 0.95, *, groups: bool = True) -> pd.DataFrame:
         """A table of the effects, those of groups last.

@@ -15,6 +15,7 @@ from subbayes.diagnostics.convergence import hdi
 from subbayes.draws import Draws, round_up
 from subbayes.likelihoods.families import Family
 from subbayes.semistructured.formula import Design
+from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.text_table import printable
 
 __all__ = [
@@ -22,7 +23,9 @@ __all__ = [
     "beside_statistics",
     "central",
     "describe_draws",
+    "examined_names",
     "half_chain_spread",
+    "have_mixed",
     "in_order",
     "mixing_warnings",
     "rhat_limits",
@@ -217,6 +220,27 @@ def rhat_limits(
     return limits
 
 
+def examined_names(
+    structured: StructuredPredictor, zeta: Float[np.ndarray, "S P"], length: int
+) -> tuple[list[str], int]:
+    """Names of the effects whose chains are examined, and the number of all effects.
+
+    Of the effects of many groups they are those whose half chains differ most.
+
+    Args:
+        structured: the structured predictor.
+        zeta: coordinates of the effects, one chain after the other.
+        length: draws of each chain.
+    """
+    design, names = structured.design, list(structured.reported(zeta[:1]))
+    random = [i for term in design.terms if term.kind == "random" for i in term.columns]
+    if len(random) <= MOST_OF_GROUPS:
+        return names, len(names)
+    spread = half_chain_spread(zeta[:, : len(design.names)], length)[random]
+    left_out = {design.names[random[i]] for i in np.argsort(spread)[:-MOST_OF_GROUPS]}
+    return [name for name in names if name not in left_out], len(names)
+
+
 def mixing_warnings(
     effects: Mapping[str, Float[np.ndarray, "chains draws"]],
     sampler: str = "",
@@ -241,28 +265,11 @@ def mixing_warnings(
     """
     if not effects:
         return []
-    names, stacked = list(effects), np.stack(list(effects.values()), -1)
-    chains, draws = stacked.shape[:2]
+    chains, draws = next(iter(effects.values())).shape
     if draws < 4:
         return ["fewer than 4 draws per chain: run longer (draws=...)"]
-    rhat, enough = np.asarray(diagnostics.rhat(stacked)), _LEAST_ESS * chains
-    worst, problems, least = np.where(np.isnan(rhat), 1, rhat), [], np.inf
-    if worst.max() > 1.01:
-        limits = np.floor(rhat_limits(stacked, among) * 1e3) / 1e3
-        worst = np.where(worst > limits, worst, 1)
-    if worst.max() > 1.01:
-        place = int(worst.argmax())
-        high = np.ceil(worst[place] * 1e3) / 1e3  # so that it is shown above the limit
-        problems.append(f"R-hat of {names[place]!r} is {high:.3f}, above {limits[place]:.4g}")
-    for kind, size in (("bulk", diagnostics.ess_bulk), ("tail", diagnostics.ess_tail)):
-        ess = np.asarray(size(stacked))
-        known = np.where(np.isnan(ess), np.inf, ess)
-        least, before = min(least, known.min()), least
-        if known.min() < enough <= before:  # one of both is enough
-            name = names[int(known.argmin())]
-            problems.append(
-                f"the {kind} effective sample size of {name!r} is {known.min():.0f}, below {enough}"
-            )
+    enough = _LEAST_ESS * chains
+    problems, least = _mixing_problems(effects, enough, among)
     if not problems:
         return []
     about = round_up(draws * max(2.0, enough / least))
@@ -273,14 +280,62 @@ def mixing_warnings(
     ]
 
 
-_OTHER_SAMPLER = {
-    "elliptical-slice": " or follow gradients (inference='nuts')",
-    "independence-metropolis": " or use inference='nuts'",
-}
+def have_mixed(
+    effects: Mapping[str, Float[np.ndarray, "chains draws"]], among: int | None = None
+) -> bool:
+    """Whether chains have mixed as well as `mixing_warnings` asks, or are too short for it.
+
+    Chains of less than 200 draws hardly reach an effective sample size of 100 whatever the sampler.
+
+    Example:
+        >>> x = np.random.default_rng(0).normal(size=(4, 500))
+        >>> have_mixed({"age": x}), have_mixed({"age": x, "bmi": x.cumsum(1)})
+        (True, False)
+    """
+    if not effects:
+        return True
+    chains, draws = next(iter(effects.values())).shape
+    return draws < 2 * _LEAST_ESS or not _mixing_problems(effects, _LEAST_ESS * chains, among)[0]
+
+
+def _mixing_problems(
+    effects: Mapping[str, Float[np.ndarray, "chains draws"]], enough: int, among: int | None
+) -> tuple[list[str], float]:
+    """What chains do not reach, and the least effective sample size.
+
+    Args:
+        effects: draws.
+        enough: effective sample size that is asked for.
+        among: number of effects that these were chosen from.
+    """
+    names, stacked = list(effects), np.stack(list(effects.values()), -1)
+    rhat, problems, least = np.asarray(diagnostics.rhat(stacked)), [], np.inf
+    worst = np.where(np.isnan(rhat), 1, rhat)
+    if worst.max() > 1.01:
+        limits = np.floor(rhat_limits(stacked, among) * 1e3) / 1e3
+        worst = np.where(worst > limits, worst, 1)
+    if worst.max() > 1.01:
+        place = int(worst.argmax())
+        high = np.ceil(worst[place] * 1e3) / 1e3  # so that it is shown above the limit
+        problems.append(f"R-hat of {names[place]!r} is {high:.3f}, above {limits[place]:.4g}")
+    for kind, size in (("bulk", diagnostics.ess_bulk), ("tail", diagnostics.ess_tail)):
+        ess = np.asarray(size(stacked))
+        known = np.where(np.isnan(ess), np.inf, ess)
+        least, before = min(least, float(known.min())), least
+        if known.min() < enough <= before:  # one of both is enough
+            name = names[int(known.argmin())]
+            problems.append(
+                f"the {kind} effective sample size of {name!r} is {known.min():.0f}, below {enough}"
+            )
+    return problems, least
+
+
+_OTHER_SAMPLER = {"elliptical-slice": " or follow gradients (inference='nuts')"}
 
 _INTEGRATED_OUT = {
     "coefficients": ", the coefficients integrated out",
     "coefficients, corrected": ", the coefficients proposed from a quadratic log-likelihood",
+    "coefficients, around their modes": ", the coefficients proposed around their modes",
     "groups": ", the effects of groups integrated out by importance sampling",
 }
 

@@ -148,7 +148,7 @@ def test_proposals_with_long_tails_are_left_to_other_samplers():
     likelihood = likelihood_of("p | trunc(lb=0) ~ s(v, k=5)", "normal", frame)
     start = likelihood.mode(torch.zeros(likelihood.map.structured.size).double())[0].numpy()
     sampling = Sampling(draws=20, chains=2, progress=False)
-    assert corrected_draws.corrected_draws(likelihood, start, sampling, 60) is None
+    assert corrected_draws.corrected_proposals(likelihood, start, sampling) is None
 
 
 def test_it_is_said_how_coefficients_were_proposed():
@@ -305,7 +305,7 @@ def test_too_many_coordinates_are_left_to_other_samplers():
     frame = pd.DataFrame({"g": np.arange(650).astype(str), "c": rng.gamma(2, 1, 650)})
     likelihood = likelihood_of("c ~ (1 | g)", "gamma", frame)
     start = np.zeros(likelihood.map.structured.size)
-    assert corrected_draws.corrected_draws(likelihood, start, SAMPLING, 20) is None
+    assert corrected_draws.corrected_proposals(likelihood, start, SAMPLING) is None
 
 
 def test_the_same_seed_gives_the_same_draws_for_any_number_of_chains():

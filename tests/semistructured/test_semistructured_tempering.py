@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy import stats
+from scipy import special, stats
 from torch import nn
 
 from subbayes import MLP, InputError, Training
@@ -21,6 +21,7 @@ from subbayes.semistructured import (
     SemiStructuredRegression,
     SemiStructuredSubspace,
 )
+from subbayes.semistructured.collapsed_marginalisation import CollapsedDensity
 from subbayes.semistructured.default_priors import default_priors
 from subbayes.semistructured.effect_density import EffectDensity
 from subbayes.semistructured.formula import Design
@@ -107,6 +108,67 @@ def test_the_closed_form_matches_a_grid():
         marginalisation_of("quadrature", small).log_marginal(deep),
         atol=1e-8,
     )
+
+
+@pytest.mark.parametrize("weights", [None, "w"])
+def test_scales_are_integrated_out_beside_coefficients_in_closed_form(weights):
+    """The response given sigma and the deviation of groups by dense matrices, these on a grid."""
+    frame = frame_of(40)
+    rng = np.random.default_rng(3)
+    frame["g"], frame["w"] = rng.integers(0, 6, 40).astype(str), rng.integers(1, 3, 40)
+    model = SemiStructuredRegression("y ~ x + (1 | g)", weights=weights)
+    model = model.specification.prepare(frame, None)
+    inputs, structured = model.inputs, model.structured
+    design, offset = inputs["design"].double(), inputs["offset"].double()
+    rows = EffectDensity(structured, model.family, design, offset, model.data.y)
+    method = marginalisation_of(None, rows)
+    modes = method.modes
+    assert isinstance(modes, CollapsedDensity)
+    assert [structured.names[j] for j in modes.collapsed.rest] == [
+        "sigma.Intercept",
+        "sd(Intercept | g)",
+    ]
+    deep = contributions(frame, 2)
+    found = method.log_marginal(deep)
+    assert method._quality(deep).sizes.min() > 100
+    for i in range(len(deep)):  # whatever the others
+        np.testing.assert_allclose(method.log_marginal(deep[i : i + 1])[0], found[i], rtol=1e-9)
+    y = model.data.y if weights is None else model.data.y[0]
+    counts = np.ones(40) if weights is None else frame.w.to_numpy()
+    of_sigma = structured.placement[:, 1].numpy() > 0
+    axis = np.linspace(-4, 4, 65)
+    grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
+    zeta = torch.zeros(2, len(grid), structured.size, dtype=torch.float64)
+    zeta[..., modes.collapsed.rest] = torch.from_numpy(grid)
+    zeta[1, :, modes.collapsed.linear] = 1.0
+    level, one = structured.coefficients(zeta).numpy()
+    x = design.numpy() * ~of_sigma
+    logs = np.empty((len(grid), len(deep)))
+    for k, (base, slope) in enumerate(zip(level, one - level, strict=True)):
+        sigma = np.exp((design.numpy() * of_sigma) @ base)[0]
+        scaled = (x * slope)[:, ~of_sigma]
+        own = sigma**2 / counts  # an integer weight is as many rows
+        covariance = np.diag(own) + scaled @ scaled.T
+        r = y.numpy() - x @ base - deep[..., 0].numpy()
+        quadratic = (r * np.linalg.solve(covariance, r.T).T).sum(1)
+        repeated = (counts - 1).sum() * np.log(2 * np.pi * sigma**2) + np.log(counts).sum()
+        log_det = np.linalg.slogdet(2 * np.pi * covariance)[1] + repeated
+        logs[k] = -0.5 * (quadratic + log_det + grid[k] @ grid[k]) - np.log(2 * np.pi)
+    expected = special.logsumexp(logs, 0) + 2 * np.log(axis[1] - axis[0])
+    assert np.abs(found - expected).max() < 0.02
+    assert np.ptp(found - expected) < 0.02  # a constant does not matter to a sampler
+    assert np.ptp(expected) > 1
+    # moments of sigma's coordinate and the deviation's, and of the coefficients given them
+    drawn = np.concatenate(
+        [method.sample(deep[:1].expand(64, -1, -1), np.random.default_rng(k)) for k in range(16)]
+    )
+    mass = np.exp(logs[:, 0] - logs[:, 0].max())
+    mass /= mass.sum()
+    mean, cov = mass @ grid, np.cov(grid.T, aweights=mass, ddof=0)
+    h, sd = drawn[:, modes.collapsed.rest], np.sqrt(np.diag(cov))
+    assert np.all(np.abs(h.mean(0) - mean) < 4.5 * sd / np.sqrt(len(h)))
+    assert np.all(np.abs(np.cov(h.T) - cov) < 6 * np.outer(sd, sd) * np.sqrt(2 / len(h)))
+    assert method.facts()["integrated_out"] == "coefficients"
 
 
 @pytest.mark.parametrize("n", [4, pytest.param(40, marks=pytest.mark.slow)])

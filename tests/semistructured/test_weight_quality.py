@@ -120,7 +120,7 @@ def test_proposals_move_with_the_contributions():
 def test_proposals_are_fitted_where_few_of_the_standard_ones_count():
     frame = table(5)
     density, deep = density_of(frame), contributions(frame)
-    method = ImportanceSampling(ConditionalModes(density), 256)
+    method = ImportanceSampling(ConditionalModes(density), density.offset, 256)
     assert method.fitted is not None
     assert method._quality(deep).sizes.min() > 60  # 11 of a t distribution around the mode
     expected = np.array([exact(frame, f[..., 0])[0] for f in deep])
