@@ -234,7 +234,8 @@ def test_maps_of_effects_of_very_different_sizes_are_those_of_one_unit(family, u
     found = []
     for scale in (1.0, unit):
         effects = StructuredPredictor(design, family, default_priors(design, family, scale * Y))
-        found.append(EffectMap(effects).coefficients(zeta).numpy())
+        no_groups = torch.zeros(0, 1, dtype=torch.long)
+        found.append(EffectMap(effects, no_groups).coefficients(zeta).numpy())
     sizes = np.array([unit, 1.0])  # of the location, and of the logarithm of sigma
     shift = np.array([0.0, np.log(unit)]) * (np.abs(found[0]) > 0)
     np.testing.assert_allclose(found[1], found[0] * sizes + shift, rtol=1e-9, atol=1e-9)

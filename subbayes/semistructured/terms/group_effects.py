@@ -50,6 +50,7 @@ __all__ = ["GroupEffects", "GroupLaw", "GroupTerm", "NewGroups", "parse_group_te
 _INTERCEPT = "Intercept"
 _FAR = 5.0  # standard deviations of a column, of its mean from 0
 _MOST = 20  # effects of a group, whose correlations are about half of the square of this number
+_MOST_GROUPS = 100_000  # draws of more take many gigabytes
 _REMEDY = (
     "Pass new_levels='sample' to draw the effects of new groups, or 'reference' for the average "
     "group"
@@ -94,6 +95,9 @@ class GroupTerm(WrittenTerm):
     def width(self, frame: pd.DataFrame) -> int:
         """The largest number of columns, as they are stored."""
         groups = len(frame[list(self.groups)].drop_duplicates())
+        if groups > _MOST_GROUPS:
+            got = f"{groups:,} in {self.name}"
+            fail("formula", f"at most {_MOST_GROUPS:,} groups", got, "Join groups or leave it out")
         return stored_width(groups * (_MOST if self.left != "1" else 1), groups)
 
     def learn(
