@@ -141,7 +141,7 @@ def test_effects_that_importance_sampling_does_not_integrate_out_are_refused():
 
 
 def test_a_tempered_model_of_groups_says_how_its_effects_were_integrated_out(tmp_path):
-    frame = table(5)
+    frame = table(6)
     model = SemiStructuredRegression(
         "b ~ (1 | g)", family="bernoulli", deep={"net": (MLP(1, (3,), 1, seed=0), ["u"])}
     )
