@@ -119,7 +119,9 @@ def test_no_warning_about_an_irrelevant_training_mode():
         for call in everywhere(Network(module.double().train()), likelihood, data, new):
             call()
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*draws|.*R-hat|rank: lowered")
+            warnings.filterwarnings(
+                "ignore", message=".*draws|.*R-hat|rank: lowered|training: learned"
+            )
             subbayes.fit(
                 in_training_mode(),
                 data,
