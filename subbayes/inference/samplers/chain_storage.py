@@ -255,7 +255,7 @@ class Checkpoint:
         if not isinstance(self.posterior, Posterior) or self.posterior.network.is_sharded:
             return None
         network = self.posterior.network
-        return FirstOutputs.of(network, network.weights, self.posterior.data)
+        return FirstOutputs.of(network, self.posterior.subspace.shift, self.posterior.data)
 
     def _check_statistics(self, known: dict[str, type], store: Store, has_draws: bool) -> None:
         """Check the names and types of statistics, and their shapes between draws."""
