@@ -231,6 +231,8 @@ def options_of(model: Any) -> dict[str, Any]:
         names |= set(model.model.modes)
     if hasattr(model, "base"):
         names |= set(inspect.signature(model.base.predict).parameters)
+    if getattr(getattr(model, "draws", None), "prediction", "network") != "network":
+        names.discard("refresh_batchnorm")  # of closed forms there are no draws to refresh for
     unknown = names - {"inputs", "table", "data", "options", "mode"} - set(OPTIONS)
     assert not unknown, f"add values of {unknown} to OPTIONS"
     return {name: OPTIONS[name] for name in sorted(names & set(OPTIONS) - {"inputs"})}
