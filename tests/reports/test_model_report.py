@@ -235,14 +235,19 @@ def test_scores_are_those_of_the_test_rows(fitted, tmp_path):
     assert f"contain {100 * scores['coverage']:.0f} % of 40 test rows" in page.words
 
 
-def test_weighted_test_rows_are_scored_as_rows(fitted, tmp_path):
-    test = rows(seed=1)
-    weighted = Data.of(test).weighted(np.linspace(0, 2, len(test[1])))
-    pages = [
-        read(write_report(fitted, tmp_path / f"{i}.html", test=of)).words
-        for i, of in enumerate((test, weighted))
-    ]
-    assert pages[0] == pages[1]
+def test_a_test_row_of_weight_zero_has_no_part_in_the_scores(fitted, tmp_path):
+    x, y = rows(seed=1)
+    counted = torch.arange(len(y)) % 3 > 0
+    tests = {
+        "weighted": Data.of((x, y)).weighted(counted.double().numpy()),
+        "counted": (x[counted], y[counted]),
+        "all": (x, y),
+    }
+    scores = {}
+    for name, test in tests.items():
+        words = read(write_report(fitted, tmp_path / f"{name}.html", test=test)).words
+        scores[name] = re.search(r"(-?\d\.\d{3}) (\d\.\d{3}) (\d\.\d{4}) \d+\.\d %", words)[0]
+    assert scores["weighted"] == scores["counted"] != scores["all"]
 
 
 def test_without_test_rows_there_are_no_scores(fitted, tmp_path):
