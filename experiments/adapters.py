@@ -235,7 +235,7 @@ def run(
         bench = Bench(
             rows_of(corpus, name),
             lambda: base_weights(corpus, architecture, folder, say),
-            Store(Path(options.results) / f"{name}.json"),
+            Store(options.results, name),
             plan_of(name) if plan is None else plan,
             say,
             not options.recorded,

@@ -14,7 +14,6 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -249,7 +248,7 @@ def run(
             model,
             lambda: pictures.load("cifar10", options.data_dir) if images is None else images,
             plan_of(options, model) if plan is None else plan,
-            Store(Path(options.results) / f"{model}.json"),
+            Store(options.results, model),
             say,
             options.device,
             not options.recorded,

@@ -11,7 +11,6 @@ import argparse
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -157,7 +156,7 @@ def run(options: argparse.Namespace, say: Say) -> Record:
     torch.set_num_threads(check_count("threads", options.threads))
     cases, records = split_names(options.only, tuple(CASES)), []
     for case in cases:
-        store = Store(Path(options.results) / f"{case}.json")
+        store = Store(options.results, case)
         for seed in range(check_count("seeds", options.seeds)):
             for choice, (label, _) in CHOICES.items():
                 facts = {"case": case, "choice": choice, "arguments": label, "seed": seed}

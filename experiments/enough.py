@@ -14,7 +14,6 @@ import dataclasses
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -306,7 +305,7 @@ def run(options: argparse.Namespace, say: Say, plan: Plan | None = None) -> Reco
     """Compute the missing records and print the table; return the records."""
     torch.set_num_threads(check_count("threads", options.threads))
     plan, rows = plan or Plan(), rows_of(options.only, options.seed, options.data_dir)
-    store, trained = Store(Path(options.results) / f"{options.only}.json"), []
+    store, trained = Store(options.results, options.only), []
 
     def compute(name: str, facts: Record) -> Record:
         if not trained:

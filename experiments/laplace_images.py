@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -94,7 +93,7 @@ def run(
     for seed in numbers_from(options.first, "seeds", options.seeds):
         for name in options.datasets:
             plan = quick(plans[name]) if options.quick else plans[name]
-            store = Store(Path(options.results) / f"{name}-{seed}.json")
+            store = Store(options.results, f"{name}-{seed}")
             key = key_of(f"{name}-{seed}", plan.facts())
             if options.recorded and key not in store:
                 continue

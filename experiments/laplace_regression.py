@@ -17,7 +17,6 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,7 +150,7 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
             f"{plan.noise}, {plan.extra}",
             "Leave --noise and --inputs out, or print the tables",
         )
-    stores = {name: Store(Path(options.results) / f"{name}.json") for name in options.data}
+    stores = {name: Store(options.results, name) for name in options.data}
     found: dict[str, list[Record]] = {name: [] for name in options.data}
     for seed in range(options.seeds):
         for name, store in stores.items():

@@ -371,7 +371,7 @@ def compute_records(
         say: prints a line.
     """
     folder = Path(options.results)
-    store = Store(folder / "records.json")
+    store = Store(folder)
     found = []
     for name, method, seed in cases:
         settings = _settings(name, method, seed, plan)

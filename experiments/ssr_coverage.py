@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -273,18 +272,19 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
         check_choice("case", name, tuple(CASES))
     numbers = numbers_from(options.first, "sims", options.sims)
     cells = list(product(options.case, options.reads, options.n))
+    stores = {cell: Store(options.results, "{}-{}-{}".format(*cell)) for cell in cells}
     for number, (case, reads, n) in product(numbers, cells):
         if options.tables:
             break
-        path = Path(options.results) / f"{case}-{reads}-{n}.json"
+        store = stores[case, reads, n]
         key = key_of(f"{number:04d}", plans[n].facts())
-        if path.exists() and key in Store(path):
+        if key in store:
             continue
         record = compute_record(case, reads, n, number, plans[n])
-        Store(path).put(key, record)
+        store.put(key, record)
         say(f"{case}, {reads}, n = {n}, data set {number}: {record['seconds']:.1f} s")
-    new = _records_of(options, cells, plans)
-    old = _records_of(options, cells, {n: replace(p, integrated=False) for n, p in plans.items()})
+    new = _records_of(stores, plans)
+    old = _records_of(stores, {n: replace(p, integrated=False) for n, p in plans.items()})
     found = tables.newest(old, new)
     text = tables.markdown(found)
     for n in sorted({r["n"] for r in found if (r["case"], r["reads"]) == ("linear", "same")}):
@@ -299,14 +299,11 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
 
 
 def _records_of(
-    options: argparse.Namespace, cells: Sequence[tuple[str, str, int]], plans: Mapping[int, Plan]
+    stores: Mapping[tuple[str, str, int], Store], plans: Mapping[int, Plan]
 ) -> list[Record]:
     """The records of some plans, in order."""
     found: list[Record] = []
-    for case, reads, n in cells:
-        path = Path(options.results) / f"{case}-{reads}-{n}.json"
+    for (_, _, n), store in stores.items():
         settings = key_of("", plans[n].facts())
-        if path.exists():
-            records: dict[str, Any] = Store(path).records
-            found += [r for k, r in sorted(records.items()) if k.endswith(settings)]
+        found += [r for k, r in sorted(store.records.items()) if k.endswith(settings)]
     return found

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -298,7 +297,7 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
     plan = Plan() if plan is None else plan
     if check_count("folds", options.folds) > FOLDS:
         fail("folds", f"at most {FOLDS}", options.folds)
-    store = Store(Path(options.results) / "records.json")
+    store = Store(options.results)
     found: dict[str, list[Record]] = {name: [] for name in options.methods}
     for fold in range(options.folds):
         for name in options.methods:

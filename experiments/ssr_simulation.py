@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -189,7 +188,7 @@ def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None
     plan = Plan() if plan is None else plan
     for family in options.families:
         check_choice("families", family, FAMILIES)
-    store = Store(Path(options.results) / "records.json")
+    store = Store(options.results)
 
     runs = range(check_count("runs", options.runs))
     results: dict[str, dict[str, list[Record]]] = {

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -180,7 +179,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
     """Compute the missing records, seed by seed, and print the table."""
     plan = Plan() if plan is None else plan
-    store = Store(Path(options.results) / "records.json")
+    store = Store(options.results)
     found: dict[str, list[Record]] = {name: [] for name in options.methods}
     for seed in range(check_count("seeds", options.seeds)):
         for name, records in found.items():

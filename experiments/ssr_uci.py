@@ -271,7 +271,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, say: Callable[..., None], plan: Plan | None = None) -> Record:
     """Compute the missing records, method by method, and print the tables of all records."""
     plan, folder = Plan() if plan is None else plan, Path(options.results)
-    store = Store(folder / "records.json")
+    store = Store(folder)
     names = split_names(options.datasets, DATASETS)
     nets = split_names(options.nets, NETS, "nets")
     cases = [

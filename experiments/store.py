@@ -1,4 +1,4 @@
-"""Records of an experiment by key, saved to a JSON file after each result.
+"""Records of an experiment by key, saved to a compressed JSON file after each result.
 
 Several processes may save to one file; none loses what another has saved.
 """
@@ -6,9 +6,11 @@ Several processes may save to one file; none loses what another has saved.
 from __future__ import annotations
 
 import fcntl
+import gzip
 import hashlib
 import json
 import platform
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,7 @@ import torch
 
 import subbayes
 from subbayes.utils.checks import fail
-from subbayes.utils.files import atomic_write_text
+from subbayes.utils.files import atomic_write_bytes
 
 __all__ = ["RESULTS", "Store", "device_name", "key_of", "versions"]
 
@@ -30,32 +32,34 @@ Record = dict[str, Any]
 
 
 class Store:
-    """Records by key in a JSON file, which every `put` rewrites atomically.
+    """Records by key in a part of the compressed JSON file of an experiment, `records.json.gz`.
 
-    A `put` adds to the records that are in the file by then, under the lock of the file of the same
-    name with the suffix `.lock`, so that two processes lose none.
+    Every `put` rewrites the file atomically, with the records that other processes have added
+    meanwhile: a lock on `records.lock` lets one process write at a time.
 
     Args:
-        path: JSON file, created by the first `put`.
+        folder: of the results of the experiment, made by the first `put`.
+        part: name of the part, such as a data set.
 
     Raises:
         InputError: an existing file that does not hold records.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path)
-        self.records: dict[str, Record] = self._read()
+    def __init__(self, folder: str | Path, part: str = "records") -> None:
+        self.path, self.part = Path(folder) / "records.json.gz", part
+        self.records: dict[str, Record] = self._read().get(part, {})
 
-    def _read(self) -> dict[str, Record]:
+    def _read(self) -> dict[str, dict[str, Record]]:
         if not self.path.exists():
             return {}
         try:
-            records = json.loads(self.path.read_text())
-        except (OSError, ValueError) as error:
-            self._fail(f"a JSON file of records at '{self.path}'", str(error))
-        if not (isinstance(records, dict) and all(isinstance(r, dict) for r in records.values())):
-            self._fail(f"an object of records in '{self.path}'", type(records).__name__)
-        return records
+            parts = json.loads(gzip.decompress(self.path.read_bytes()))
+        except (OSError, EOFError, ValueError, zlib.error) as error:
+            self._fail(f"a compressed JSON file of records at '{self.path}'", str(error))
+        tables = list(parts.values()) if isinstance(parts, dict) else [parts]
+        if not all(isinstance(table, dict) for table in tables):
+            self._fail(f"parts with records by key in '{self.path}'", "others")
+        return parts
 
     @staticmethod
     def _fail(expected: str, got: str) -> NoReturn:
@@ -76,16 +80,19 @@ class Store:
         """
         new = {key: json.loads(json.dumps(record, allow_nan=False))}
         with self._locked():
-            records = self.records | self._read() | new
-            lines = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(records.items()))
-            atomic_write_text(self.path, "{\n" + ",\n".join(lines) + "\n}\n")
+            parts = self._read()
+            records = self.records | parts.get(self.part, {}) | new
+            parts[self.part] = dict(sorted(records.items()))
+            text = json.dumps(dict(sorted(parts.items())), separators=(",", ":"))
+            # without the time of writing, equal records are equal files
+            atomic_write_bytes(self.path, gzip.compress(text.encode(), mtime=0))
         self.records = records
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Let no other process write the file meanwhile."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.with_suffix(".lock").open("w") as lock:
+        with self.path.with_name("records.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # a record of another process would be lost
             yield
 

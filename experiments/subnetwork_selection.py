@@ -58,7 +58,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace, say: Callable[..., None]) -> Record:
     """Compute the missing records and print a table."""
-    store = Store(Path(options.results) / "selection.json")
+    store = Store(options.results)
     results: Record = {}
     for name in options.data:
         for seed in range(options.seeds):

@@ -14,7 +14,6 @@ import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -183,7 +182,7 @@ def run(options: argparse.Namespace, say: Say, plan: Plan | None = None) -> Reco
         found[name] = run_dataset(
             name,
             lambda seed, name=name: rows_of(name, seed, options.data_dir),
-            Store(Path(options.results) / f"{name}.json"),
+            Store(options.results, name),
             methods,
             options.seeds,
             replace(sizes, mode=options.mode or sizes.mode, device=options.device),

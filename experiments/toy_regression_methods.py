@@ -49,7 +49,7 @@ class ArrayCache:
 
     def __init__(self, folder: Path, say: Say) -> None:
         self.folder, self.say = folder, say
-        self.store = Store(folder / "records.json")
+        self.store = Store(folder)
 
     def path(self, key: str) -> Path:
         """Return the file of the arrays of a step."""

@@ -13,7 +13,6 @@ import dataclasses
 import math
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -360,7 +359,7 @@ def run_table(
     if splits.stop > len(masks):
         raise InputError(f"splits: expected at most {len(masks)}, got {splits.stop}.")
     torch.set_num_threads(1)
-    store = Store(Path(folder) / f"{name}.json")
+    store = Store(folder, name)
     choice = select_settings(name, X, y, masks[0], plan, store, device, say)
     settings = {
         "dataset": name,

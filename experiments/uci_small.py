@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,7 +103,7 @@ def run_table(
 ) -> list[Record]:
     """Do the work of `run_dataset` on arrays: X (n, d), y (n,), and test masks (splits, n)."""
     torch.set_num_threads(1)
-    store = Store(Path(folder) / f"{name}.json")
+    store = Store(folder, name)
     phases = Phases(X, y, masks, plan)
     choice = select_settings(name, X, y, tuning_masks, plan, store, say)
 

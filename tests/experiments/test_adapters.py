@@ -65,7 +65,7 @@ def test_every_method_runs_and_resumes(tmp_path):
             assert scores["nll"] > 0
             assert 0 <= scores["accuracy"] <= 1
             assert 0 <= scores["auroc"] <= 1
-        records = Store(tmp_path / "results" / "clinc150-few.json").records.values()
+        records = Store(tmp_path / "results", "clinc150-few").records.values()
         assert len({r["base"] for r in records}) == 1
         lines = []
         again = adapters.run(options(tmp_path, recorded=True), lines.append, tiny(), made_up())
@@ -142,11 +142,7 @@ def test_records_know_their_base_model_which_is_not_part_of_their_key(tmp_path):
     assert digest_of(weights) == digest_of(dict(reversed(weights.items())))
     assert digest_of(weights) != digest_of(weights | {"b": torch.full((3,), 1 + 1e-6)})
     bench = adapters.Bench(
-        rows_of(made_up(), "clinc150-few"),
-        lambda: weights,
-        Store(tmp_path / "x.json"),
-        tiny(),
-        print,
+        rows_of(made_up(), "clinc150-few"), lambda: weights, Store(tmp_path, "x"), tiny(), print
     )
     one = bench._facts("map", {"learning_rate": 5e-3, "epochs": 10})
     bench.weights = lambda: {"b": torch.zeros(3)}
@@ -159,7 +155,7 @@ def test_records_know_their_base_model_which_is_not_part_of_their_key(tmp_path):
 
 def test_keys_of_published_records_are_found(tmp_path):
     """A change of the plan, of its facts or of the methods would compute everything again."""
-    store = Store(RESULTS / "adapters" / "clinc150-few.json")
+    store = Store(RESULTS / "adapters", "clinc150-few")
     rows = argparse.Namespace(name="clinc150-few")
     bench = adapters.Bench(rows, lambda: {}, store, plan_of("clinc150-few"), print, False)
     found = bench.records(list(METHODS), range(10))

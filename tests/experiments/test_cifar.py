@@ -51,7 +51,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def records(finished):
-    return list(Store(finished[0] / "resnet20.json").records.values())
+    return list(Store(finished[0], "resnet20").records.values())
 
 
 # --- networks and images --------------------------------------------------------------------------
@@ -163,11 +163,11 @@ def test_an_interrupted_run_keeps_its_records_and_resumes(tmp_path, monkeypatch)
         patch.setitem(METHODS, "swa", broken)
         with pytest.raises(KeyboardInterrupt):
             cifar.run(options(tmp_path, methods="swa,sgd"), quiet, TINY, coloured_images())
-    (first,) = Store(tmp_path / "resnet20.json").records.values()
+    (first,) = Store(tmp_path, "resnet20").records.values()
     assert first["method"] == "sgd"
     found = cifar.run(options(tmp_path, methods="swa,sgd"), quiet, TINY, coloured_images())
     assert found["resnet20"]["sgd"]["nll"] == first["nll"]
-    assert len(Store(tmp_path / "resnet20.json").records) == 2
+    assert len(Store(tmp_path, "resnet20").records) == 2
 
 
 def test_networks_without_batch_normalisation_run_too(tmp_path):
@@ -195,7 +195,7 @@ def test_a_missing_device_is_an_error_in_one_line(tmp_path, monkeypatch):
 
 def test_records_of_a_cpu_and_of_a_gpu_are_kept_apart(tmp_path):
     """Trainings that methods share depend on the device; keys of published records stay."""
-    bench = cifar.Bench("resnet20", coloured_images, TINY, Store(tmp_path / "x.json"), quiet)
+    bench = cifar.Bench("resnet20", coloured_images, TINY, Store(tmp_path, "x"), quiet)
     on_cpu, on_gpu = (
         bench._device_facts(),
         dataclasses.replace(bench, device="cuda:1")._device_facts(),

@@ -128,7 +128,7 @@ def test_changed_settings_give_new_records(diabetes, tmp_path):
     X, y, masks = diabetes
     for plan in (TINY, dataclasses.replace(TINY, draws=12)):
         uci_small.run_table("yacht", X, y, masks[:1], masks, str(tmp_path), plan, quiet)
-    kinds = [r["kind"] for r in Store(tmp_path / "yacht.json").records.values()]
+    kinds = [r["kind"] for r in Store(tmp_path, "yacht").records.values()]
     assert sorted(kinds) == ["path", "split", "split", "training", "vi", "vi-split"]
 
 
@@ -142,7 +142,7 @@ def test_variational_inference_keeps_existing_records(diabetes, tmp_path, monkey
         return uci_small.run_table("yacht", X, y, masks[:1], masks, str(tmp_path), plan, quiet)
 
     go(TINY)
-    records = Store(tmp_path / "yacht.json").records
+    records = Store(tmp_path, "yacht").records
     (split,), (fit,) = (
         [r for r in records.values() if r["kind"] == kind] for kind in ("split", "vi-split")
     )
@@ -152,7 +152,7 @@ def test_variational_inference_keeps_existing_records(diabetes, tmp_path, monkey
     monkeypatch.setattr(uci_small, "_run", lambda *_: pytest.fail("computed again"))
     other = dataclasses.replace(TINY, vi_draws=11)
     first = go(other)
-    after = Store(tmp_path / "yacht.json").records
+    after = Store(tmp_path, "yacht").records
     assert {k: r for k, r in after.items() if k in records} == records
     assert sorted(r["kind"] for k, r in after.items() if k not in records) == ["vi", "vi-split"]
     monkeypatch.setattr(uci_small, "_run_vi", lambda *_: pytest.fail("computed again"))
@@ -176,7 +176,7 @@ def test_the_temperatures_of_other_methods_are_selected_on_validation_rows(
     base = Base(1e-2, 1e-2, 5)
     choice = Chosen(base, base, 1e-3, base, 1e-3, 1.0)
     found = uci_small_selection.select_temperature(
-        "yacht", X, marked, masks, TINY, choice, Store(tmp_path / "x.json"), quiet, part
+        "yacht", X, marked, masks, TINY, choice, Store(tmp_path, "x"), quiet, part
     )
     assert found == 1.0
     assert seen == [True] * len(TINY.temperatures)
@@ -208,7 +208,7 @@ def test_settings_are_selected_for_each_method(diabetes, tmp_path, monkeypatch):
     plan = dataclasses.replace(
         TINY, epochs=(1, 2, 4), bases=2, path_rates=(1.0, 2.0), further_rates=(3.0, 4.0, 5.0)
     )
-    store = Store(tmp_path / "x.json")
+    store = Store(tmp_path, "x")
     choice = uci_small_selection.select_settings("yacht", X, y, masks, plan, store, quiet)
     expected = [(4, 1.0), (4, 2.0), (4, 3.0), (4, 4.0), (4, 5.0), (2, 1.0), (2, 2.0), (2, 3.0)]
     assert tried == expected  # further rates only while the largest is the best

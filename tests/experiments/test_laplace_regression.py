@@ -55,7 +55,7 @@ def options(folder, tmp_path, **changes):
 def records(folder, tmp_path_factory):
     asked = options(folder, tmp_path_factory.mktemp("run"))
     experiment.run(asked, lambda *_: None, TINY)
-    return list(experiment.Store(f"{asked.results}/california.json").records.values())
+    return list(experiment.Store(asked.results, "california").records.values())
 
 
 def test_a_finished_run_computes_nothing_and_seeds_can_be_added(folder, tmp_path, monkeypatch):
@@ -150,7 +150,7 @@ def test_other_noise_and_inputs_give_new_records(folder, tmp_path):
     assert {"exact, jittered inputs", "exact, mixed inputs"} < set(found["california"]["subspaces"])
     assert found["california"]["noise"] == pytest.approx(found["california"]["rmse"])
     experiment.run(options(folder, tmp_path, seeds=1), lambda *_: None, TINY)
-    store = experiment.Store(tmp_path / "results" / "california.json")
+    store = experiment.Store(tmp_path / "results", "california")
     assert len(store.records) == 2
     with pytest.raises(InputError, match="write: expected the noise and the inputs of the page"):
         experiment.run(options(folder, tmp_path, write="page.md", **given), print, TINY)

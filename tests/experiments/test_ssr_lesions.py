@@ -112,7 +112,7 @@ def test_a_run_resumes_and_saves_its_figure(tmp_path, monkeypatch):
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     assert list(found) == METHODS
     assert all(0 <= r["auc"] <= 1 and r["lppd"] < 0 for each in found.values() for r in each)
-    records = Store(tmp_path / "records.json").records
+    records = Store(tmp_path).records
     assert len(records) == 3
     assert any("0.841 ± 0.003" in line for line in said)
     monkeypatch.setattr(experiment, "compute_record", lambda *_: pytest.fail("computed again"))

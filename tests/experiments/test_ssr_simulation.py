@@ -26,7 +26,7 @@ def test_the_table_has_the_worst_rhat_of_effects_and_of_all_coordinates():
 
 
 def test_the_page_shows_the_records():
-    records = Store(RESULTS / "ssr_simulation" / "records.json").records.values()
+    records = Store(RESULTS / "ssr_simulation").records.values()
     tables = summary.tables_of(summary.PAGE.read_text(), "ssr_simulation")
     for family, (title, rows) in zip(ssr_simulation.FAMILIES, tables, strict=True):
         assert title == f"{family.capitalize()}, 10 runs"

@@ -163,12 +163,12 @@ def test_records_resume_and_test_rows_do_not_select(tmp_path, monkeypatch):
 
     fake = tables_methods.Method("fake", run, ({"value": 1}, {"value": 2}))
     monkeypatch.setitem(METHODS, "fake", fake)
-    arguments = ("table", lambda _: numbers(), Store(tmp_path / "r.json"), ["fake"], 2, TINY, quiet)
+    arguments = ("table", lambda _: numbers(), Store(tmp_path, "r"), ["fake"], 2, TINY, quiet)
     records = tables.run_dataset(*arguments)
     assert seen == [(12, 0, 1), (12, 0, 2), (20, 0, 2), (20, 1, 2)]
     assert [r["settings"] for r in records] == [{"value": 2}] * 2
     assert all(r["threads"] == torch.get_num_threads() for r in records)
-    arguments = (*arguments[:2], Store(tmp_path / "r.json"), *arguments[3:])
+    arguments = (*arguments[:2], Store(tmp_path, "r"), *arguments[3:])
     assert tables.run_dataset(*arguments) == records
     assert len(seen) == 4
     other = dataclasses.replace(TINY, trees=30)
@@ -180,7 +180,7 @@ def test_methods_that_do_not_take_so_many_rows_are_left_out(tmp_path, monkeypatc
     fake = tables_methods.Method("fake", lambda *_: {"nll": 0.0}, ({},), most_rows=59)
     monkeypatch.setitem(METHODS, "fake", fake)
     monkeypatch.setitem(METHODS, "other", dataclasses.replace(fake, most_rows=60))
-    rows, store = numbers(), Store(tmp_path / "r.json")
+    rows, store = numbers(), Store(tmp_path, "r")
     assert len(rows.y) == 60
     found = tables.run_dataset("t", lambda _: rows, store, ["fake", "other"], 1, TINY, quiet)
     assert [record["method"] for record in found] == ["other"]

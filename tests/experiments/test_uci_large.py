@@ -172,7 +172,7 @@ def test_rate_is_selected_for_sgd_then_the_temperature(diabetes, tmp_path, monke
     X, y, masks = diabetes
     monkeypatch.setattr(uci_large, "try_rate", try_rate)
     plan = dataclasses.replace(TINY, learning_rates=(1e-3, 1e-1, 1.0))
-    store = Store(tmp_path / "x.json")
+    store = Store(tmp_path, "x")
     options = ("pol", X, y, masks[0], plan, store, "cpu", quiet)
     assert uci_large.select_settings(*options) == uci_large.Chosen(0.1, 10.0)
     assert uci_large.select_settings(*options) == uci_large.Chosen(0.1, 10.0)
