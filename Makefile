@@ -33,6 +33,10 @@ export NO_MKDOCS_2_WARNING := 1
 # Tests run on several processes: one thread in each, so that they do not fight for cores.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
+# Shapes and types of annotations are checked at run time, which adds a third to the time of the
+# tests; an int is a float, as for mypy.
+SHAPES := --jaxtyping-packages="subbayes,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
+
 ifndef SUBBAYES_DATA
 ifneq ($(wildcard ../shared/data/.),)
 export SUBBAYES_DATA := $(abspath ../shared/data)
@@ -94,8 +98,8 @@ demo: $(CORE) ## run the main job on real data: table, plots and report in runs/
 test: $(DEV) ## run the tests (but the slow ones)
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
-test-all: $(ALL) ## run all tests, the slow ones and those of other libraries' samplers too
-	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "slow or not slow" --check-seconds inf $(ARGS)
+test-all: $(ALL) ## run all tests, the slow ones too, and check the shapes of all calls
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "slow or not slow" $(SHAPES) $(ARGS)
 
 test-oldest: constraints-oldest.txt ## run the tests with the oldest supported versions, in .venv-oldest
 	@$(find_python); "$$python" -m venv .venv-oldest
@@ -114,8 +118,9 @@ lint: $(DEV) ## ruff: formatting, and rules for code and docstrings
 	@$(BIN)/ruff format --check --quiet . || { echo "Run: .venv/bin/ruff format ." >&2; exit 1; }
 	@$(BIN)/ruff check .
 
-types: $(DEV) ## mypy on the package
+types: $(DEV) ## mypy on the package, and shapes of annotations in a run of each engine
 	@$(BIN)/mypy
+	@$(ONE_THREAD) $(BIN)/python -m pytest -q --disable-warnings $(SHAPES) tests/test_annotations.py
 
 check: lint types test ## what continuous integration runs
 

@@ -2,37 +2,12 @@
 
 import importlib
 import os
-import threading
 from pathlib import Path
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 
-import jaxtyping
 import pytest
 import torch
-
-
-def pytest_addoption(parser):
-    parser.addoption(
-        "--check-seconds",
-        type=float,
-        default=0.5,
-        help="check shapes and types of all calls in so many seconds of each test",
-    )
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item):
-    """Check the calls of a test's first half second: in long tests they take half of the time."""
-    jaxtyping.config.update("jaxtyping_disable", False)
-    seconds = min(item.config.getoption("--check-seconds"), threading.TIMEOUT_MAX)
-    timer = threading.Timer(seconds, jaxtyping.config.update, ("jaxtyping_disable", True))
-    timer.daemon = True
-    timer.start()
-    try:
-        return (yield)
-    finally:
-        timer.cancel()
 
 
 def pytest_configure(config):
