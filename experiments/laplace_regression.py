@@ -33,8 +33,7 @@ from experiments.store import Record, Store, key_of
 from subbayes.curvature.precision_factory import Form, precision
 from subbayes.data.data import Data
 from subbayes.data.datasets import find_file, load_uci
-from subbayes.inference.laplace.evidence import Evidence
-from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.inference.laplace.linearised import Evidence, linearised_laplace
 from subbayes.inference.laplace.subspace_error import dead_fraction, eckart_young, jacobian_rank
 from subbayes.likelihoods import Gaussian
 from subbayes.networks.network import Network

@@ -29,7 +29,7 @@ _NAMES = {
     "from_log_prob": "function_density",
     "linearised_laplace": "laplace.linearised",
     "sketched_lanczos": "laplace.sketched_lanczos",
-    "tune_prior": "laplace.evidence",
+    "tune_prior": "laplace.linearised",
 }
 
 __all__ = sorted(_NAMES)

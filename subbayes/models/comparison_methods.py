@@ -24,8 +24,7 @@ from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.curvature.precision_factory import FORMS, Form, check_exact
 from subbayes.data.data import Data
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.laplace.evidence import tune_prior
-from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.inference.laplace.linearised import linearised_laplace, tune_prior
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection

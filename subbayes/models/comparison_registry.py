@@ -23,9 +23,9 @@ from subbayes.models.comparison_methods import (
     TemperatureScaling,
     timed,
 )
-from subbayes.models.description import method_label
 from subbayes.models.ensemble_start import starts_at_ensemble
 from subbayes.models.fit import as_prior, build, check_prior, check_temperature, fit_settings
+from subbayes.models.fitted import method_label
 from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import EvidencePrior, Normal

@@ -498,8 +498,7 @@ def _covariance(prior: EvidencePrior, method: SubspaceMethod) -> Form:
 
 def _maximise_evidence(trained: Trained, covariance: Form) -> tuple[Likelihood, float]:
     """The likelihood with its Gaussian noise, and the prior scale, that maximise the evidence."""
-    from subbayes.inference.laplace.evidence import tune_prior
-    from subbayes.inference.laplace.linearised import linearised_laplace
+    from subbayes.inference.laplace.linearised import linearised_laplace, tune_prior
 
     found = linearised_laplace(
         trained.network, trained.likelihood, trained.data, covariance=covariance

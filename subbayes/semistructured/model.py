@@ -15,8 +15,7 @@ from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
 from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
-from subbayes.inference.samplers.chain_storage import check_folder
-from subbayes.inference.samplers.chains import Sampler
+from subbayes.inference.samplers.chains import Sampler, check_folder
 from subbayes.likelihoods.families import Family, family_from_name
 from subbayes.reports.semistructured import write_report
 from subbayes.semistructured.design_data import AuxiliaryColumns, networks_from

@@ -44,7 +44,7 @@ def test_models_of_transformers_predict(names):
 def test_calls_of_the_table_exist(names):
     """Each right-hand side with a call on `posterior` does run; names are public."""
     from subbayes.inference.laplace.cross_validation import cross_validate_prior
-    from subbayes.inference.laplace.evidence import tune_prior
+    from subbayes.inference.laplace.linearised import tune_prior
 
     posterior, new = names["posterior"], names["new"]
     for method in ("probit", "monte-carlo", "laplace-bridge", "network"):

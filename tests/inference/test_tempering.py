@@ -21,7 +21,7 @@ from subbayes.diagnostics import loo
 from subbayes.inference import LinearisedLaplace, MeanFieldVI
 from subbayes.inference.tempering import TemperatureChoice, choose_temperature
 from subbayes.likelihoods import Gaussian, Weighted
-from subbayes.models.description import _temperature
+from subbayes.models.fitted import _temperature
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
 from subbayes.utils.checks import InputError

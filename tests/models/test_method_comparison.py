@@ -20,8 +20,7 @@ from subbayes.baselines.map import point_estimate
 from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
-from subbayes.inference.laplace.evidence import tune_prior
-from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.inference.laplace.linearised import linearised_laplace, tune_prior
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Poisson, Weighted

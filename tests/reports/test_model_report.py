@@ -28,8 +28,7 @@ from subbayes.likelihoods import (
     Poisson,
     Standardized,
 )
-from subbayes.models.description import describe
-from subbayes.models.fitted import FittedModel
+from subbayes.models.fitted import FittedModel, describe
 from subbayes.plots.sparse import sparse_history
 from subbayes.plots.style import new_axes, png
 from subbayes.plots.training import training_history

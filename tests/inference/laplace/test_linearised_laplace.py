@@ -20,8 +20,7 @@ import subbayes
 from subbayes import InputError, InputTypeError, Network, subspaces
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.cross_validation import cross_validate_prior
-from subbayes.inference.laplace.evidence import Evidence, tune_prior
-from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.inference.laplace.linearised import Evidence, linearised_laplace, tune_prior
 from subbayes.inference.laplace.linearised_engine import LinearisedLaplace, predict_linearised
 from subbayes.predictions.gaussian import (
     ClassPredictive,

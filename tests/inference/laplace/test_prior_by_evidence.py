@@ -11,8 +11,7 @@ from subbayes import InputError, SubspaceClassifier, SubspaceRegressor, Training
 from subbayes.cli import run
 from subbayes.data.data import Data
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.laplace.evidence import tune_prior
-from subbayes.inference.laplace.linearised import linearised_laplace
+from subbayes.inference.laplace.linearised import linearised_laplace, tune_prior
 from subbayes.likelihoods import (
     Categorical,
     Gaussian,

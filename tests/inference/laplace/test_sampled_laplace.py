@@ -8,7 +8,7 @@ from jacobians import dense, problem
 import subbayes
 from subbayes import InputError, Network, Sampling, Training, fit
 from subbayes.inference import linearised_laplace, tune_prior
-from subbayes.inference.laplace.evidence import Evidence
+from subbayes.inference.laplace.linearised import Evidence
 from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
 from subbayes.likelihoods import CategoricalTokens, Gaussian
 from subbayes.subspaces.optimal import optimal
