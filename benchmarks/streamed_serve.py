@@ -117,8 +117,8 @@ def fit_table(path: Path, out: Path) -> None:
     """A model of 50 draws of a network 11-20-1 for rows like those of a file."""
     import pandas as pd
 
-    from subbayes.models.data_frame_model import DataFrameModel
     from subbayes.models.settings import TableSettings
+    from subbayes.tables.data_frame_model import DataFrameModel
 
     frame = pd.read_csv(path, nrows=300)
     frame["y"] = frame["x0"] + (frame["group"] == "a")

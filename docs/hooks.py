@@ -22,7 +22,17 @@ TEXTS = {
 HIDDEN = ("cli", "utils")
 # The rooms in the order of the pages; a room not named here follows, by name.
 ORDER = [
-    *("models", "networks", "data", "likelihoods", "priors", "subspace", "subspaces"),
+    *(
+        "models",
+        "comparison",
+        "tables",
+        "networks",
+        "data",
+        "likelihoods",
+        "priors",
+        "subspace",
+        "subspaces",
+    ),
     *("posterior", "inference", "draws", "predictions", "diagnostics", "training", "baselines"),
     *("semistructured", "sparse", "curvature", "distributed", "plots", "reports"),
 ]

@@ -22,10 +22,10 @@ _NAMES = {
     "Predictive": "predictions.predictive",
     "Sampling": "inference.configuration",
     "SemiStructuredRegression": "semistructured.model",
-    "SparseClassifier": "models.estimators",
-    "SparseRegressor": "models.estimators",
-    "SubspaceClassifier": "models.estimators",
-    "SubspaceRegressor": "models.estimators",
+    "SparseClassifier": "tables.estimators",
+    "SparseRegressor": "tables.estimators",
+    "SubspaceClassifier": "tables.estimators",
+    "SubspaceRegressor": "tables.estimators",
     "Training": "training.configuration",
     "__version__": "utils.version",
     "fit": "models.fit",
@@ -33,6 +33,7 @@ _NAMES = {
 }
 _ROOMS = (
     "baselines",
+    "comparison",
     "curvature",
     "data",
     "diagnostics",
@@ -50,6 +51,7 @@ _ROOMS = (
     "sparse",
     "subspace",
     "subspaces",
+    "tables",
     "training",
 )
 

@@ -4,8 +4,8 @@ import dataclasses
 
 import pandas as pd
 
+from subbayes.comparison.comparison import compare_methods, named_methods
 from subbayes.inference.configuration import Sampling
-from subbayes.models.method_comparison import compare_methods, named_methods
 from subbayes.priors import EvidencePrior
 from subbayes.subspaces.registry import SUBSPACES
 

@@ -30,8 +30,8 @@ from subbayes.models.settings import TableSettings
 if TYPE_CHECKING:
     import pandas as pd
 
-    from subbayes.models.comparison_methods import ComparedMethod
-    from subbayes.models.method_comparison import Comparison
+    from subbayes.comparison.comparison import Comparison
+    from subbayes.comparison.methods import ComparedMethod
 
 NAME = "compare"
 EXAMPLE = "subbayes compare people.csv --target income --methods map,ensemble,pca --out scores.csv"
@@ -151,7 +151,7 @@ def compare(
         fail("preset", "none for a comparison", settings.preset, "Use method mclmc")
     frame = source.read(table, target)
     rows = _split(frame, target, test_rows, source, settings.sampling.seed)
-    from subbayes.models.method_comparison import named_methods
+    from subbayes.comparison.comparison import named_methods
 
     compared = named_methods(
         names,
@@ -183,7 +183,7 @@ def compare(
 
 
 def _method_names(methods: str) -> list[str]:
-    from subbayes.models.method_comparison import METHODS
+    from subbayes.comparison.comparison import METHODS
     from subbayes.utils.checks import closest, fail
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
@@ -196,7 +196,7 @@ def _method_names(methods: str) -> list[str]:
 
 def _with_own_draws(method: ComparedMethod, settings: TableSettings) -> ComparedMethod:
     """The method; chains from an ensemble make as many draws as are asked for, if any are."""
-    from subbayes.models.comparison_chains import MicrocanonicalEnsemble
+    from subbayes.comparison.chains import MicrocanonicalEnsemble
 
     if not isinstance(method, MicrocanonicalEnsemble):
         return method
@@ -249,15 +249,15 @@ def _compare(
     progress: bool | None,
 ) -> Comparison:
     """Encode the rows by the training part, and fit and score the methods."""
+    from subbayes.comparison.comparison import compare_methods
     from subbayes.data.tables import split_target
-    from subbayes.models.data_frame_model import infer_target
-    from subbayes.models.method_comparison import compare_methods
     from subbayes.models.table_networks import (
         make_likelihood,
         make_module,
         split_validation,
         with_table_remedies,
     )
+    from subbayes.tables.data_frame_model import infer_target
     from subbayes.utils.warning import reworded_warnings
 
     (features, values), (test_features, test_values) = (split_target(r, column) for r in rows)

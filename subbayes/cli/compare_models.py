@@ -51,7 +51,7 @@ def rank_models(
     Raises:
         InputError: folders without models, models of other targets, a table they do not fit.
     """
-    from subbayes.diagnostics.model_comparison import compare_posteriors
+    from subbayes.comparison.posteriors import compare_posteriors
     from subbayes.utils.artifact import kind_of
     from subbayes.utils.checks import fail
 
@@ -107,8 +107,8 @@ def _posterior_and_draws(
     folder: Path, table: Path, target: str | None, source: TextOptions
 ) -> tuple[Posterior, Draws]:
     """The posterior of a saved model over the rows of the table, and its draws."""
-    from subbayes.models.data_frame_model import describe_row_mismatch
     from subbayes.posterior import Posterior
+    from subbayes.tables.data_frame_model import describe_row_mismatch
     from subbayes.utils.checks import fail
 
     model = load_model(folder)

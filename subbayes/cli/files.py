@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from subbayes.cli.options import TextOptions
     from subbayes.cli.regression_model import RegressionModel
     from subbayes.data.table_batches import TableBatches
-    from subbayes.models.data_frame_model import DataFrameModel
+    from subbayes.tables.data_frame_model import DataFrameModel
 
 __all__ = [
     "check_model_folder",
@@ -64,7 +64,7 @@ def load_model(folder: Path) -> DataFrameModel:
     Raises:
         InputError: no model there, a damaged one, or one that does not take a table.
     """
-    from subbayes.models.data_frame_model import DataFrameModel
+    from subbayes.tables.data_frame_model import DataFrameModel
 
     return DataFrameModel.load(model_path(folder))
 
@@ -86,7 +86,7 @@ def load_table_model(folder: Path) -> DataFrameModel | RegressionModel:
 
 def missing_marks(model: DataFrameModel | RegressionModel) -> list[str]:
     """The marks of missing values of a model's training table."""
-    from subbayes.models.data_frame_model import DataFrameModel
+    from subbayes.tables.data_frame_model import DataFrameModel
 
     found = model.encoder if isinstance(model, DataFrameModel) else model
     return list(found.missing_values)
@@ -94,7 +94,7 @@ def missing_marks(model: DataFrameModel | RegressionModel) -> list[str]:
 
 def absent_targets(model: DataFrameModel | RegressionModel, frame: pd.DataFrame) -> list[str]:
     """Columns that scores need and a table lacks."""
-    from subbayes.models.data_frame_model import DataFrameModel
+    from subbayes.tables.data_frame_model import DataFrameModel
 
     if not isinstance(model, DataFrameModel):
         return model.targets(frame)

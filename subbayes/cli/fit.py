@@ -32,7 +32,7 @@ from subbayes.models.settings import TableSettings, unused_settings
 from subbayes.utils.text_table import aligned
 
 if TYPE_CHECKING:
-    from subbayes.models.data_frame_model import DataFrameModel
+    from subbayes.tables.data_frame_model import DataFrameModel
 
 NAME = "fit"
 EXAMPLE = "subbayes fit people.csv --target income --out runs/people --missing impute"
@@ -85,7 +85,7 @@ def fit(
             print_line(f"warning: {flag} makes no difference without --preset")
     check_model_folder(out, overwrite)
     frame = source.read(table, target)
-    from subbayes.models.data_frame_model import DataFrameModel
+    from subbayes.tables.data_frame_model import DataFrameModel
 
     checkpoint = out / "checkpoint"
     _check_unfinished(checkpoint, chosen, overwrite)

@@ -1,4 +1,4 @@
-"""Convergence of chains, scores and calibration of predictions, comparison of posteriors."""
+"""Convergence of chains, and scores and calibration of predictions."""
 
 from subbayes.utils.namespace import lazy_imports
 
@@ -6,14 +6,12 @@ _NAMES = {
     "CalibrationCurve": "calibration",
     "LooComparison": "loo_comparison",
     "LooResult": "leave_one_out",
-    "ModelComparison": "model_comparison",
     "MonteCarloError": "monte_carlo",
     "ChainPredictions": "function_space",
     "average_ranks": "convergence",
     "calibration_curve": "calibration",
     "chain_predictions": "function_space",
     "compare": "loo_comparison",
-    "compare_posteriors": "model_comparison",
     "ebfmi": "convergence",
     "ess_bulk": "convergence",
     "ess_mean": "convergence",
@@ -24,14 +22,12 @@ _NAMES = {
     "monte_carlo_error": "monte_carlo",
     "out_of_distribution": "detection",
     "psis": "leave_one_out",
-    "reweight": "model_comparison",
     "rhat": "convergence",
     "score": "metrics",
     "separate_groups": "convergence",
     "stacking_weights": "loo_comparison",
     "sum_se": "leave_one_out",
     "uncertainties": "detection",
-    "to_arviz": "arviz",
     "wilson_interval": "calibration",
 }
 

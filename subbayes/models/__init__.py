@@ -1,15 +1,8 @@
-"""Fitted models, estimators, models of arrays and data frames, and comparisons of methods."""
+"""Fitted models: `fit` and what it returns."""
 
 from subbayes.utils.namespace import lazy_imports
 
-_NAMES = {
-    "Comparison": "method_comparison",
-    "DataFrameModel": "data_frame_model",
-    "FittedModel": "fitted",
-    "Model": "model",
-    "compare_methods": "method_comparison",
-    "fit_arrays": "array_model",
-}
+_NAMES = {"FittedModel": "fitted", "Model": "model"}
 
 __all__ = sorted(_NAMES)
 __getattr__, __dir__ = lazy_imports(__name__, _NAMES)

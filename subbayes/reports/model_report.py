@@ -15,6 +15,7 @@ from torch import Tensor
 
 import subbayes
 from subbayes import plots
+from subbayes.comparison.comparison import SCORE_HEADINGS, Comparison, format_score
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.calibration import expected_coverage
@@ -22,15 +23,14 @@ from subbayes.diagnostics.function_space import ChainPredictions, chain_predicti
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.draws import Draws
 from subbayes.likelihoods.target_parts import split_targets
-from subbayes.models.array_model import SPARSE_DRAWS
 from subbayes.models.fitted import FittedModel
-from subbayes.models.method_comparison import SCORE_HEADINGS, Comparison, format_score
 from subbayes.plots.methods import SCORE_LABELS
 from subbayes.predictions.predictive import Predictive
 from subbayes.reports import model_figures as figures
 from subbayes.reports import sparse as sparse_report
 from subbayes.reports.rendering import Picture, Table, picture, render
 from subbayes.sparse.result import SparseNetwork
+from subbayes.tables.array_model import SPARSE_DRAWS
 from subbayes.utils.checks import check_choice, fail_type
 from subbayes.utils.files import atomic_write_text
 from subbayes.utils.warning import warnings_once

@@ -12,10 +12,10 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from subbayes import diagnostics
+from subbayes.comparison.arviz import arviz_data, row_weight_group
 from subbayes.data.frames import read_frame
 from subbayes.data.to_pandas import to_pandas
 from subbayes.diagnostics import LooResult, metrics
-from subbayes.diagnostics.arviz import arviz_data, row_weight_group
 from subbayes.diagnostics.predictor import OUTPUTS_AT_ONCE
 from subbayes.draws import Draws
 from subbayes.networks.description import describe_network

@@ -68,8 +68,8 @@ LOADERS = {
     "small-network": "subbayes.sparse.export.small_network:rebuild",
     "semi-structured-model": "subbayes.semistructured.model:rebuild",
     "linearised-laplace": "subbayes.inference.laplace.linearised:rebuild",
-    "data-frame-model": "subbayes.models.data_frame_model:rebuild",
-    "estimator": "subbayes.models.estimators:rebuild",
+    "data-frame-model": "subbayes.tables.data_frame_model:rebuild",
+    "estimator": "subbayes.tables.estimators:rebuild",
 }
 """By kind, "module:function"; the function takes tensors, facts and options by name."""
 

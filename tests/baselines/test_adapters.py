@@ -19,8 +19,8 @@ from subbayes.baselines import (
     swag,
     temperature_scaling,
 )
+from subbayes.comparison.comparison import compare_methods
 from subbayes.likelihoods import CategoricalTokens
-from subbayes.models.method_comparison import compare_methods
 from subbayes.networks.initialisation import reinitialise
 from subbayes.networks.token_outputs import TokenOutputs
 from subbayes.training import train

@@ -247,8 +247,8 @@ def test_dicts_and_outputs_by_name():
 
 
 def test_a_comparison_of_a_trained_module_keeps_its_weights():
+    from subbayes.comparison.comparison import compare_methods
     from subbayes.inference.configuration import Sampling
-    from subbayes.models.method_comparison import compare_methods
 
     module = CNN(3)
     found = compare_methods(

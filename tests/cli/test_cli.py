@@ -30,8 +30,8 @@ from subbayes.data.table_batches import TableBatches
 from subbayes.data.tables import read_table
 from subbayes.inference.tempering import choose_temperature
 from subbayes.models.checkpoint import PARTS
-from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.models.fit import ENGINES, SUBSPACES
+from subbayes.tables.data_frame_model import DataFrameModel
 from subbayes.utils import artifact
 
 pytestmark = pytest.mark.slow  # real processes, a minute and more
@@ -448,7 +448,7 @@ def test_baselines_are_saved_and_predict(call, files, tmp_path):
 
 
 def test_compare_prints_one_table(call, files, tmp_path, monkeypatch):
-    pytest.importorskip("subbayes.models.method_comparison")
+    pytest.importorskip("subbayes.comparison.comparison")
     monkeypatch.setattr(
         "subbayes.models.fit.choose_temperature", partial(choose_temperature, draws=5, chains=2)
     )
@@ -1037,7 +1037,7 @@ def test_unexpected_errors_are_one_line_without_debug(refused, files, monkeypatc
     def broken(*_, **__):
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("subbayes.models.data_frame_model.DataFrameModel.load", broken)
+    monkeypatch.setattr("subbayes.tables.data_frame_model.DataFrameModel.load", broken)
     words = ["predict", files / "income", files / "people.csv"]
     refused(
         "unexpected RuntimeError: two lines. Run it again with --debug to see where.",
@@ -1137,7 +1137,7 @@ def test_interrupted_fit_resumes_with_the_same_draws(
 def test_a_folder_that_no_model_can_replace_is_refused_before_the_fit(
     files, tmp_path, monkeypatch, refused, more
 ):
-    monkeypatch.setattr("subbayes.models.data_frame_model.DataFrameModel.fit", None)
+    monkeypatch.setattr("subbayes.tables.data_frame_model.DataFrameModel.fit", None)
     monkeypatch.setattr("subbayes.semistructured.SemiStructuredRegression.fit", None)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "manifest.json").write_text("no JSON")

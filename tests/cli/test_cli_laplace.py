@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from subbayes.cli import run
-from subbayes.models.data_frame_model import DataFrameModel
+from subbayes.tables.data_frame_model import DataFrameModel
 
 SMALL = ["--hidden", "8", "--epochs", "150", "--swa-epochs", "3", "--draws", "30", "--chains", "2"]
 

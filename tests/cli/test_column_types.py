@@ -14,8 +14,8 @@ from subbayes.data.columns import kind_of_labels, labels_as_fitted
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.table_batches import TableBatches
 from subbayes.data.tables import read_table, text_columns
-from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.semistructured.model import SemiStructuredRegression
+from subbayes.tables.data_frame_model import DataFrameModel
 
 SMALL = table_settings(hidden=(3,), epochs=2, swa_epochs=1)
 COLUMNS = {

@@ -24,8 +24,8 @@ from subbayes.cli.demonstration.section import Effort
 from subbayes.cli.demonstration.small_network import HIDDEN
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.tempering import choose_temperature
-from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.plots.style import new_axes, png
+from subbayes.tables.data_frame_model import DataFrameModel
 from subbayes.utils.files import ArtifactError
 from subbayes.utils.overwritable_files import OverwritableFiles
 

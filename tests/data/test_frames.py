@@ -11,7 +11,7 @@ from subbayes.data.encoder import TabularEncoder
 from subbayes.data.encoder_state import check_state
 from subbayes.data.frames import check_lengths, check_text
 from subbayes.data.tables import split_target
-from subbayes.models.estimators import SubspaceRegressor
+from subbayes.tables.estimators import SubspaceRegressor
 from subbayes.utils.checks import InputError, InputTypeError
 
 

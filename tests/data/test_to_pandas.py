@@ -19,10 +19,10 @@ from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
 from subbayes.data.to_pandas import to_pandas
 from subbayes.inference import Sampling
-from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.models.settings import TableSettings
 from subbayes.plots.methods import scores, temperatures
 from subbayes.semistructured.subspace import TRAINING
+from subbayes.tables.data_frame_model import DataFrameModel
 from subbayes.utils.checks import InputError, InputTypeError
 
 pl = pytest.importorskip("polars")

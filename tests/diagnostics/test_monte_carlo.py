@@ -12,8 +12,8 @@ from subbayes import Draws, InputError, Predictive, Sampling, Training
 from subbayes.diagnostics import monte_carlo_error
 from subbayes.diagnostics.monte_carlo import sufficient_draws
 from subbayes.likelihoods import FAMILIES, Bernoulli, Gaussian
-from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.predictions.gaussian import ClassPredictive, GaussianPredictive
+from subbayes.tables.data_frame_model import DataFrameModel
 
 S, SPREAD, NOISE = 4000, np.array([0.1, 0.5, 2.0]), 0.7
 MEAN = np.array([0.0, 1.0, -3.0])

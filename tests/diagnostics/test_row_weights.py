@@ -11,8 +11,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from subbayes import Draws, InputError, Network, Posterior, Sampling
+from subbayes.comparison import compare_posteriors, reweight, to_arviz
 from subbayes.data.data import Data
-from subbayes.diagnostics import compare, compare_posteriors, loo, psis, reweight, to_arviz
+from subbayes.diagnostics import compare, loo, psis
 from subbayes.diagnostics.leave_one_out import sum_se
 from subbayes.diagnostics.loo_comparison import stacking_weights
 from subbayes.diagnostics.metrics import score

@@ -11,10 +11,10 @@ import torch
 from pages import ROOT, SIZES, run_page, same_output
 
 import subbayes
+from subbayes.comparison.comparison import METHODS
 from subbayes.inference.engine import ENGINES as ENGINE_NAMES
 from subbayes.likelihoods import as_likelihood
 from subbayes.likelihoods.families import FAMILIES
-from subbayes.models.method_comparison import METHODS
 from subbayes.models.settings import LIKELIHOODS
 
 DOCS = ROOT / "docs"

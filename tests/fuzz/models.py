@@ -35,12 +35,12 @@ from subbayes.likelihoods.families import (
     PiecewiseExponentialFamily,
     TruncatedFamily,
 )
-from subbayes.models.data_frame_model import DataFrameModel
-from subbayes.models.estimators import SubspaceClassifier, SubspaceRegressor
 from subbayes.models.settings import TableSettings
 from subbayes.semistructured import LKJ, Dirichlet, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.sparse.configuration import SparseTraining
 from subbayes.subspace import DenseSubspace
+from subbayes.tables.data_frame_model import DataFrameModel
+from subbayes.tables.estimators import SubspaceClassifier, SubspaceRegressor
 
 __all__ = ["MODELS", "Example"]
 

@@ -9,9 +9,9 @@ from torch import nn
 
 from subbayes import InputError, Network, Posterior, Sampling, Training, fit
 from subbayes.baselines import deep_ensemble
+from subbayes.comparison.comparison import compare_methods
 from subbayes.likelihoods import Gaussian, Likelihood, Standardized, Weighted
 from subbayes.likelihoods.validation import check_results, check_sizes
-from subbayes.models.method_comparison import compare_methods
 from subbayes.sparse import convert, elbo
 from subbayes.subspace import FullSubspace
 from subbayes.training.trainer import train

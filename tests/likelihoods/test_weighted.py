@@ -31,11 +31,11 @@ from subbayes.likelihoods.families import (
     PoissonFamily,
     TruncatedFamily,
 )
-from subbayes.models.estimators import SparseRegressor, SubspaceClassifier, SubspaceRegressor
 from subbayes.sparse.convert import convert
 from subbayes.sparse.training import SparseTraining
 from subbayes.sparse.training import fit as train_sparse
 from subbayes.subspace import FullSubspace
+from subbayes.tables.estimators import SparseRegressor, SubspaceClassifier, SubspaceRegressor
 from subbayes.training.trainer import train
 from subbayes.utils.seeding import fork_rng
 

@@ -11,10 +11,10 @@ from jacobians import dense, dense_rows
 
 import subbayes
 from subbayes import InputError, Network, Sampling, Training
+from subbayes.comparison.comparison import compare_methods
+from subbayes.comparison.methods import AllWeightsLaplace
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical, CategoricalTokens
-from subbayes.models.comparison_methods import AllWeightsLaplace
-from subbayes.models.method_comparison import compare_methods
 from subbayes.networks.token_outputs import TokenOutputs
 from subbayes.subspace import RandomSubspace
 from subbayes.subspaces import PCA, Curve, Optimal, Random, Subnetwork

@@ -7,10 +7,10 @@ from torch import nn
 
 from subbayes import InputError, Sampling, Training, fit
 from subbayes.baselines.deep_ensemble import deep_ensemble
+from subbayes.comparison.chains import MicrocanonicalEnsemble
+from subbayes.comparison.comparison import compare_methods
 from subbayes.draws import Draws
 from subbayes.likelihoods import Gaussian
-from subbayes.models.comparison_chains import MicrocanonicalEnsemble
-from subbayes.models.method_comparison import compare_methods
 
 TRAINING = Training(epochs=6, swa_epochs=0)
 STILL = Training(epochs=1, learning_rate=1e-12, swa_epochs=0)

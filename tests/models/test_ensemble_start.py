@@ -11,17 +11,17 @@ from torch import nn
 import subbayes
 from subbayes import MLP, Sampling, Training
 from subbayes.baselines.deep_ensemble import deep_ensemble, train_members
+from subbayes.comparison.comparison import compare_methods
 from subbayes.data.data import Data
 from subbayes.inference.engine import FunctionEngine
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.likelihoods import Gaussian, HeteroscedasticGaussian
-from subbayes.models.estimators import SubspaceRegressor
 from subbayes.models.fit import fit
-from subbayes.models.method_comparison import compare_methods
 from subbayes.models.settings import TableSettings
 from subbayes.priors import Normal
 from subbayes.subspaces.full import Full
 from subbayes.subspaces.random import Random
+from subbayes.tables.estimators import SubspaceRegressor
 from subbayes.training.many import train_many
 from subbayes.utils.checks import InputError
 from subbayes.utils.seeding import derive_seed

@@ -33,7 +33,6 @@ from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Standardized
 from subbayes.likelihoods.families import OrdinalFamily
-from subbayes.models.array_model import fit_arrays
 from subbayes.models.checkpoint import delete_checkpoint
 from subbayes.models.fit import ENGINES, train_trajectory
 from subbayes.models.fitted import FittedModel
@@ -41,6 +40,7 @@ from subbayes.priors import Normal
 from subbayes.subspace import DenseSubspace, FullSubspace, RandomSubspace
 from subbayes.subspaces.pca import PCA
 from subbayes.subspaces.random import Random
+from subbayes.tables.array_model import fit_arrays
 from subbayes.utils import artifact
 from subbayes.utils.saving import read_checkpoint
 

@@ -25,12 +25,12 @@ from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.likelihoods import Gaussian
-from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.models.model import Model
 from subbayes.models.settings import TableSettings
 from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured import SemiStructuredRegression
 from subbayes.sparse.configuration import SparseTraining
+from subbayes.tables.data_frame_model import DataFrameModel
 from subbayes.utils import artifact
 from subbayes.utils.kinds import LOADERS, SCHEMAS
 from subbayes.utils.saving import Saveable, rebuild

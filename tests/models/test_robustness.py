@@ -25,10 +25,10 @@ from subbayes.data.encoder import TabularEncoder
 from subbayes.data.targets import Target
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Gaussian
-from subbayes.models.data_frame_model import DataFrameModel
-from subbayes.models.estimators import SparseRegressor, SubspaceClassifier, SubspaceRegressor
 from subbayes.models.settings import TableSettings
 from subbayes.subspaces.pca import PCA
+from subbayes.tables.data_frame_model import DataFrameModel
+from subbayes.tables.estimators import SparseRegressor, SubspaceClassifier, SubspaceRegressor
 from subbayes.utils import artifact
 from subbayes.utils.seeding import derive_seed, fork_rng
 

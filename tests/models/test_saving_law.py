@@ -31,13 +31,13 @@ from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.variational.variational import FullRankVI, MeanFieldVI, RealNVP
 from subbayes.likelihoods import Gaussian
-from subbayes.models.data_frame_model import DataFrameModel
-from subbayes.models.estimators import SparseRegressor, SubspaceClassifier, SubspaceRegressor
 from subbayes.models.settings import TableSettings
 from subbayes.priors import Normal
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.sparse.configuration import SparseTraining
 from subbayes.subspace import DenseSubspace
+from subbayes.tables.data_frame_model import DataFrameModel
+from subbayes.tables.estimators import SparseRegressor, SubspaceClassifier, SubspaceRegressor
 from subbayes.utils.checks import InputError, InputTypeError
 
 pytestmark = [

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from subbayes.inference.samplers.nuts import NUTS
-from subbayes.models.array_model import fit_arrays
 from subbayes.models.settings import (
     TABLE_TRAINING,
     Perceptron,
@@ -19,6 +18,7 @@ from subbayes.models.settings import (
 from subbayes.priors import EvidencePrior
 from subbayes.subspaces.optimal import Optimal
 from subbayes.subspaces.pca import PCA
+from subbayes.tables.array_model import fit_arrays
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import InputError, InputTypeError
 

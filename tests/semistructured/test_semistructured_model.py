@@ -488,7 +488,7 @@ def test_to_arviz_names_the_effects(fitted):
 
 
 def test_models_are_compared_by_leave_one_out(fitted):
-    from subbayes.diagnostics import compare_posteriors
+    from subbayes.comparison import compare_posteriors
 
     frame, model = fitted
     plain = SemiStructuredRegression("y ~ 1").fit(

@@ -11,10 +11,10 @@ import torch
 from subbayes import plots
 from subbayes.cli.demonstration.methods import choose_prior_scale, fit_methods
 from subbayes.cli.demonstration.section import Effort, Figure, Section, with_error
+from subbayes.comparison.comparison import Comparison
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.diagnostics.standard_errors import auroc_difference, auroc_with_error, standard_errors
 from subbayes.likelihoods import Categorical
-from subbayes.models.method_comparison import Comparison
 from subbayes.networks.mlp import MLP
 from subbayes.plots.style import label_axes, legend, new_axes
 from subbayes.reports.rendering import Table

@@ -16,17 +16,17 @@ from torch import nn
 
 from subbayes import plots
 from subbayes.cli.demonstration.section import Effort, Figure, Section, compared, with_error
+from subbayes.comparison.comparison import Comparison, compare_methods, named_methods
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.standard_errors import standard_errors
 from subbayes.likelihoods import Likelihood
-from subbayes.models.data_frame_model import DataFrameModel
-from subbayes.models.method_comparison import Comparison, compare_methods, named_methods
 from subbayes.models.settings import TableSettings
 from subbayes.models.table_networks import make_likelihood, make_module
 from subbayes.reports.rendering import Table
+from subbayes.tables.data_frame_model import DataFrameModel
 from subbayes.training.configuration import Training
 from subbayes.training.trainer import train
 from subbayes.utils.progress import progress_bar

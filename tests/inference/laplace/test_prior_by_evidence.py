@@ -20,7 +20,7 @@ from subbayes.likelihoods import (
     Standardized,
     Weighted,
 )
-from subbayes.models.data_frame_model import DataFrameModel
+from subbayes.tables.data_frame_model import DataFrameModel
 
 STILL = Training(epochs=0, swa_epochs=0)
 GIVEN = {

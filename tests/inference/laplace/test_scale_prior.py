@@ -11,10 +11,10 @@ import subbayes
 from subbayes import InputError, Network, SubspaceRegressor, Training
 from subbayes.cli import run
 from subbayes.inference.laplace.linearised import linearised_laplace
-from subbayes.models.data_frame_model import DataFrameModel
 from subbayes.priors import Normal
 from subbayes.subspace import CoordinateSubspace
 from subbayes.subspaces.subnetwork import scaled_prior_precision, subnetwork
+from subbayes.tables.data_frame_model import DataFrameModel
 
 PLAN = Training(epochs=3, swa_epochs=2)
 FAST = {"training": PLAN, "draws": 10, "chains": 2, "progress": False}

@@ -18,16 +18,16 @@ from subbayes.baselines.blob import MeanFieldSettings, train_mean_field
 from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.baselines.map import point_estimate
 from subbayes.baselines.temperature_scaling import temperature_scaling
+from subbayes.comparison.chains import MicrocanonicalEnsemble
+from subbayes.comparison.comparison import METHODS, compare_methods, format_score
+from subbayes.comparison.methods import AllWeightsLaplace
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.inference.laplace.linearised import linearised_laplace, tune_prior
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Poisson, Weighted
-from subbayes.models.comparison_chains import MicrocanonicalEnsemble
-from subbayes.models.comparison_methods import AllWeightsLaplace
 from subbayes.models.fitted import FittedModel
-from subbayes.models.method_comparison import METHODS, compare_methods, format_score
 from subbayes.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
@@ -491,7 +491,7 @@ def test_bad_input_is_refused_before_training(change, message, monkeypatch):
     def train_trajectory(*_, **__):
         raise AssertionError("trained before it was refused")
 
-    monkeypatch.setattr("subbayes.models.comparison_methods.train_trajectory", train_trajectory)
+    monkeypatch.setattr("subbayes.comparison.methods.train_trajectory", train_trajectory)
     given = {"module": net(), "likelihood": Gaussian(), "data": TRAIN, "test": TEST, **QUICK}
     with pytest.raises(InputError, match=message):
         compare(**(given | change))

@@ -29,10 +29,6 @@ from subbayes.draws import Draws
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.models.fitted import FittedModel
-from subbayes.models.held_out import LOWEST, HeldOut
-from subbayes.models.preset_checkpoint import PresetCheckpoint
-from subbayes.models.preset_sampling import Clock, PlannedMCLMC, step_seconds
-from subbayes.models.preset_timing import training_seconds
 from subbayes.models.presets import PRESETS, Preset, describe_preset, largest
 from subbayes.models.settings import TableSettings
 from subbayes.models.table_networks import (
@@ -47,6 +43,10 @@ from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
+from subbayes.tables.held_out import LOWEST, HeldOut
+from subbayes.tables.preset_checkpoint import PresetCheckpoint
+from subbayes.tables.preset_sampling import Clock, PlannedMCLMC, step_seconds
+from subbayes.tables.preset_timing import training_seconds
 from subbayes.utils.checks import InputError, fail
 from subbayes.utils.progress import progress_bar, say
 from subbayes.utils.seeding import derive_seed

@@ -10,13 +10,12 @@ import pytest
 from subbayes import MLP, Sampling, Training
 from subbayes.cli import run
 from subbayes.cli.compare import _with_own_draws
+from subbayes.comparison.chains import MicrocanonicalEnsemble
+from subbayes.comparison.comparison import compare_methods
+from subbayes.comparison.methods import MAP
 from subbayes.data.data import Data
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.likelihoods import Gaussian, HeteroscedasticGaussian, Standardized, Weighted
-from subbayes.models.array_model import fit_arrays
-from subbayes.models.comparison_chains import MicrocanonicalEnsemble
-from subbayes.models.comparison_methods import MAP
-from subbayes.models.method_comparison import compare_methods
 from subbayes.models.settings import Perceptron, TableSettings
 from subbayes.models.table_networks import (
     make_likelihood,
@@ -24,6 +23,7 @@ from subbayes.models.table_networks import (
     with_table_remedies,
     without_global_variance,
 )
+from subbayes.tables.array_model import fit_arrays
 
 PLAN = Training(epochs=12, swa_epochs=0, weight_decay=1e-3)
 SAMPLING = Sampling(warmup=100, seed=4, progress=False)

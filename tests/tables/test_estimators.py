@@ -25,9 +25,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from subbayes import InputError, Predictive, Sampling, SubspaceClassifier, SubspaceRegressor
 from subbayes.data.encoder import TabularEncoder
 from subbayes.diagnostics import metrics
-from subbayes.models.array_model import fit_arrays
 from subbayes.models.fit import ENGINES, SUBSPACES
 from subbayes.models.settings import TableSettings
+from subbayes.tables.array_model import fit_arrays
 from subbayes.utils import artifact
 from subbayes.utils.checks import InputTypeError
 

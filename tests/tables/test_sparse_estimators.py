@@ -19,8 +19,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import subbayes
 from subbayes import MLP, InputError, SparseClassifier, SparseRegressor, sparse
 from subbayes.data.encoder import TabularEncoder
-from subbayes.models.array_model import fit_arrays
-from subbayes.models.data_frame_model import DataFrameModel
+from subbayes.tables.array_model import fit_arrays
+from subbayes.tables.data_frame_model import DataFrameModel
 
 SMALL = dict(hidden=(4,), epochs=6, early_epochs=2, draws=7)
 QUICK = SMALL | dict(random_state=0)

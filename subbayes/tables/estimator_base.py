@@ -29,11 +29,11 @@ from subbayes.data.frames import LEAST_SCALE, check_names, check_text, row_index
 from subbayes.data.targets import check_label_types
 from subbayes.data.to_pandas import to_pandas
 from subbayes.inference.configuration import Sampling
-from subbayes.models.array_model import fit_arrays, labelled, predict_matrix
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings, configured, encode_parameters
-from subbayes.models.sklearn_errors import one_line_errors
 from subbayes.predictions.predictive import Predictive
+from subbayes.tables.array_model import fit_arrays, labelled, predict_matrix
+from subbayes.tables.sklearn_errors import one_line_errors
 from subbayes.utils.checks import InputError, check_finite, check_same_length, error_text, fail
 from subbayes.utils.configuration import change
 from subbayes.utils.files import fail_damaged

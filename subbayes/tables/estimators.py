@@ -13,8 +13,6 @@ from torch import Tensor
 
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.models.array_model import SPARSE, check_saved_size
-from subbayes.models.estimator_base import Classifier, Estimator, Regressor
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import (
     TABLE_TRAINING,
@@ -28,6 +26,8 @@ from subbayes.sparse.export.small_network import SmallNetwork
 from subbayes.sparse.export.table_units import export_in_table_units
 from subbayes.sparse.result import SparseNetwork
 from subbayes.subspaces.base import SubspaceMethod
+from subbayes.tables.array_model import SPARSE, check_saved_size
+from subbayes.tables.estimator_base import Classifier, Estimator, Regressor
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count
 from subbayes.utils.files import fail_damaged

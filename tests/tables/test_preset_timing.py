@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from subbayes import InputError
-from subbayes.models import preset_choice, preset_timing
 from subbayes.models.presets import PRESETS
+from subbayes.tables import preset_choice, preset_timing
 from subbayes.training.many_steps import TRACED_AFTER
 
 BASE, SLOW, TRACING, FAST = 0.5, 0.01, 1.5, 0.002

@@ -15,7 +15,7 @@ from scipy import stats
 import subbayes
 from subbayes import Draws, subspaces
 from subbayes.cli.compare_models import _check_rows
-from subbayes.diagnostics import compare_posteriors, reweight, to_arviz
+from subbayes.comparison import compare_posteriors, reweight, to_arviz
 from subbayes.inference.configuration import Sampling
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError, InputTypeError

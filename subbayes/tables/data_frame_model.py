@@ -21,19 +21,19 @@ from subbayes.data.to_pandas import to_pandas
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.predictor import Predictor
-from subbayes.models.array_model import (
-    check_modes,
-    check_saved_size,
-    fit_arrays,
-    labelled,
-    predict_matrix,
-)
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings
 from subbayes.predictions.predictive import Predictive
 from subbayes.sparse.export.small_network import SmallNetwork
 from subbayes.sparse.export.table_units import export_in_table_units
 from subbayes.sparse.result import SparseNetwork
+from subbayes.tables.array_model import (
+    check_modes,
+    check_saved_size,
+    fit_arrays,
+    labelled,
+    predict_matrix,
+)
 from subbayes.utils import artifact
 from subbayes.utils.checks import fail
 from subbayes.utils.saving import nested_facts, read, save

@@ -11,7 +11,8 @@ import torch
 from oracles import LinearGaussian
 
 from subbayes import Draws, InputError
-from subbayes.diagnostics import loo, to_arviz
+from subbayes.comparison import to_arviz
+from subbayes.diagnostics import loo
 
 arviz = pytest.importorskip("arviz")
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from subbayes.inference.engine import Engine, engine_of
-from subbayes.models.comparison_chains import MicrocanonicalEnsemble, timed_sampling
-from subbayes.models.comparison_methods import (
+from subbayes.comparison.chains import MicrocanonicalEnsemble, timed_sampling
+from subbayes.comparison.methods import (
     MAP,
     SWA,
     SWAG,
@@ -23,6 +22,7 @@ from subbayes.models.comparison_methods import (
     TemperatureScaling,
     timed,
 )
+from subbayes.inference.engine import Engine, engine_of
 from subbayes.models.ensemble_start import starts_at_ensemble
 from subbayes.models.fit import as_prior, build, check_prior, check_temperature, fit_settings
 from subbayes.models.fitted import method_label

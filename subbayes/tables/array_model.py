@@ -12,16 +12,15 @@ import pandas as pd
 from jaxtyping import Float, Shaped
 
 from subbayes.baselines.ensemble import WeightSamples
+from subbayes.comparison.methods import Setup, sparse_training
+from subbayes.comparison.registry import named_methods
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.distributed.processes import on_first
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.models.checkpoint import check_checkpoint
-from subbayes.models.comparison_methods import Setup, sparse_training
-from subbayes.models.comparison_registry import named_methods
 from subbayes.models.fit import fit
 from subbayes.models.fitted import FittedModel
-from subbayes.models.preset_choice import choose_settings, with_record
 from subbayes.models.presets import with_preset_remedies
 from subbayes.models.settings import TableSettings
 from subbayes.models.table_networks import (
@@ -40,6 +39,7 @@ from subbayes.sparse.convert import convert
 from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSlab, StudentTSlab
 from subbayes.sparse.result import SparseNetwork
 from subbayes.sparse.training import fit as train_sparse
+from subbayes.tables.preset_choice import choose_settings, with_record
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.files import fail_damaged

@@ -16,13 +16,14 @@ from subbayes.cli import run
 from subbayes.diagnostics.function_space import ChainPredictions
 from subbayes.draws import Draws
 from subbayes.inference.samplers.mclmc import MCLMC
-from subbayes.models import preset_choice, presets
-from subbayes.models.array_model import fit_arrays
-from subbayes.models.held_out import HeldOut
-from subbayes.models.preset_checkpoint import PresetCheckpoint
-from subbayes.models.preset_sampling import Clock, PlannedMCLMC, _Planned
+from subbayes.models import presets
 from subbayes.models.presets import Preset, describe_preset, largest
 from subbayes.models.settings import TableSettings
+from subbayes.tables import preset_choice
+from subbayes.tables.array_model import fit_arrays
+from subbayes.tables.held_out import HeldOut
+from subbayes.tables.preset_checkpoint import PresetCheckpoint
+from subbayes.tables.preset_sampling import Clock, PlannedMCLMC, _Planned
 from subbayes.utils.checks import InputError
 from subbayes.utils.kinds import SCHEMAS
 from subbayes.utils.schema import SchemaError
@@ -259,8 +260,8 @@ def test_candidates_end_before_the_time_of_the_next_is_over(until, least, expect
 
 @pytest.mark.parametrize(("left", "steps"), [(100.0, 970), (1e-9, 200)])
 def test_half_of_the_planned_steps_are_the_warm_up(left, steps, monkeypatch):
-    monkeypatch.setattr("subbayes.models.preset_sampling.step_seconds", lambda *_: 0.1)
-    monkeypatch.setattr("subbayes.models.preset_sampling.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("subbayes.tables.preset_sampling.step_seconds", lambda *_: 0.1)
+    monkeypatch.setattr("subbayes.tables.preset_sampling.time.monotonic", lambda: 0.0)
     sampling = Sampling(initial=np.zeros((3, 2)), chains=3, draws=10)
     plan = PlannedMCLMC(ends=left)._plan(MCLMC(), None, sampling)
     assert plan["warmup"] + plan["draws"] * plan["thin"] == steps
@@ -382,7 +383,7 @@ def test_an_interrupted_fit_resumes_with_its_choice_and_its_plan(budget, tmp_pat
         with pytest.raises(KeyboardInterrupt):
             fit_arrays(x.astype("f4"), y, "regression", settings, checkpoint=tmp_path)
     planned = steps[-1]
-    monkeypatch.setattr("subbayes.models.preset_choice._Search.run", None)  # not called again
+    monkeypatch.setattr("subbayes.tables.preset_choice._Search.run", None)  # not called again
     resumed = fit_arrays(x.astype("f4"), y, "regression", settings, checkpoint=tmp_path)
     assert resumed.sampled.meta["warmup"] == planned
     assert resumed.settings["preset"]["budget"] == budget

@@ -12,13 +12,13 @@ import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 
+from subbayes.comparison.methods import Setup
+from subbayes.comparison.registry import METHODS, Comparable, methods_by_key, named_methods
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood, Weighted, as_likelihood
-from subbayes.models.comparison_methods import Setup
-from subbayes.models.comparison_registry import METHODS, Comparable, methods_by_key, named_methods
 from subbayes.networks.initialisation import fresh_module
 from subbayes.networks.selection import Selection
 from subbayes.networks.validation import check_fit
@@ -215,7 +215,7 @@ def compare_methods(
         data: training data.
         test: rows to score on, with their targets.
         methods: in the order of the table: names of `METHODS`, objects such as
-            `DeepEnsemble(members=10)` of `subbayes.models.comparison_methods` and
+            `DeepEnsemble(members=10)` of `subbayes.comparison.methods` and
             `SubspaceInference(PCA(rank=5), NUTS(), temperature="loo")`, or subspaces such as
             `PCA(rank=5)`; or a dict of them by your own names, to compare variants of a method.
             "mc-dropout" needs a module with dropout layers, "temperature-scaling" validation data.

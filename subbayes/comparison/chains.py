@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
+from subbayes.comparison.methods import ComparedMethod, Setup, timed
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.mclmc import MCLMC
-from subbayes.models.comparison_methods import ComparedMethod, Setup, timed
 from subbayes.models.ensemble_start import EnsembleStart, centred_method, ensemble_settings
 from subbayes.models.fit import build, check_temperature, fit_settings, sample
 from subbayes.models.fitted import FittedModel

@@ -1,0 +1,88 @@
+"""Classes by name, those of other packages too."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from subbayes.utils.checks import fail
+
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T]):
+    """A mapping from names to classes of one kind, which are imported when they are asked for.
+
+    A class gets into it by the table of this library, by `register`, or by an entry point of the
+    group "subbayes.KIND" of an installed package:
+
+        [project.entry-points."subbayes.engine"]
+        random-walk = "mypackage:RandomWalk"
+
+    Args:
+        kind: what the classes are, as the argument that takes their names is called.
+        own: the names of this library, each with "module:attribute".
+
+    Example:
+        >>> engines = Registry("engine", {"nuts": "subbayes.inference.samplers.nuts:NUTS"})
+        >>> engines["nuts"].__name__, "hmc" in engines, list(engines)
+        ('NUTS', False, ['nuts'])
+    """
+
+    def __init__(self, kind: str, own: Mapping[str, str]) -> None:
+        self.kind = kind
+        self._places = dict(own)
+        self._registered: dict[str, T] = {}
+
+    @cached_property
+    def _installed(self) -> dict[str, EntryPoint]:
+        """Entry points of other packages, which are looked for once: it takes milliseconds."""
+        return {point.name: point for point in entry_points(group=f"subbayes.{self.kind}")}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """A decorator that makes a class known by a name.
+
+        Raises:
+            InputError: a name that is taken.
+
+        Example:
+            >>> colours = Registry("colour", {})
+            >>> @colours.register("red")
+            ... class Red: ...
+            >>> colours["red"] is Red
+            True
+        """
+        if name in self._places or name in self._installed:
+            fail("name", f"another name of a {self.kind}", f"{name!r}, which is taken")
+
+        def add(item: T) -> T:
+            self._registered[name] = item
+            return item
+
+        return add
+
+    def __getitem__(self, name: str) -> T:
+        if name in self._registered:
+            return self._registered[name]
+        if name in self._places:
+            module, _, attribute = self._places[name].partition(":")
+            found: Any = getattr(importlib.import_module(module), attribute)
+        elif name in self._installed:
+            found = self._installed[name].load()
+        else:
+            raise KeyError(name)
+        self._registered[name] = found
+        return self._registered[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys([*self._places, *self._installed, *self._registered]))
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+    def __contains__(self, name: object) -> bool:
+        # the names of this library are known without a look at what else is installed
+        return name in self._registered or name in self._places or name in self._installed
