@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from subbayes.comparison.chains import MicrocanonicalEnsemble, timed_sampling
-from subbayes.comparison.methods import (
-    MAP,
-    SWA,
-    SWAG,
-    AllWeightsLaplace,
-    ComparedMethod,
-    DeepEnsemble,
-    MeanField,
-    MonteCarloDropout,
-    Setup,
-    SparseNetworks,
-    TemperatureScaling,
-    timed,
-)
-from subbayes.inference.engine import Engine, engine_of
+from subbayes.comparison.chains import timed_sampling
+from subbayes.comparison.methods import ComparedMethod, Setup, timed
+from subbayes.inference.engine import ENGINES, Engine, engine_of
 from subbayes.models.ensemble_start import starts_at_ensemble
 from subbayes.models.fit import as_prior, build, check_prior, check_temperature, fit_settings
 from subbayes.models.fitted import method_label
@@ -31,10 +18,18 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import SubspaceMethod
 from subbayes.subspaces.curve import Curve, with_factory
-from subbayes.subspaces.registry import SubspaceChoice, subspace_method
+from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice, subspace_method
 from subbayes.utils.checks import check_choice, fail, fail_type
+from subbayes.utils.registry import Registry
 
-__all__ = ["METHODS", "Comparable", "SubspaceInference", "methods_by_key", "named_methods"]
+__all__ = [
+    "BASELINES",
+    "METHODS",
+    "Comparable",
+    "SubspaceInference",
+    "methods_by_key",
+    "named_methods",
+]
 
 
 @dataclass(frozen=True)
@@ -70,8 +65,8 @@ class SubspaceInference(ComparedMethod):
     def key(self) -> str:  # type: ignore[override]
         """The subspace, and the engine unless it is elliptical slice sampling."""
         engine = engine_of(self.inference).name
-        short = {"elliptical-slice": "", "laplace-linearised": "-laplace"}
-        return self.method.name + short.get(engine, f"-{engine}")
+        short = {full: short for short, full in _ENGINES.items()}.get(engine, engine)
+        return f"{self.method.name}-{short}".removesuffix("-")
 
     @property
     def label(self) -> str:  # type: ignore[override]
@@ -127,28 +122,49 @@ class SubspaceInference(ComparedMethod):
 
 # --- by name --------------------------------------------------------------------------------------
 
-METHODS: dict[str, ComparedMethod] = {
-    method.key: method
-    for method in (
-        MAP(),
-        SWA(),
-        SWAG(),
-        DeepEnsemble(),
-        MonteCarloDropout(),
-        MeanField(),
-        TemperatureScaling(),
-        AllWeightsLaplace(),
-        SubspaceInference("pca"),
-        SubspaceInference("random"),
-        SubspaceInference("curve"),
-        SubspaceInference("optimal"),
-        SubspaceInference("optimal", "laplace-linearised"),
-        SubspaceInference("subnetwork"),
-        SubspaceInference("subnetwork", "laplace-linearised"),
-        MicrocanonicalEnsemble(),
-        SparseNetworks(),
-    )
-}
+_METHODS, _CHAINS = "subbayes.comparison.methods", "subbayes.comparison.chains"
+BASELINES: Registry[type[ComparedMethod]] = Registry(
+    "baseline",
+    {
+        "map": f"{_METHODS}:MAP",
+        "swa": f"{_METHODS}:SWA",
+        "swag": f"{_METHODS}:SWAG",
+        "ensemble": f"{_METHODS}:DeepEnsemble",
+        "mc-dropout": f"{_METHODS}:MonteCarloDropout",
+        "mean-field": f"{_METHODS}:MeanField",
+        "temperature-scaling": f"{_METHODS}:TemperatureScaling",
+        "laplace": f"{_METHODS}:AllWeightsLaplace",
+        "mclmc": f"{_CHAINS}:MicrocanonicalEnsemble",
+        "sparse": f"{_METHODS}:SparseNetworks",
+    },
+)
+"""Methods without a subspace by name; others by `BASELINES.register` or an entry point."""
+_ENGINES = {"": "elliptical-slice", "laplace": "laplace-linearised"}
+"""Engines that names of methods shorten."""
+
+
+class _Methods(Mapping[str, ComparedMethod]):
+    """Baselines, subspaces such as "pca", and subspaces with an engine such as "pca-nuts"."""
+
+    def __getitem__(self, name: str) -> ComparedMethod:
+        if name in BASELINES:
+            return BASELINES[name]()
+        for subspace in SUBSPACES:
+            engine = name.removeprefix(subspace).removeprefix("-")
+            engine = _ENGINES.get(engine, engine)
+            if engine in ENGINES and name.startswith(subspace):
+                return SubspaceInference(subspace, engine)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        subspaces = [name for name in SUBSPACES if name != "full"]
+        return iter([*BASELINES, *subspaces, "optimal-laplace", "subnetwork-laplace"])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+METHODS = _Methods()
 """The methods with their default settings, by name."""
 
 Comparable = str | ComparedMethod | SubspaceMethod
@@ -189,7 +205,8 @@ def _as_method(method: Any) -> ComparedMethod:
         return SubspaceInference(method)
     if not isinstance(method, str):
         fail_type("methods", "names, methods or subspaces", method)
-    check_choice("methods", method, METHODS)
+    if method not in METHODS:
+        check_choice("methods", method, METHODS)
     return METHODS[method]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,24 +13,30 @@ import numpy as np
 from subbayes.draws import Draws, Validity
 from subbayes.inference.configuration import Sampling
 from subbayes.utils.checks import check_choice, fail_type
+from subbayes.utils.registry import Registry
 
-__all__ = ["ENGINES", "Engine", "FunctionEngine", "engine_class", "engine_of"]
+__all__ = ["ENGINES", "Engine", "FunctionEngine", "engine_of"]
 
-ENGINES = {
-    "elliptical-slice": "samplers.elliptical_slice:EllipticalSlice",
-    "nuts": "samplers.nuts:NUTS",
-    "hmc": "samplers.hmc:HMC",
-    "mclmc": "samplers.mclmc:MCLMC",
-    "mams": "samplers.mams:MAMS",
-    "slice": "samplers.slice:SliceSampling",
-    "parallel-tempering": "samplers.parallel_tempering:ParallelTempering",
-    "smc": "samplers.smc:SMC",
-    "laplace": "laplace.laplace:Laplace",
-    "laplace-linearised": "laplace.linearised_engine:LinearisedLaplace",
-    "vi": "variational.variational:MeanFieldVI",
-    "full-rank-vi": "variational.variational:FullRankVI",
-    "realnvp": "variational.variational:RealNVP",
-}
+_SAMPLERS, _APPROXIMATIONS = "subbayes.inference.samplers", "subbayes.inference.variational"
+ENGINES: Registry[type[Engine]] = Registry(
+    "engine",
+    {
+        "elliptical-slice": f"{_SAMPLERS}.elliptical_slice:EllipticalSlice",
+        "nuts": f"{_SAMPLERS}.nuts:NUTS",
+        "hmc": f"{_SAMPLERS}.hmc:HMC",
+        "mclmc": f"{_SAMPLERS}.mclmc:MCLMC",
+        "mams": f"{_SAMPLERS}.mams:MAMS",
+        "slice": f"{_SAMPLERS}.slice:SliceSampling",
+        "parallel-tempering": f"{_SAMPLERS}.parallel_tempering:ParallelTempering",
+        "smc": f"{_SAMPLERS}.smc:SMC",
+        "laplace": "subbayes.inference.laplace.laplace:Laplace",
+        "laplace-linearised": "subbayes.inference.laplace.linearised_engine:LinearisedLaplace",
+        "vi": f"{_APPROXIMATIONS}.variational:MeanFieldVI",
+        "full-rank-vi": f"{_APPROXIMATIONS}.variational:FullRankVI",
+        "realnvp": f"{_APPROXIMATIONS}.variational:RealNVP",
+    },
+)
+"""The engines by name, in the order of lists; others by `ENGINES.register` or an entry point."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,7 @@ class Engine(ABC):
 
     Attributes:
         name: of the method, as `fit(..., inference=name)` takes it.
+        label: its name in tables and figures; empty for `name`.
         validity: "exact", "approximation" or "ensemble"; see `Draws`.
         independent: whether its draws are independent of each other; see `Draws`.
         uses_initial: whether its chains start at `Sampling.initial`.
@@ -47,6 +53,7 @@ class Engine(ABC):
     """
 
     name: ClassVar[str]
+    label: ClassVar[str] = ""
     validity: ClassVar[Validity] = "exact"
     independent: ClassVar[bool] = False
     uses_initial: ClassVar[bool] = False
@@ -141,16 +148,6 @@ class FunctionEngine(Engine):
         return replace(draws, engine=draws.engine or self.name, temperature=posterior.temperature)
 
 
-def engine_class(name: str) -> type[Engine]:
-    """The class of an engine by its name."""
-    check_choice("inference", name, ENGINES)
-    module, _, attribute = ENGINES[name].partition(":")
-    found: type[Engine] = getattr(
-        importlib.import_module(f"subbayes.inference.{module}"), attribute
-    )
-    return found
-
-
 def engine_of(inference: str | Engine | Callable[[Any, Sampling], Draws]) -> Engine:
     """The engine of an argument `inference`.
 
@@ -167,7 +164,8 @@ def engine_of(inference: str | Engine | Callable[[Any, Sampling], Draws]) -> Eng
         0.8
     """
     if isinstance(inference, str):
-        return engine_class(inference)()
+        check_choice("inference", inference, ENGINES)
+        return ENGINES[inference]()
     if isinstance(inference, Engine):
         return inference
     if isinstance(inference, type) or not callable(inference):

@@ -18,6 +18,7 @@ from subbayes.diagnostics.predictor import Predictor
 from subbayes.distributed.divided_rows import exchanged
 from subbayes.distributed.sharded_weights import is_sharded
 from subbayes.draws import Draws
+from subbayes.inference.engine import ENGINES
 from subbayes.inference.tempering import TemperatureChoice
 from subbayes.likelihoods import Likelihood, Weighted, saved_likelihood
 from subbayes.likelihoods.target_parts import split_targets
@@ -35,6 +36,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.subspace import from_config as subspace_from_config
+from subbayes.subspaces.registry import SUBSPACES
 from subbayes.subspaces.sharded import ShardedSubspace
 from subbayes.subspaces.sharded_random import sharded_from_config
 from subbayes.utils.checks import check_device, fail
@@ -539,14 +541,8 @@ def _subspace(model: FittedModel) -> str:
     settings = model.settings.get("subspace_settings")
     if isinstance(settings, Mapping) and settings.get("centre") == "zero":
         centre = "centred at zero"
-    return {
-        "pca": f"the {k} leading principal components of the SGD trajectory, centred at its mean",
-        "random": f"{k} random directions, {centre}",
-        "curve": f"{k} directions that contain a curve of low loss to a second solution, {centre}",
-        "optimal": f"the {k} directions that keep most of the predictive covariance, {centre}",
-        "subnetwork": f"the {k} weights that keep most of the predictive variance, {centre}",
-        "full": f"all {k} weights, {centre}",
-    }.get(str(name), repr(model.subspace))
+    description = SUBSPACES[name].description if name in SUBSPACES else ""
+    return description.format(k=k, centre=centre) or repr(model.subspace)
 
 
 def _prior(model: FittedModel) -> str:
@@ -587,22 +583,6 @@ def _inference(model: FittedModel) -> str:
     return ", ".join(parts)
 
 
-_LABELS = {
-    "pca": "PCA",
-    "elliptical-slice": "ESS",
-    "nuts": "NUTS",
-    "hmc": "HMC",
-    "mclmc": "MCLMC",
-    "mams": "MAMS",
-    "smc": "SMC",
-    "laplace": "Laplace",
-    "laplace-linearised": "linearised Laplace",
-    "vi": "VI",
-    "full-rank-vi": "full-rank VI",
-    "realnvp": "RealNVP",
-}
-
-
 def method_label(subspace: str, engine: str) -> str:
     """The name of a method in tables.
 
@@ -610,4 +590,6 @@ def method_label(subspace: str, engine: str) -> str:
         >>> method_label("pca", "elliptical-slice")
         'PCA + ESS'
     """
-    return printable(f"{_LABELS.get(subspace, subspace)} + {_LABELS.get(engine, engine)}")
+    how = SUBSPACES[subspace].label if subspace in SUBSPACES else ""
+    sampled = ENGINES[engine].label if engine in ENGINES else ""
+    return printable(f"{how or subspace} + {sampled or engine}")

@@ -28,11 +28,16 @@ class SubspaceMethod(ABC):
 
     Attributes:
         name: name of the method for `fit(..., subspace=name)`.
+        label: its name in tables and figures; empty for `name`.
+        description: of its subspaces, with "{k}" for the rank and "{centre}" for where the centre
+            is; empty for the representation of the subspace.
         spans_weights: whether the scale of the prior is that of the weights, so that it can be
             chosen by the evidence of all weights.
     """
 
     name: ClassVar[str]
+    label: ClassVar[str] = ""
+    description: ClassVar[str] = ""
     spans_weights: ClassVar[bool] = False
 
     @property

@@ -70,6 +70,9 @@ class Curve(RankedMethod):
 
     factory: Callable[[], nn.Module] | None = field(default=None, repr=False)
     name: ClassVar[str] = "curve"
+    description: ClassVar[str] = (
+        "{k} directions that contain a curve of low loss to a second solution, {centre}"
+    )
     smallest_rank: ClassVar[int] = 2
 
     def expected_rank(self, network: Network) -> int:

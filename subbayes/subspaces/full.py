@@ -40,6 +40,7 @@ class Full(SubspaceMethod):
     """
 
     name: ClassVar[str] = "full"
+    description: ClassVar[str] = "all {k} weights, {centre}"
     spans_weights: ClassVar[bool] = True
     centre: Literal["trained", "zero"] | None = None
 

@@ -69,6 +69,9 @@ class Optimal(RankedMethod):
     inputs: Any = field(default=None, repr=False, compare=False)
     covariance: Form = "exact"
     name: ClassVar[str] = "optimal"
+    description: ClassVar[str] = (
+        "the {k} directions that keep most of the predictive covariance, {centre}"
+    )
     default_rank: ClassVar[int] = 20
     spans_weights: ClassVar[bool] = True
 

@@ -53,6 +53,10 @@ class PCA(RankedMethod):
     """
 
     name: ClassVar[str] = "pca"
+    label: ClassVar[str] = "PCA"
+    description: ClassVar[str] = (
+        "the {k} leading principal components of the SGD trajectory, centred at its mean"
+    )
     default_rank: ClassVar[int] = 5
 
     @property

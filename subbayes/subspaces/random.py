@@ -61,6 +61,7 @@ class Random(RankedMethod):
     """
 
     name: ClassVar[str] = "random"
+    description: ClassVar[str] = "{k} random directions, {centre}"
     default_rank: ClassVar[int] = 5
     kind: Literal["gaussian", "sparse"] | None = None
 

@@ -7,20 +7,23 @@ from typing import Any
 
 from subbayes.subspace import Subspace
 from subbayes.subspaces.base import CustomSubspace, FixedSubspace, SubspaceMethod
-from subbayes.subspaces.curve import Curve
-from subbayes.subspaces.full import Full
-from subbayes.subspaces.optimal import Optimal
-from subbayes.subspaces.pca import PCA
-from subbayes.subspaces.random import Random
-from subbayes.subspaces.subnetwork import Subnetwork
 from subbayes.utils.checks import check_choice, fail, fail_type
+from subbayes.utils.registry import Registry
 
 __all__ = ["SUBSPACES", "SubspaceChoice", "subspace_method"]
 
-SUBSPACES: dict[str, type[SubspaceMethod]] = {
-    method.name: method for method in (PCA, Random, Curve, Optimal, Subnetwork, Full)
-}
-"""The methods by name, with default settings."""
+SUBSPACES: Registry[type[SubspaceMethod]] = Registry(
+    "subspace",
+    {
+        "pca": "subbayes.subspaces.pca:PCA",
+        "random": "subbayes.subspaces.random:Random",
+        "curve": "subbayes.subspaces.curve:Curve",
+        "optimal": "subbayes.subspaces.optimal:Optimal",
+        "subnetwork": "subbayes.subspaces.subnetwork:Subnetwork",
+        "full": "subbayes.subspaces.full:Full",
+    },
+)
+"""The methods by name; others by `SUBSPACES.register` or an entry point."""
 
 SubspaceChoice = str | SubspaceMethod | Subspace | Callable[[Any], Subspace]
 

@@ -80,6 +80,9 @@ class Subnetwork(RankedMethod):
     by: str = "predictive"
     candidates: int | None = None
     name: ClassVar[str] = "subnetwork"
+    description: ClassVar[str] = (
+        "the {k} weights that keep most of the predictive variance, {centre}"
+    )
     default_rank: ClassVar[int] = 100
     spans_weights: ClassVar[bool] = True
 

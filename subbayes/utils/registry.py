@@ -81,7 +81,7 @@ class Registry(Mapping[str, T]):
         return iter(dict.fromkeys([*self._places, *self._installed, *self._registered]))
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
         # the names of this library are known without a look at what else is installed

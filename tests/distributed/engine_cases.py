@@ -17,7 +17,7 @@ import torch
 import subbayes
 from subbayes import Sampling, Training, distributed
 from subbayes.data.data import Data
-from subbayes.inference.engine import engine_class, engine_of
+from subbayes.inference.engine import engine_of
 from subbayes.inference.samplers.chains import Sampler
 from subbayes.likelihoods import Gaussian
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
@@ -40,7 +40,7 @@ ENGINES = {
     "realnvp": {"steps": 30},
 }
 SAMPLERS = [
-    name for name in ENGINES if issubclass(engine_class(ENGINES[name].get("engine", name)), Sampler)
+    name for name in ENGINES if isinstance(engine_of(ENGINES[name].get("engine", name)), Sampler)
 ]
 MINIBATCHES = ("mclmc of minibatches", "full-rank-vi")
 SIZES = {"even": 256, "uneven": 200, "empty": 60}

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.engine import ENGINES, engine_class
+from subbayes.inference.engine import ENGINES
 from subbayes.models.settings import TableSettings
 from subbayes.subspaces.registry import SUBSPACES, subspace_method
 from subbayes.training.configuration import Training
@@ -156,7 +156,7 @@ def test_dots_that_are_no_names_are_read(tmp_path):
 
 CONFIGURATIONS = {
     "table": TableSettings(),
-    **{name: engine_class(name)() for name in ENGINES},
+    **{name: ENGINES[name]() for name in ENGINES},
     **{name: subspace_method(name) for name in SUBSPACES},
 }
 FIELDS = [

@@ -70,6 +70,7 @@ class Laplace(Engine):
     """
 
     name = "laplace"
+    label = "Laplace"
     validity = "approximation"
     independent = True
     starts: int = 4

@@ -87,6 +87,7 @@ class LinearisedLaplace(Engine):
     """
 
     name = "laplace-linearised"
+    label = "linearised Laplace"
     validity = "approximation"
     independent = True
     gauss_newton_step: bool = False

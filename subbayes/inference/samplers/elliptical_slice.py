@@ -245,6 +245,7 @@ class EllipticalSlice(Sampler):
     """
 
     name = "elliptical-slice"
+    label = "ESS"
     any_density = True
     reference: str | Normal = "prior"
     inflation: float = 1.5

@@ -63,6 +63,7 @@ class HMC(RandomLengthSampler):
     """
 
     name = "hmc"
+    label = "HMC"
 
     def kernel(self, posterior: GradientDensity, warmup: int) -> Kernel:
         """The transition, which adapts in the warm-up."""

@@ -144,6 +144,7 @@ class MAMS(RandomLengthSampler):
     """
 
     name = "mams"
+    label = "MAMS"
     target_acceptance: float = 0.9
     integrator: Integrator = "minimal-norm"
 

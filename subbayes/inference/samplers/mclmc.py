@@ -104,6 +104,7 @@ class MCLMC(Sampler):
     """
 
     name = "mclmc"
+    label = "MCLMC"
     validity = "approximation"
     target: float | tuple[float, float] = 5e-4
     length: float | Literal["scale", "autocorrelation"] = "autocorrelation"

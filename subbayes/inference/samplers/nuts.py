@@ -218,6 +218,7 @@ class NUTS(hamiltonian.HamiltonianSampler):
     """
 
     name = "nuts"
+    label = "NUTS"
     max_depth: int = 10
 
     def __post_init__(self) -> None:

@@ -306,6 +306,7 @@ class SMC(Engine):
     """
 
     name = "smc"
+    label = "SMC"
     any_density = True
     ess: float = 0.5
     max_moves: int = 50

@@ -194,6 +194,7 @@ class MeanFieldVI(VariationalInference):
     """
 
     name = "vi"
+    label = "VI"
     family = "mean-field"
 
     def _maximise(self, fit: _Fit) -> Ascent:
@@ -218,6 +219,7 @@ class FullRankVI(VariationalInference):
     """
 
     name = "full-rank-vi"
+    label = "full-rank VI"
     family = "full-rank"
 
     def _maximise(self, fit: _Fit) -> Ascent:
@@ -234,6 +236,7 @@ class RealNVP(VariationalInference):
     """
 
     name = "realnvp"
+    label = "RealNVP"
     family = "realnvp"
 
     def check(self, rank: int | None = None) -> None:
