@@ -30,7 +30,7 @@ from subbayes import MLP, Sampling, Training, distributed
 from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.predictor import Predictor
-from subbayes.inference.engine import engine_class
+from subbayes.inference.engine import ENGINES
 from subbayes.likelihoods import Categorical, HeteroscedasticGaussian, Likelihood
 from subbayes.models.fitted import FittedModel
 from subbayes.predictions.predictive import Predictive
@@ -228,7 +228,7 @@ def _network(rows: Rows, seed: int, plan: Plan) -> tuple[MLP, Likelihood, Any]:
 def _sampled(rows: Rows, seed: int, plan: Plan, settings: Record) -> tuple[FittedModel, Record]:
     """All weights, from an ensemble, and the seconds of its training and of the chains."""
     module, likelihood, data = _network(rows, seed, plan)
-    engine = engine_class(plan.engine)(**dict(plan.engine_settings))
+    engine = ENGINES[plan.engine](**dict(plan.engine_settings))
     started = time.perf_counter()
     model = subbayes.fit(
         module,

@@ -534,7 +534,7 @@ def _training(model: FittedModel) -> str:
 
 
 def _subspace(model: FittedModel) -> str:
-    k, name = model.subspace.rank, model.settings.get("subspace")
+    k, name = model.subspace.rank, str(model.settings.get("subspace"))
     centre = "centred at the mean of the SGD trajectory"
     if model.settings.get("training") and not _has_trajectory(model):
         centre = "centred at the weights of the network"
