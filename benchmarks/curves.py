@@ -22,9 +22,9 @@ from torch import nn
 from benchmarks.harness import bar, in_turns, peak_memory, summary
 from subbayes import MLP, Network, Training
 from subbayes.likelihoods import Gaussian
-from subbayes.subspaces.curve import coefficients
 from subbayes.training.curve import train_curve
 from subbayes.training.trainer import train
+from subbayes.training.weight_curve import coefficients
 
 DEGREES = (1, 3, 7, 15)
 NETWORKS = {"16-16-16": (16, 16, 16), "256-256": (256, 256)}

@@ -20,9 +20,9 @@ from torch import Tensor
 from subbayes import MLP, Network
 from subbayes.data.data import batch_sizes
 from subbayes.likelihoods import HeteroscedasticGaussian, Standardized
-from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.loop import Trainable, run
 from subbayes.training.trainer import SwaResult
+from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.seeding import derive_seed
 
 __all__ = ["Members", "Table", "average", "train"]

@@ -25,10 +25,10 @@ from subbayes.likelihoods import Gaussian
 from subbayes.predictions.averaging import average
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace, RandomSubspace, Subspace
-from subbayes.subspaces.curve import WeightCurve
-from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.curve import connect
 from subbayes.training.trainer import swa, train
+from subbayes.training.trajectory import TrajectoryRecorder
+from subbayes.training.weight_curve import WeightCurve
 from subbayes.utils.seeding import derive_seed
 
 Arrays = dict[str, Array]

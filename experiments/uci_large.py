@@ -46,8 +46,8 @@ from subbayes.baselines.swag import swag
 from subbayes.data.datasets import load_uci
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.variational.variational import MeanFieldVI
-from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.trainer import SwaResult, TrainingResult, train
+from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.checks import InputError
 from subbayes.utils.seeding import derive_seed
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ from subbayes.curvature.gram import (
 )
 from subbayes.curvature.layers import CapturedBatch, Layers
 from subbayes.data.data import Data, join_batches, split_batches
+from subbayes.distributed.blocks import BlockSize
+from subbayes.distributed.processes import Processes
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.curvature_blocks import root_of
 from subbayes.networks.network import Network
@@ -38,9 +40,6 @@ from subbayes.utils.memory import available_memory, check_memory
 from subbayes.utils.progress import estimated_progress
 from subbayes.utils.trees import n_rows, take, to_device, tree_map
 from subbayes.utils.types import Inputs, Targets
-
-if TYPE_CHECKING:
-    from subbayes.curvature.row_sums import RowShare
 
 __all__ = [
     "MEMORY_LIMIT",
@@ -70,6 +69,21 @@ class UnavailableRows:
 
     example: Inputs
     digest: str
+
+
+@dataclass(frozen=True)
+class RowShare:
+    """The rows of which this process computes its part of a sum.
+
+    Attributes:
+        data: all rows, or those that this process has for itself.
+        size: of the blocks of rows.
+        processes: all processes.
+    """
+
+    data: Data
+    size: BlockSize
+    processes: Processes
 
 
 class Jacobian:

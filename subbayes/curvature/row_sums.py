@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.jacobian import Jacobian, RowShare
 from subbayes.data.cache import concatenate
 from subbayes.data.data import Data
 from subbayes.distributed.blocks import Blocks, BlockSize, RowBlock
 from subbayes.distributed.devices import check_devices
 from subbayes.distributed.divided_rows import SAME_ROWS, agreed_rows
 from subbayes.distributed.exact_sum import LIMBS, decode, encode
-from subbayes.distributed.processes import Processes, current
+from subbayes.distributed.processes import current
 from subbayes.networks.validation import check_same_outputs
 from subbayes.utils.addresses import without_addresses
 from subbayes.utils.artifact import fingerprint
@@ -36,7 +35,6 @@ from subbayes.utils.types import Inputs, Targets
 
 __all__ = [
     "SUM_BYTES",
-    "RowShare",
     "Terms",
     "check_in_all",
     "check_same",
@@ -49,21 +47,6 @@ Terms = tuple[Tensor, ...]
 _AT_ONCE = 2**16  # numbers that are encoded together, so that their limbs stay in the cache
 SUM_BYTES = 104
 """Memory of each number: its terms, limbs in this process and of all, and the result."""
-
-
-@dataclass(frozen=True)
-class RowShare:
-    """The rows of which this process computes its part of a sum.
-
-    Attributes:
-        data: all rows, or those that this process has for itself.
-        size: of the blocks of rows.
-        processes: all processes.
-    """
-
-    data: Data
-    size: BlockSize
-    processes: Processes
 
 
 def share_rows(

@@ -33,10 +33,10 @@ from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.subspaces.curve import Curve
 from subbayes.subspaces.full import Full
-from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
 from subbayes.training.trainer import SwaResult
+from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.training.unfinished import warn_of_unfinished
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory

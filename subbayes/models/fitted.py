@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.distributed.divided_rows import exchanged
+from subbayes.distributed.sharded_subspaces import ShardedSubspace
 from subbayes.distributed.sharded_weights import is_sharded
 from subbayes.draws import Draws
 from subbayes.inference.engine import ENGINES
@@ -37,7 +38,6 @@ from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.subspace import from_config as subspace_from_config
 from subbayes.subspaces.registry import SUBSPACES
-from subbayes.subspaces.sharded import ShardedSubspace
 from subbayes.subspaces.sharded_random import sharded_from_config
 from subbayes.utils.checks import check_device, fail
 from subbayes.utils.saving import save

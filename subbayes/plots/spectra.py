@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from subbayes.curvature.lanczos import Eigenpairs, SpectralDensity
 from subbayes.plots.style import GREY, band, by_name, label_axes, legend, legend_entry, new_axes
-from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.checks import fail
 
 __all__ = ["spectra", "spectral_density"]

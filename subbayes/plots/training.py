@@ -22,7 +22,7 @@ from subbayes.plots.style import (
     new_axes,
     note,
 )
-from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.checks import check_count, fail
 
 __all__ = ["spectrum", "training_history"]

@@ -43,7 +43,7 @@ from subbayes.semistructured.subspace import SUBSPACES, JointSpace
 from subbayes.semistructured.terms.parsing import least_effects
 from subbayes.subspace import JointSubspace
 from subbayes.subspace import from_config as subspace_from_config
-from subbayes.subspaces.curve import WeightCurve
+from subbayes.training.weight_curve import WeightCurve
 from subbayes.utils.checks import InputError, fail, fail_type
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.tensor_file import add_prefix, strip_prefix

@@ -25,10 +25,10 @@ from subbayes.semistructured.effects_posterior import has_effects_alone
 from subbayes.semistructured.predictors import DeepPredictor, Predictors, pad_thresholds
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.subspace import CoordinateSubspace, FullSubspace, JointSubspace, Subspace
-from subbayes.subspaces.curve import WeightCurve
 from subbayes.training.configuration import Training
 from subbayes.training.curve import CurveResult, ExtraParameters, train_curve
 from subbayes.training.loop import History
+from subbayes.training.weight_curve import WeightCurve
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.warning import warn_user

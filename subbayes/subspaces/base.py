@@ -6,18 +6,16 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from subbayes.data.data import Data
 from subbayes.networks.network import Network
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
+from subbayes.training.configuration import Training
+from subbayes.training.pipeline import Trained
 from subbayes.utils.addresses import without_addresses
 from subbayes.utils.checks import check_count, fail, fail_type
-
-if TYPE_CHECKING:
-    from subbayes.training.configuration import Training
-    from subbayes.training.pipeline import Trained
 
 __all__ = ["CustomSubspace", "FixedSubspace", "RankedMethod", "SubspaceMethod"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -11,11 +11,9 @@ from subbayes.data.data import Data
 from subbayes.networks.network import Network
 from subbayes.subspace import FullSubspace
 from subbayes.subspaces.base import SubspaceMethod
+from subbayes.training.configuration import Training
+from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import check_choice, fail
-
-if TYPE_CHECKING:
-    from subbayes.training.configuration import Training
-    from subbayes.training.pipeline import Trained
 
 __all__ = ["Full"]
 

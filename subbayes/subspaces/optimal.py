@@ -16,7 +16,7 @@ X needs no labels: the subspace for the inputs to be predicted is exactly optima
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -34,14 +34,12 @@ from subbayes.predictions.averaging import count_rows
 from subbayes.priors import Normal
 from subbayes.subspace import DenseSubspace, Subspace
 from subbayes.subspaces.base import RankedMethod, check_rank
+from subbayes.training.configuration import Training
+from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail
 from subbayes.utils.trees import leaves, n_rows, take, to_device
 from subbayes.utils.types import FORMS, Inputs
 from subbayes.utils.warning import warn_user
-
-if TYPE_CHECKING:
-    from subbayes.training.configuration import Training
-    from subbayes.training.pipeline import Trained
 
 __all__ = ["Optimal", "check_size", "optimal", "optimal_for", "recombine_inputs"]
 

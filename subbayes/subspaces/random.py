@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from subbayes.networks.network import Network
 from subbayes.networks.selection import selects_adapters
@@ -11,10 +11,8 @@ from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.subspace import RandomSubspace, SparseRandomSubspace, Subspace
 from subbayes.subspaces.base import RankedMethod
 from subbayes.subspaces.sharded_random import ShardedRandomSubspace, ShardedSparseRandomSubspace
+from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import check_choice
-
-if TYPE_CHECKING:
-    from subbayes.training.pipeline import Trained
 
 __all__ = ["Random"]
 

@@ -10,13 +10,17 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.distributed.sharded_subspaces import (
+    ShardedDenseSubspace,
+    ShardedSubspace,
+    sum_over_processes,
+)
 from subbayes.subspace import (
     DenseSubspace,
     RandomSubspace,
     SparseRandomSubspace,
     check_finite_weights,
 )
-from subbayes.subspaces.sharded import ShardedDenseSubspace, ShardedSubspace, sum_over_processes
 from subbayes.utils.checks import check_count, check_seed, fail
 from subbayes.utils.memory import check_memory
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,14 +39,12 @@ from subbayes.predictions.averaging import count_rows
 from subbayes.priors import Normal
 from subbayes.subspace import CoordinateSubspace, Subspace
 from subbayes.subspaces.base import RankedMethod, check_rank
-from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.subspaces.weight_selection import greedy_by_distance, greedy_by_variance
+from subbayes.training.configuration import Training
+from subbayes.training.pipeline import Trained
+from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.memory import check_memory
-
-if TYPE_CHECKING:
-    from subbayes.training.configuration import Training
-    from subbayes.training.pipeline import Trained
 
 __all__ = ["Subnetwork", "check_candidates", "from_mask", "scaled_prior_precision", "subnetwork"]
 

@@ -4,6 +4,8 @@ from subbayes.utils.namespace import lazy_imports
 
 _NAMES = {
     "ExtraParameters": "curve",
+    "TrajectoryRecorder": "trajectory",
+    "WeightCurve": "weight_curve",
     "connect": "curve",
     "swa": "trainer",
     "swa_many": "many",

@@ -26,7 +26,6 @@ from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.initialisation import fresh_weights, module_with_fresh_weights
 from subbayes.networks.network import Network
-from subbayes.subspaces.curve import CurveKind, WeightCurve
 from subbayes.training.configuration import Training
 from subbayes.training.curve_steps import ControlPoints, ExtraParameters, TrainableCurve
 from subbayes.training.loop import History, run
@@ -34,6 +33,7 @@ from subbayes.training.many import train_first_phases
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.trainer import TrainingResult, swa
 from subbayes.training.unfinished import has_converged, losses_up_to, warn_of_unfinished
+from subbayes.training.weight_curve import CurveKind, WeightCurve
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.seeding import derive_seed, fork_rng
 

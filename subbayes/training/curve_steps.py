@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from subbayes.data.data import Data
 from subbayes.networks.network import Network
-from subbayes.subspaces.curve import CurveKind, WeightCurve, coefficients
 from subbayes.training.configuration import Training
 from subbayes.training.minibatches import Minibatches
 from subbayes.training.optimizer import is_bias, make_optimizer
 from subbayes.training.traced_steps import SMALL_NETWORK, Gradients, set_gradients, traced_gradients
 from subbayes.training.trainable import SingleTrainable
+from subbayes.training.weight_curve import CurveKind, WeightCurve, coefficients
 from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.types import Inputs, Targets
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from subbayes.likelihoods import Likelihood, Standardized
-from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
+from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.seeding import give_way, outside_forks

@@ -24,14 +24,14 @@ from subbayes.networks.selection import Selection
 from subbayes.networks.sharded_network import network_of
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
-from subbayes.subspaces.curve import WeightCurve
-from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.training.curve import connect
 from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.minibatches import warn_of_no_spread
 from subbayes.training.trainer import SwaResult, TrainingResult, swa, train_first_phase
+from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.training.unfinished import warn_of_unfinished
+from subbayes.training.weight_curve import WeightCurve
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import to_device
 from subbayes.utils.types import Targets

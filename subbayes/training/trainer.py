@@ -29,12 +29,12 @@ from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.networks.token_outputs import output_for
-from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS, History, WeightAverage, run
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.shared_steps import seed_for
 from subbayes.training.trainable import TrainableNetwork
+from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.training.unfinished import has_converged, losses_up_to, warn_of_unfinished
 from subbayes.utils.checks import check_count, fail_type
 from subbayes.utils.seeding import fork_rng

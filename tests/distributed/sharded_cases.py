@@ -17,15 +17,15 @@ import subbayes
 from distributed.divided_cases import own_rows
 from subbayes import Sampling, Training, distributed
 from subbayes.data.data import Data
+from subbayes.distributed.sharded_subspaces import sum_over_processes
 from subbayes.distributed.sharded_weights import local_part
 from subbayes.inference.engine import engine_of
 from subbayes.likelihoods import Gaussian
 from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.subspace import RandomSubspace
-from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.subspaces.random import Random
-from subbayes.subspaces.sharded import sum_over_processes
 from subbayes.subspaces.sharded_random import ShardedRandomSubspace
+from subbayes.training.trajectory import TrajectoryRecorder
 
 UNTRAINED = Training(epochs=0, swa_epochs=0)
 

@@ -24,7 +24,7 @@ from subbayes import Sampling
 from subbayes.distributed import sharded_weights
 from subbayes.distributed.processes import Processes
 from subbayes.networks.sharded_network import ShardedNetwork
-from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils import artifact, tensor_file
 
 

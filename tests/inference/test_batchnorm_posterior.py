@@ -19,7 +19,8 @@ from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.likelihoods import Categorical, Gaussian, Weighted
 from subbayes.subspace import RandomSubspace
-from subbayes.subspaces.curve import WeightCurve, curve_losses
+from subbayes.subspaces.curve import curve_losses
+from subbayes.training.weight_curve import WeightCurve
 from subbayes.utils.checks import InputError
 
 N, ROWS = 2500, 1024  # batches of 1024, 1024 and 452

@@ -17,10 +17,10 @@ from subbayes.likelihoods import Categorical
 from subbayes.models.fit import build, fit_settings
 from subbayes.priors import Normal
 from subbayes.subspace import DenseSubspace, RandomSubspace
-from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.subspaces.registry import subspace_method
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import without_training
+from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.seeding import fork_rng
 
 SAMPLING = Sampling(draws=4, chains=2, progress=False)

@@ -28,7 +28,7 @@ from subbayes.plots.chains import correlations, rank_histogram
 from subbayes.plots.style import limits, new_axes
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
-from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.files import ArtifactError
 
 

@@ -20,12 +20,13 @@ from subbayes.data.data import Data
 from subbayes.likelihoods import Categorical, Gaussian, Poisson, Standardized
 from subbayes.models.fitted import FittedModel
 from subbayes.networks.initialisation import module_with_fresh_weights
-from subbayes.subspaces.curve import CurveLosses, WeightCurve, coefficients, curve_losses
+from subbayes.subspaces.curve import CurveLosses, curve_losses
 from subbayes.training.curve import ExtraParameters, connect, train_curve
 from subbayes.training.curve_steps import ControlPoints, TrainableCurve
 from subbayes.training.minibatches import Minibatches
 from subbayes.training.pipeline import train_trajectory
 from subbayes.training.trainer import swa, train
+from subbayes.training.weight_curve import WeightCurve, coefficients
 
 
 def points(count=4, size=9, seed=0, dtype=torch.float64):

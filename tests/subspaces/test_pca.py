@@ -9,7 +9,7 @@ from torch import nn
 
 from subbayes import Network
 from subbayes.subspace import RandomSubspace
-from subbayes.subspaces.pca import TrajectoryRecorder
+from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.checks import InputError, InputTypeError
 
 

@@ -134,7 +134,7 @@ def test_magnitude_and_swag():
     network, _, _ = model()
     expected = network.weights.abs().argsort(descending=True)[:5].sort().values
     assert chosen(rank=5, by="magnitude").equal(expected)
-    recorder = subbayes.subspaces.TrajectoryRecorder()
+    recorder = subbayes.training.TrajectoryRecorder()
     spread = torch.randperm(network.size).double()
     for step in (-1.0, 1.0, 3.0):
         recorder.update(network.weights + step * spread)
@@ -242,7 +242,7 @@ def test_missing_arguments_of_a_selection_raise():
         subnetwork(network, rank=2, by="variance")
     with pytest.raises(InputTypeError, match="trajectory: expected a TrajectoryRecorder"):
         subnetwork(network, rank=2, by="swag")
-    other = subbayes.subspaces.TrajectoryRecorder()
+    other = subbayes.training.TrajectoryRecorder()
     other.update(torch.zeros(3))
     with pytest.raises(InputError, match="trajectory: expected 51 weights"):
         subnetwork(network, rank=2, by="swag", trajectory=other)

@@ -24,9 +24,9 @@ from subbayes.likelihoods import (
     Weighted,
 )
 from subbayes.likelihoods.families import Custom
-from subbayes.subspaces.pca import TrajectoryRecorder
 from subbayes.training.many import swa_many, train_many
 from subbayes.training.trainer import swa, train
+from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.checks import InputError, InputTypeError
 
 

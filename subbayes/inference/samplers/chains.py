@@ -359,6 +359,32 @@ class Density(Protocol):
         """A digest of the density, which identifies a checkpoint."""
 
 
+@runtime_checkable
+class Differentiable(Protocol):
+    """What leapfrog steps need of a density."""
+
+    def value_and_grad(
+        self, z: Float[np.ndarray, "chains k"]
+    ) -> tuple[Float[np.ndarray, "chains"], Float[np.ndarray, "chains k"]]:
+        """Tempered log density and its gradient at each chain's point."""
+
+
+@runtime_checkable
+class GradientDensity(Density, Differentiable, Protocol):
+    """A density with gradients; `Posterior` is one."""
+
+
+def check_gradient(posterior: Any) -> None:
+    """Check that a density has gradients."""
+    if not isinstance(posterior, GradientDensity):
+        fail(
+            "posterior",
+            "a density with value_and_grad",
+            type(posterior).__name__,
+            "Use EllipticalSlice, which needs no gradient",
+        )
+
+
 @dataclass(frozen=True)
 class Info:
     """The report of a step.

@@ -20,8 +20,14 @@ from jaxtyping import Float, Int
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.laplace import Laplace
-from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, check_folder
-from subbayes.inference.samplers.hamiltonian import GradientDensity
+from subbayes.inference.samplers.chains import (
+    Density,
+    GradientDensity,
+    Info,
+    Rngs,
+    Sampler,
+    check_folder,
+)
 from subbayes.inference.samplers.random_numbers import refill
 from subbayes.priors import Normal, check_normal
 from subbayes.utils import artifact

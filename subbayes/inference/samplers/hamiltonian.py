@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -28,22 +28,20 @@ from subbayes.inference.samplers.adaptation import (
     apply_transposed_factor,
     preferred_metric,
 )
-from subbayes.inference.samplers.chains import Density, Rngs, Sampler, prior_scale
+from subbayes.inference.samplers.chains import (
+    Density,
+    GradientDensity,
+    Rngs,
+    Sampler,
+    check_gradient,
+    prior_scale,
+)
 from subbayes.inference.samplers.laplace_start import Points, laplace_start
 from subbayes.inference.samplers.random_numbers import copy_state, uniforms
 from subbayes.inference.samplers.reparameterisation import run_reparameterised
 from subbayes.utils.checks import check_choice, check_positive, fail
 
-__all__ = [
-    "Differentiable",
-    "GradientDensity",
-    "HamiltonianKernel",
-    "Point",
-    "State",
-    "copy_state",
-    "uniforms",
-    "with_log_likelihood",
-]
+__all__ = ["HamiltonianKernel", "Point", "State", "copy_state", "uniforms", "with_log_likelihood"]
 
 DIVERGENCE = 1000.0
 STATISTICS: dict[str, type] = {
@@ -57,32 +55,6 @@ STATISTICS: dict[str, type] = {
 """The types of the statistics that `stats` returns."""
 CURVATURE = 50  # coordinates up to which chains start from a Laplace approximation
 _AHEAD, _AHEAD_NORMALS = 96, 16
-
-
-@runtime_checkable
-class Differentiable(Protocol):
-    """What leapfrog steps need of a density."""
-
-    def value_and_grad(
-        self, z: Float[np.ndarray, "chains k"]
-    ) -> tuple[Float[np.ndarray, "chains"], Float[np.ndarray, "chains k"]]:
-        """Tempered log density and its gradient at each chain's point."""
-
-
-@runtime_checkable
-class GradientDensity(Density, Differentiable, Protocol):
-    """A density with gradients; `Posterior` is one."""
-
-
-def check_gradient(posterior: Any) -> None:
-    """Check that a density has gradients."""
-    if not isinstance(posterior, GradientDensity):
-        fail(
-            "posterior",
-            "a density with value_and_grad",
-            type(posterior).__name__,
-            "Use EllipticalSlice, which needs no gradient",
-        )
 
 
 @dataclass(frozen=True)

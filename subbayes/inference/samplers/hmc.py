@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 
 from subbayes.inference.samplers import hamiltonian
-from subbayes.inference.samplers.hamiltonian import GradientDensity
+from subbayes.inference.samplers.chains import GradientDensity
 from subbayes.inference.samplers.random_length import RandomLengthKernel, RandomLengthSampler, State
 
 __all__ = ["HMC", "Kernel", "State"]

@@ -17,14 +17,11 @@ Each row of a batch belongs to its chain, and no chain depends on the others.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-if TYPE_CHECKING:
-    from subbayes.inference.samplers.chains import Rngs
-    from subbayes.inference.samplers.hamiltonian import Differentiable, GradientDensity
+from subbayes.inference.samplers.chains import Differentiable, GradientDensity, Rngs
 
 __all__ = ["Points", "climb", "laplace_start"]
 

@@ -23,8 +23,8 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.inference.samplers import hamiltonian, random_length
-from subbayes.inference.samplers.chains import Rngs
-from subbayes.inference.samplers.hamiltonian import GradientDensity, Point
+from subbayes.inference.samplers.chains import GradientDensity, Rngs
+from subbayes.inference.samplers.hamiltonian import Point
 from subbayes.inference.samplers.microcanonical import (
     INTEGRATORS,
     Integrator,

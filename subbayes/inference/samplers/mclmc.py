@@ -23,13 +23,9 @@ from typing import Literal
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.adaptation import preferred_metric
-from subbayes.inference.samplers.chains import Sampler
+from subbayes.inference.samplers.chains import GradientDensity, Sampler, check_gradient
 from subbayes.inference.samplers.chains import run as run_chains
-from subbayes.inference.samplers.hamiltonian import (
-    GradientDensity,
-    check_gradient,
-    with_log_likelihood,
-)
+from subbayes.inference.samplers.hamiltonian import with_log_likelihood
 from subbayes.inference.samplers.mclmc_kernel import Kernel, State
 from subbayes.inference.samplers.microcanonical import INTEGRATORS, Integrator, check_rank
 from subbayes.inference.samplers.reparameterisation import run_reparameterised

@@ -9,8 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from subbayes.inference.samplers.adaptation import apply_transposed_factor
-from subbayes.inference.samplers.chains import Info, Rngs
-from subbayes.inference.samplers.hamiltonian import Differentiable, GradientDensity
+from subbayes.inference.samplers.chains import Differentiable, GradientDensity, Info, Rngs
 from subbayes.inference.samplers.laplace_start import Points
 from subbayes.inference.samplers.mclmc_tuning import Tuner, Tuning
 from subbayes.inference.samplers.microcanonical import (

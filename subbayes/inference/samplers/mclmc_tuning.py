@@ -25,8 +25,14 @@ from jaxtyping import Bool, Float, Int
 
 from subbayes.diagnostics import ess_mean
 from subbayes.inference.samplers.adaptation import cholesky, update_window
-from subbayes.inference.samplers.chains import Density, Rngs, prior_scale
-from subbayes.inference.samplers.hamiltonian import CURVATURE, GradientDensity, check_gradient
+from subbayes.inference.samplers.chains import (
+    Density,
+    GradientDensity,
+    Rngs,
+    check_gradient,
+    prior_scale,
+)
+from subbayes.inference.samplers.hamiltonian import CURVATURE
 from subbayes.inference.samplers.laplace_start import Points, laplace_start
 from subbayes.utils.checks import fail
 

@@ -30,7 +30,7 @@ from subbayes.inference.samplers.adaptation import apply_factor, apply_transpose
 from subbayes.utils.checks import fail
 
 if TYPE_CHECKING:
-    from subbayes.inference.samplers.hamiltonian import Differentiable
+    from subbayes.inference.samplers.chains import Differentiable
 
 __all__ = [
     "INTEGRATORS",

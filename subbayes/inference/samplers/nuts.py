@@ -19,8 +19,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from subbayes.inference.samplers import hamiltonian
-from subbayes.inference.samplers.chains import Info, Rngs
-from subbayes.inference.samplers.hamiltonian import GradientDensity, HamiltonianKernel, Point
+from subbayes.inference.samplers.chains import GradientDensity, Info, Rngs
+from subbayes.inference.samplers.hamiltonian import HamiltonianKernel, Point
 from subbayes.utils.checks import check_count
 
 __all__ = ["NUTS", "Kernel", "State"]

@@ -11,8 +11,8 @@ from jaxtyping import Float, Int
 
 from subbayes.inference.samplers import hamiltonian
 from subbayes.inference.samplers.adaptation import Schedule
-from subbayes.inference.samplers.chains import Info, Rngs
-from subbayes.inference.samplers.hamiltonian import GradientDensity, HamiltonianKernel, Point
+from subbayes.inference.samplers.chains import GradientDensity, Info, Rngs
+from subbayes.inference.samplers.hamiltonian import HamiltonianKernel, Point
 from subbayes.utils.checks import check_count, check_positive
 
 __all__ = ["RandomLengthKernel", "RandomLengthSampler", "State"]

@@ -38,8 +38,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.inference.samplers.adaptation import apply_transposed_factor
-from subbayes.inference.samplers.chains import FinishedChain, Info, Rngs
-from subbayes.inference.samplers.hamiltonian import GradientDensity
+from subbayes.inference.samplers.chains import FinishedChain, GradientDensity, Info, Rngs
 from subbayes.inference.samplers.mclmc_kernel import Kernel, State
 from subbayes.inference.samplers.microcanonical import (
     gradients_per_step,

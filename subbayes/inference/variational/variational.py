@@ -31,8 +31,7 @@ from subbayes.inference.importance_sampling import (
     reliable_error,
 )
 from subbayes.inference.laplace.laplace import find_mode
-from subbayes.inference.samplers.chains import prior_scale
-from subbayes.inference.samplers.hamiltonian import GradientDensity, check_gradient
+from subbayes.inference.samplers.chains import GradientDensity, check_gradient, prior_scale
 from subbayes.inference.variational.elbo import Ascent, Family, Target, ascend
 from subbayes.inference.variational.gaussians import FullRank, MeanField
 from subbayes.posterior import Posterior

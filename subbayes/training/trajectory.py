@@ -1,0 +1,415 @@
+r"""PCA of the SGD trajectory (Izmailov et al. 2019, algorithm 2), and the moments of SWAG.
+
+A recorder takes snapshots of the weights during training. It stores the last M snapshots, or a
+sketch of a few rows: an incremental singular value decomposition that corrects for the moving mean
+(Ross et al. 2008).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subbayes.distributed.processes import Processes
+from subbayes.distributed.sharded_subspaces import ShardedDenseSubspace
+from subbayes.distributed.sharded_weights import (
+    ShardLayout,
+    is_sharded,
+    joined_processes,
+    reshard,
+    shard_layout,
+)
+from subbayes.networks.selection import Selection, select
+from subbayes.subspace import DenseSubspace, Subspace
+from subbayes.utils.checks import check_count, check_positive, check_seed, fail, fail_type
+
+__all__ = ["TrajectoryRecorder", "gram_matrix", "principal_directions"]
+
+_CHUNK = 2**20  # columns converted to float64 at a time
+
+
+class TrajectoryRecorder:
+    r"""Records weights along training: their mean, variance and principal directions.
+
+    Deviations are from the final mean of all snapshots (the running mean of the paper's algorithm
+    makes the first one zero and shortens the early ones). With A the matrix of the last M
+    deviations, the low-rank covariance is $A^\top A / (M - 1)$.
+
+    The memory is M D numbers for M snapshots; with `rank=r` it is 3 r D for any number of
+    snapshots: a sketch of 2r rows and a buffer of r. The sketch is exact up to 2r snapshots, and a
+    good approximation beyond if the spectrum decays.
+
+    Of a module that `fully_shard` divides among processes each process records its shard, so that
+    moments are of that shard; all processes have to call `pca`, `spanned` and `singular_values`.
+
+    Args:
+        max_snapshots: number M of the last snapshots to keep; not used with `rank`.
+        rank: largest rank of a subspace from a sketch, instead of stored snapshots.
+        parameters: selection of the parameters of a module, as for `Network`.
+
+    Attributes:
+        n: number of snapshots seen.
+
+    Raises:
+        InputError: fewer than two snapshots would be kept.
+
+    Example:
+        >>> recorder = TrajectoryRecorder(max_snapshots=5)
+        >>> for step in range(8):
+        ...     recorder.update(torch.tensor([float(step), 0.0, 1.0]))
+        >>> recorder.n, recorder.mean
+        (8, tensor([3.5000, 0.0000, 1.0000]))
+        >>> recorder.pca(rank=1).basis().norm()
+        tensor(2.3049)
+    """
+
+    def __init__(
+        self, max_snapshots: int = 20, rank: int | None = None, parameters: Selection = "all"
+    ) -> None:
+        self.max_snapshots = check_count("max_snapshots", max_snapshots, 2)
+        self.rank = None if rank is None else check_count("rank", rank)
+        self.parameters = parameters
+        self.n = 0
+        self._mean = self._scatter = torch.zeros(0, dtype=torch.float64)
+        self._recent: list[Tensor] = []
+        self._sketch: Tensor | None = None
+        self._sketched = 0
+        self._sketch_mean = self._mean
+        self._layout: ShardLayout | None = None
+        self._device = torch.device("cpu")
+
+    # --- recording --------------------------------------------------------------------------
+
+    def update(self, source: Any) -> None:
+        """Record the selected parameters of a module, or a flat weight vector (D,).
+
+        Raises:
+            InputError: another number of weights than before, NaN or infinite weights; masks of
+                parameters of a sharded module.
+            InputTypeError: neither a module nor a tensor.
+        """
+        weights = self._flat(source)
+        self._check(weights)
+        if self.n == 0:
+            self._mean = torch.zeros_like(weights, dtype=torch.float64)
+            self._scatter = torch.zeros_like(self._mean)
+            self._sketch_mean = self._mean.clone()
+        self.n += 1
+        deviation = weights.double() - self._mean
+        self._mean += deviation / self.n
+        self._scatter += deviation * (weights.double() - self._mean)
+        self._recent.append(weights)
+        self._compress()
+
+    def _flat(self, source: Any) -> Float[Tensor, "D"]:
+        """A copy on the CPU, in float32 unless the weights are float64."""
+        if isinstance(source, nn.Module):
+            if is_sharded(source):
+                return self._shard(source)
+            named = dict(source.named_parameters())
+            parts = [
+                named[name].detach() if mask is None else named[name].detach()[mask]
+                for name, mask in select(source, self.parameters).items()
+            ]
+            source = torch.cat([part.reshape(-1) for part in parts])
+        if not isinstance(source, Tensor):
+            fail_type("snapshot", "a module or a tensor of weights", source)
+        if source.ndim != 1:
+            fail(
+                "snapshot",
+                "a flat weight vector of shape (D,)",
+                tuple(source.shape),
+                "Flatten it with network.flatten(module)",
+            )
+        dtype = torch.float64 if source.dtype == torch.float64 else torch.float32
+        return source.detach().to("cpu", dtype, copy=True)
+
+    def _shard(self, module: nn.Module) -> Float[Tensor, "D_r"]:
+        """A copy on the CPU of what this process holds."""
+        if isinstance(self.parameters, Mapping):
+            fail("parameters", "names of whole parameters of a sharded module", "masks")
+        reshard(module)
+        if self._layout is None:
+            names = select(module, self.parameters)
+            self._layout = shard_layout(module, names, joined_processes())
+        held = self._layout.flatten(dict(module.named_parameters()))
+        self._device = held.device
+        return held.cpu()
+
+    def _directions(self, rows: Float[Tensor, "M D"]) -> tuple[Tensor, Tensor]:
+        processes = None if self._layout is None else joined_processes()
+        return principal_directions(rows, processes)
+
+    def _check(self, weights: Tensor) -> None:
+        if self.n and len(weights) != self.size:
+            fail(
+                "snapshot",
+                f"{self.size} weights, as before",
+                len(weights),
+                "Use one recorder for one network",
+            )
+        if not bool(torch.isfinite(weights).all()):
+            fail(
+                "snapshot",
+                "finite weights",
+                "NaN or infinite ones",
+                "The training diverged: lower its learning rate",
+            )
+
+    def _compress(self) -> None:
+        """Drop the oldest snapshot, or add a full buffer to the sketch."""
+        if self.rank is None:
+            del self._recent[: -self.max_snapshots]
+        elif len(self._recent) > self.rank:
+            self._sketch, self._sketch_mean = self._updated_sketch()
+            self._sketched, self._recent = self.n, []
+
+    def _updated_sketch(self) -> tuple[Tensor, Tensor]:
+        """The sketch after adding the buffer (Ross et al. 2008), and its mean.
+
+        Adding b rows of mean m_b to n rows of mean m adds their deviations from m_b and
+        sqrt(n b / (n + b)) (m - m_b) to the scatter.
+        """
+        if not self._recent:
+            assert self._sketch is not None
+            return self._sketch, self._sketch_mean
+        block = torch.stack(self._recent)
+        center = block.double().mean(0)
+        rows = [(block.double() - center).to(block.dtype)]
+        if self._sketch is not None:
+            n, b = self._sketched, len(block)
+            gap = (n * b / (n + b)) ** 0.5 * (self._sketch_mean - center)
+            rows = [self._sketch, *rows, gap.to(block.dtype)[None]]
+        assert self.rank is not None
+        return self._directions(torch.cat(rows))[0][: 2 * self.rank], self._mean.clone()
+
+    # --- moments ----------------------------------------------------------------------------
+
+    @property
+    def size(self) -> int:
+        """Number of weights D (0 before the first snapshot)."""
+        return len(self._mean)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        source = self._recent[0] if self._recent else self._sketch
+        return torch.float32 if source is None else source.dtype
+
+    @property
+    def mean(self) -> Float[Tensor, "D"]:
+        """Mean of all snapshots, accumulated in float64: the SWA solution, shape (D,)."""
+        self._require(1)
+        return self._mean.to(self._dtype)
+
+    @property
+    def variance(self) -> Float[Tensor, "D"]:
+        r"""Variance of each weight, $\overline{w^2} - \bar w^2$ over all snapshots, shape (D,)."""
+        self._require(1)
+        return (self._scatter / self.n).clamp_min(0).to(self._dtype)
+
+    @property
+    def deviations(self) -> Float[Tensor, "M D"]:
+        """The last M snapshots minus the mean of all, or the rows of the sketch."""
+        self._require(2)
+        if self.rank is not None:
+            return self._updated_sketch()[0]
+        return (torch.stack(self._recent).double() - self._mean).to(self._dtype)
+
+    @property
+    def _count(self) -> int:
+        """Number of snapshots that the deviations represent."""
+        return len(self._recent) if self.rank is None else self.n
+
+    def _factor(self) -> Float[Tensor, "M D"]:
+        """A factor F of the low-rank covariance F'F."""
+        return self.deviations / (self._count - 1) ** 0.5
+
+    def _require(self, n: int) -> None:
+        if self.n < n:
+            fail(
+                "recorder",
+                f"at least {n} snapshot{'s' * (n > 1)}",
+                self.n,
+                "Call recorder.update(model) in the training loop",
+            )
+
+    def _require_whole(self, what: str) -> None:
+        if self._layout is not None:
+            expected, got = f"whole weights for {what}", "shards of this process"
+            fail("recorder", expected, got, "Use recorder.pca(rank) of sharded weights")
+
+    # --- results ---------------------------------------------------------------------
+
+    @property
+    def singular_values(self) -> Float[Tensor, "M"]:
+        r"""The spectrum $s_1 \ge s_2 \ge \dots$ of the deviations over $\sqrt{M - 1}$."""
+        return self._directions(self._factor())[1]
+
+    @property
+    def spanned(self) -> int:
+        """Number of directions that the snapshots span: the largest rank of `pca`."""
+        return min(self._limit, _count_above_rounding(self.singular_values))
+
+    @property
+    def _limit(self) -> int:
+        """Largest possible rank: the number of snapshots, minus one if they define the mean."""
+        self._require(2)
+        limit = self._count - (self._count == self.n)
+        return limit if self.rank is None else min(limit, self.rank)
+
+    def pca(self, rank: int) -> Subspace:
+        r"""The subspace of the leading principal directions of the trajectory.
+
+        $$ A / \sqrt{M - 1} = U S V^\top, \qquad w = \bar w + \sum_{i \le k} z_i\, s_i v_i $$
+
+        The prior is z ~ N(0, I), which is as wide as the trajectory in each direction. The
+        decomposition is exact, by the M x M matrix A A'; the entry of largest absolute value of
+        each direction is positive.
+
+        Args:
+            rank: number of directions k.
+
+        Raises:
+            InputError: a rank above the number of directions that the snapshots span.
+
+        Example:
+            >>> recorder = TrajectoryRecorder()
+            >>> for seed in range(6):
+            ...     recorder.update(torch.randn(50, generator=torch.Generator().manual_seed(seed)))
+            >>> recorder.pca(rank=3)
+            DenseSubspace(rank=3, size=50)
+        """
+        limit = self._limit
+        if check_count("rank", rank) > limit:
+            why = (
+                "the rank of the recorder"
+                if self.rank == limit
+                else f"what {self._count} snapshots span"
+            )
+            fail("rank", f"at most {limit}, {why}", rank, "Record more snapshots")
+        rows, s = self._directions(self._factor())
+        spanned = _count_above_rounding(s)
+        if rank > spanned:
+            fail(
+                "rank",
+                f"at most {spanned}, the directions in which the snapshots differ",
+                rank,
+                "Raise the learning rate or record snapshots further apart"
+                if spanned < 1
+                else "Lower the rank or record more snapshots",
+            )
+        if self._layout is not None:
+            basis = rows[:rank].to(self._device, copy=True)
+            return ShardedDenseSubspace(self._layout, self.mean.to(self._device), basis)
+        return DenseSubspace(self.mean, rows[:rank])
+
+    def swag(self, n: int, seed: int = 0, scale: float = 1.0) -> Float[Tensor, "n D"]:
+        r"""Draw weights from the SWAG Gaussian (Maddox et al. 2019, equation 1).
+
+        $$ w = \bar w + \sqrt{\alpha / 2}\, \Sigma_{\mathrm{diag}}^{1/2} \epsilon_1
+             + \sqrt{\alpha / (2 (M - 1))}\, A^\top \epsilon_2 $$
+
+        Args:
+            n: number of draws.
+            seed: seed of the draws.
+            scale: $\alpha$, which multiplies the covariance.
+
+        Raises:
+            InputError: snapshots of sharded weights.
+        """
+        self._require_whole("draws of SWAG")
+        check_count("n", n)
+        check_positive("scale", scale)
+        factor, mean, std = self._factor(), self.mean, self.variance.sqrt()
+        generator = torch.Generator().manual_seed(check_seed(seed))
+        draws = []
+        for _ in range(n):
+            z1 = torch.randn(self.size, generator=generator, dtype=mean.dtype)
+            z2 = torch.randn(len(factor), generator=generator, dtype=mean.dtype)
+            draws.append(mean + (scale / 2) ** 0.5 * (std * z1 + z2 @ factor))
+        return torch.stack(draws)
+
+    # --- saving -------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The state to save: tensors, and values that JSON can hold; not of sharded weights."""
+        self._require_whole("a saved recorder")
+        tensors = {"mean": self._mean, "scatter": self._scatter, "sketch_mean": self._sketch_mean}
+        if self._recent:
+            tensors["recent"] = torch.stack(self._recent)
+        if self._sketch is not None:
+            tensors["sketch"] = self._sketch
+        return {name: t.clone() for name, t in tensors.items()}, {
+            "max_snapshots": self.max_snapshots,
+            "rank": self.rank,
+            "n": self.n,
+            "sketched": self._sketched,
+        }
+
+    @classmethod
+    def from_state(
+        cls, tensors: dict[str, Tensor], config: dict[str, Any], parameters: Selection = "all"
+    ) -> TrajectoryRecorder:
+        """Rebuild a recorder from `state`; `parameters` are not part of it."""
+        recorder = cls(config["max_snapshots"], config["rank"], parameters)
+        recorder.n, recorder._sketched = config["n"], config["sketched"]
+        recorder._mean, recorder._scatter = tensors["mean"].clone(), tensors["scatter"].clone()
+        recorder._sketch_mean = tensors["sketch_mean"].clone()
+        recorder._recent = [row.clone() for row in tensors.get("recent", ())]
+        recorder._sketch = tensors.get("sketch")
+        return recorder
+
+    def __repr__(self) -> str:
+        kept = f"rank={self.rank}" if self.rank else f"max_snapshots={self.max_snapshots}"
+        return f"TrajectoryRecorder(n={self.n}, size={self.size}, {kept})"
+
+
+def _count_above_rounding(sizes: Float[Tensor, "M"]) -> int:
+    """Number of singular values above rounding."""
+    tolerance = 1e-7 if sizes.dtype == torch.float64 else 1e-5
+    return int((sizes > sizes[0] * tolerance).sum()) if float(sizes[0]) > 0 else 0
+
+
+def gram_matrix(rows: Float[Tensor, "M D"]) -> Float[Tensor, "M M"]:
+    """Inner products of rows in float64, on the CPU; few columns are converted at a time."""
+    gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for block in rows.split(_CHUNK, 1):
+        gram += (block.double() @ block.double().T).cpu()
+    return gram
+
+
+def principal_directions(
+    rows: Float[Tensor, "M D"], processes: Processes | None = None
+) -> tuple[Float[Tensor, "M D"], Float[Tensor, "M"]]:
+    r"""Rows $s_i v_i$ of the singular value decomposition, largest first, and all $s_i$.
+
+    With eigenvectors u of the Gram matrix, $s_i v_i = u_i^\top A$ needs no division by s. The entry
+    of largest absolute value of each row is positive.
+
+    Args:
+        rows: the matrix A, or the columns of it that this process holds.
+        processes: those that hold the other columns; all have to make this call.
+    """
+    gram = gram_matrix(rows)
+    if processes is not None:
+        gram = torch.stack(processes.gather(gram)).sum(0)
+    values, vectors = torch.linalg.eigh(gram)
+    s = values.flip(0).clamp_min(0).sqrt()
+    u = vectors.flip(1).T
+    found = torch.cat([(u @ block.double()).to(rows.dtype) for block in rows.split(_CHUNK, 1)], 1)
+    if processes is None:
+        largest = _largest(found)
+    else:
+        largest = _largest(torch.cat(processes.gather(_largest(found)), 1))
+    return found * torch.where(largest < 0, -1.0, 1.0).to(rows.dtype), s.to(rows.dtype)
+
+
+def _largest(rows: Float[Tensor, "M D"]) -> Float[Tensor, "M n"]:
+    """The entry of largest absolute value of each row, in one column; none of no columns."""
+    if not rows.shape[1]:
+        return rows
+    return rows.gather(1, rows.abs().argmax(1, keepdim=True))
