@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,13 +20,7 @@ from subbayes.cli.options import (
     given_options,
     option,
 )
-from subbayes.cli.settings_options import (
-    OPTIONS,
-    POSTERIOR,
-    SUBSPACES,
-    subspace_name,
-    with_settings,
-)
+from subbayes.cli.settings_options import OPTIONS, POSTERIOR, subspace_name, with_settings
 from subbayes.models.settings import TableSettings, unused_settings
 from subbayes.utils.text_table import aligned
 
@@ -36,8 +29,6 @@ if TYPE_CHECKING:
 
 NAME = "fit"
 EXAMPLE = "subbayes fit people.csv --target income --out runs/people --missing impute"
-
-Method = StrEnum("Method", "pca random curve optimal subnetwork full map swa swag ensemble sparse")
 
 
 @with_settings()
@@ -52,7 +43,7 @@ def fit(
     settings: TableSettings,
     source: TableOptions,
     method: Annotated[
-        Method | None,
+        str | None,
         option(
             "--subspace",
             "--method",
@@ -60,8 +51,10 @@ def fit(
             "directions, a curve of low loss to a second solution, the directions that keep most "
             "of the predictive covariance (optimal), the weights that keep most of the predictive "
             "variance (subnetwork), all weights (full); a sparse network, in which each weight is "
-            "included or excluded (sparse); or a baseline without a posterior. Default: pca.",
+            "included or excluded (sparse); or a baseline "
+            "(map, swa, swag, ensemble, mc-dropout, ...). Default: pca.",
             panel=POSTERIOR,
+            metavar="NAME",
         ),
     ] = None,
     overwrite: Overwrite = False,
@@ -76,7 +69,8 @@ def fit(
     resumes from it and returns the same draws, bit for bit, as an uninterrupted one.
     """
     preset = settings.preset is not None
-    chosen = "full" if preset and method is None else _method_name(settings, method)
+    chosen = "full" if preset and method is None else method or subspace_name(settings)
+    _check_method(chosen)
     unused = (OPTIONS[path].parameter for path in unused_settings(chosen) if path in OPTIONS)
     for flag in given_options(*unused):
         print_line(f"warning: {flag} makes no difference to --method {chosen}")
@@ -95,7 +89,7 @@ def fit(
         target,
         settings,
         task=source.task and source.task.value,
-        method=None if chosen in SUBSPACES else chosen,
+        method=None if _is_subspace(chosen) else chosen,
         encoder=source.encoder(),
         checkpoint=checkpoint,
         progress=console.progress,
@@ -117,7 +111,7 @@ def _check_unfinished(checkpoint: Path, method: str, overwrite: bool) -> None:
     from subbayes.utils.checks import fail
     from subbayes.utils.files import quoted
 
-    own = set(PARTS) - {"sparse"} if method in SUBSPACES else {method} & {"sparse"}
+    own = set(PARTS) - {"sparse"} if _is_subspace(method) else {method} & {"sparse"}
     if not overwrite and parts_of(checkpoint) - own:
         fail(
             "out",
@@ -127,8 +121,18 @@ def _check_unfinished(checkpoint: Path, method: str, overwrite: bool) -> None:
         )
 
 
-def _method_name(settings: TableSettings, method: Method | None) -> str:
-    return subspace_name(settings) if method is None else method.value
+def _is_subspace(method: str) -> bool:
+    from subbayes.subspaces.registry import SUBSPACES
+
+    return method in SUBSPACES
+
+
+def _check_method(method: str) -> None:
+    from subbayes.comparison.registry import BASELINES
+    from subbayes.subspaces.registry import SUBSPACES
+    from subbayes.utils.checks import check_choice
+
+    check_choice("subspace", method, [*SUBSPACES, *BASELINES])
 
 
 def _resume(

@@ -18,9 +18,8 @@ from subbayes.models.settings import PRIOR_SCALES, TableSettings
 from subbayes.utils.checks import InputError
 from subbayes.utils.configuration import Setting, change, settings_of
 
-__all__ = ["OPTIONS", "POSTERIOR", "SUBSPACES", "subspace_name", "with_settings"]
+__all__ = ["OPTIONS", "POSTERIOR", "subspace_name", "with_settings"]
 
-SUBSPACES = ("pca", "random", "curve", "optimal", "subnetwork", "full")
 _COVARIANCE = "subspace.covariance"
 NETWORK, POSTERIOR = "Network and training", "Posterior"
 
@@ -172,8 +171,11 @@ def with_settings(leave_out: Sequence[str] = ()) -> Callable[[Callable[..., None
             typed = {one.path: values.pop(one.parameter) for one in chosen}
             given = {path: text for path, text in typed.items() if text is not None}
             method = values.get("method")
-            if method is not None and method.value in SUBSPACES:
-                given["subspace"] = method.value
+            if method is not None:
+                from subbayes.subspaces.registry import SUBSPACES
+
+                if method in SUBSPACES:
+                    given["subspace"] = method
             settings = _settings(given, values.pop("config"), values.pop("assignments") or [])
             function(settings=settings, **values)
 

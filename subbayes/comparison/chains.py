@@ -10,7 +10,7 @@ from subbayes.comparison.methods import ComparedMethod, Setup, timed
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.mclmc import MCLMC
-from subbayes.models.ensemble_start import EnsembleStart, centred_method, ensemble_settings
+from subbayes.models.ensemble_start import EnsembleStart, ensemble_settings
 from subbayes.models.fit import build, check_temperature, fit_settings, sample
 from subbayes.models.fitted import FittedModel
 from subbayes.models.table_networks import without_global_variance
@@ -155,6 +155,6 @@ class MicrocanonicalEnsemble(ComparedMethod):
             setup.data,
             setup.training,
             sampling,
-            centred_method(Full(), sampling),
+            Full(centre="zero"),
             setup.factory,
         )

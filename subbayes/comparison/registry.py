@@ -17,7 +17,6 @@ from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import SubspaceMethod
-from subbayes.subspaces.curve import Curve, with_factory
 from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice, subspace_method
 from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.registry import Registry
@@ -75,7 +74,7 @@ class SubspaceInference(ComparedMethod):
 
     def check(self, setup: Setup) -> None:
         """Check what `fit` checks."""
-        network, method = setup.network, with_factory(self.method, setup.factory)
+        network, method = setup.network, self.method.with_factory(setup.factory)
         if starts_at_ensemble(setup.sampling):
             fail(
                 "initial",
@@ -95,11 +94,11 @@ class SubspaceInference(ComparedMethod):
 
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
         """Like `fit_model`, with seconds; the time of a curve counts as training."""
-        method, prior = with_factory(self.method, setup.factory), as_prior(self.prior)
+        method, prior = self.method.with_factory(setup.factory), as_prior(self.prior)
         settings = fit_settings(
             setup.likelihood, method, prior, setup.training, setup.sampling.seed
         )
-        trains = isinstance(method, Curve)
+        trains = method.trains_networks
         prepared, before = timed(lambda: build(setup.trained, method, prior, settings), trains)
         engine = engine_of(self.inference)
         return timed_sampling(prepared, before, setup, engine, setup.sampling, self.temperature)

@@ -50,6 +50,7 @@ class Engine(ABC):
         independent: whether its draws are independent of each other; see `Draws`.
         uses_initial: whether its chains start at `Sampling.initial`.
         any_density: whether it needs no more of a posterior than the density and its gradient.
+        linearises: whether it predicts by the network linearised at the centre of the subspace.
     """
 
     name: ClassVar[str]
@@ -58,6 +59,7 @@ class Engine(ABC):
     independent: ClassVar[bool] = False
     uses_initial: ClassVar[bool] = False
     any_density: ClassVar[bool] = False
+    linearises: ClassVar[bool] = False
 
     def check(self, rank: int | None = None) -> None:  # noqa: B027, most need no check
         """Check before training that this engine can run.

@@ -10,11 +10,9 @@ from subbayes.data.data import Data
 from subbayes.distributed.processes import current
 from subbayes.distributed.sharded_weights import is_sharded
 from subbayes.inference.engine import Engine
-from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
 from subbayes.networks.network import Network
 from subbayes.priors import EvidencePrior
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
-from subbayes.subspaces.random import Random
 from subbayes.subspaces.registry import SubspaceChoice, subspace_method
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import fail
@@ -121,10 +119,10 @@ def _without_training(
             f"epochs={training.epochs}, swa_epochs={training.swa_epochs}",
             "Train the module with your own loop first, or leave it out",
         )
-    if not isinstance(method, (Random, FixedSubspace)):
+    if not method.takes_sharded_weights:
         fail("subspace", f"'random' or a Subspace for {kind}", repr(method.name))
     _check_centre(network, method, kind)
-    if isinstance(engine, LinearisedLaplace):
+    if engine.linearises:
         expected = f"an engine that evaluates the posterior alone for {kind}"
         fail("inference", expected, repr(engine.name), "Use elliptical-slice or nuts")
     if isinstance(prior, EvidencePrior):
@@ -146,8 +144,9 @@ def _check_divided_rows(training: Training, network: Network, method: SubspaceMe
     if not method.takes_divided_rows:
         remedy = "Give it the inputs to be predicted: inputs=..."
         expected = f"a subspace that is a sum over rows or a trajectory for {kind}"
-        by_inputs = method.name in ("optimal", "subnetwork")
-        fail("subspace", expected, repr(method.name), remedy if by_inputs else "Use 'pca'")
+        fail(
+            "subspace", expected, repr(method.name), remedy if method.needs_inputs else "Use 'pca'"
+        )
     _check_centre(network, method, kind)
 
 

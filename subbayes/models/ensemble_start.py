@@ -31,8 +31,6 @@ from subbayes.networks.initialisation import fresh_weights, module_with_fresh_we
 from subbayes.networks.network import Network
 from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
-from subbayes.subspaces.curve import Curve
-from subbayes.subspaces.full import Full
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
 from subbayes.training.trainer import SwaResult
@@ -42,13 +40,7 @@ from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.warning import warn_user
 
-__all__ = [
-    "NOISE_REMEDY",
-    "EnsembleStart",
-    "centred_method",
-    "ensemble_settings",
-    "starts_at_ensemble",
-]
+__all__ = ["NOISE_REMEDY", "EnsembleStart", "ensemble_settings", "starts_at_ensemble"]
 
 NOISE_REMEDY = (
     "use HeteroscedasticGaussian(global_variance=1e-6), whose noise is an output of the network, "
@@ -66,13 +58,6 @@ _STALE = f"{_FIXED}, which is too small where members fit the rows closely: {NOI
 def starts_at_ensemble(sampling: Sampling) -> bool:
     """Whether chains start at the members of an ensemble."""
     return isinstance(sampling.initial, str) and sampling.initial == "ensemble"
-
-
-def centred_method(method: SubspaceMethod, sampling: Sampling) -> SubspaceMethod:
-    """The method; all weights are centred at zero for chains that start at an ensemble."""
-    if isinstance(method, Full) and method.centre is None:
-        return replace(method, centre="zero" if starts_at_ensemble(sampling) else "trained")
-    return method
 
 
 def ensemble_settings(sampling: Sampling) -> dict[str, Any]:
@@ -118,8 +103,7 @@ class EnsembleStart:
         Members take its place for all weights around zero, unless the module has other parameters,
         whose trained values they share.
         """
-        around_zero = isinstance(self.method, Full) and self.method.centre == "zero"
-        return not around_zero or self.trains_others
+        return self.method.needs_trained_network or self.trains_others
 
     def check(self, engine: Engine, prior: Normal | EvidencePrior | float) -> None:
         """Check before training that chains can start at an ensemble, if they are to do so.
@@ -130,7 +114,7 @@ class EnsembleStart:
                 uses, or that makes modules of another architecture.
         """
         if not starts_at_ensemble(self.sampling):
-            if self.factory is not None and not isinstance(self.method, Curve):
+            if self.factory is not None and not self.method.trains_networks:
                 fail(
                     "factory",
                     "None unless several networks are trained",

@@ -28,7 +28,7 @@ from subbayes.models.checkpoint import (
     check_saved_subspace,
 )
 from subbayes.models.divided import check_same_division, is_divided, subspace_of, training_of
-from subbayes.models.ensemble_start import EnsembleStart, centred_method, ensemble_settings
+from subbayes.models.ensemble_start import EnsembleStart, ensemble_settings, starts_at_ensemble
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import check_settings
 from subbayes.models.trained_once import check_agreement, trained_once
@@ -41,9 +41,7 @@ from subbayes.posterior import Posterior
 from subbayes.priors import EvidencePrior, Normal, check_normal
 from subbayes.subspace import Subspace
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
-from subbayes.subspaces.curve import with_factory
-from subbayes.subspaces.optimal import Optimal, check_size
-from subbayes.subspaces.pca import PCA
+from subbayes.subspaces.optimal import check_size
 from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice
 from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS
@@ -168,7 +166,8 @@ def fit(
     sampling = check_settings("sampling", sampling, Sampling) or Sampling()
     on_first(partial(check_checkpoint, sampling.checkpoint))
     engine, prior = engine_of(inference), as_prior(prior)
-    method = with_factory(centred_method(subspace_of(subspace, network, data), sampling), factory)
+    method = subspace_of(subspace, network, data).with_factory(factory)
+    method = method.for_ensemble(starts_at_ensemble(sampling))
     training = training_of(training, network, data, method, engine, prior)
     check_temperature(temperature, validation)
     if validation is not None and temperature != "validation":
@@ -252,7 +251,7 @@ def _train(
             output=output,
             seed=sampling.seed,
             progress=sampling.progress,
-            least_snapshots=_least_snapshots(method),
+            least_snapshots=max(LEAST_SNAPSHOTS, method.least_snapshots),
         )
     space = method.subspace
     if space.shift.device != network.device:
@@ -481,19 +480,13 @@ def fit_settings(
     }
 
 
-def _least_snapshots(method: SubspaceMethod) -> int:
-    """Number of snapshots that span the subspace, if they do."""
-    rank = method.rank if isinstance(method, PCA) else None
-    return max(LEAST_SNAPSHOTS, (rank or 0) + 1)
-
-
 # --- evidence -------------------------------------------------------------------------------------
 
 
 def _covariance(prior: EvidencePrior, method: SubspaceMethod) -> Form:
     if prior.covariance is not None:
         return prior.covariance
-    return method.covariance if isinstance(method, Optimal) else "exact"
+    return method.covariance_form
 
 
 def _maximise_evidence(trained: Trained, covariance: Form) -> tuple[Likelihood, float]:

@@ -441,21 +441,22 @@ def unused_settings(method: str) -> tuple[str, ...]:
     """Dotted names of settings that do not affect a method.
 
     Args:
-        method: a subspace, "sparse", "map", "swa", "swag" or "ensemble".
+        method: a subspace or a baseline.
 
     Example:
         >>> unused_settings("pca")[0]
         'members'
     """
+    from subbayes.subspaces.registry import SUBSPACES
+
+    if method in SUBSPACES:
+        return ("members", *_SPARSE)
     if method == "sparse":
         others = ("prior_scale", "patience", "validation", "time_limit")
         return (*_SAMPLED, *_SWA, *_PRESET, "members", *(f"training.{name}" for name in others))
-    if method == "ensemble":
-        return (*_SAMPLED, *_SWA, *_PRESET, *_SPARSE)
-    if method in ("map", "swa", "swag"):
-        swa = _SWA if method == "map" else ()
-        return (*_SAMPLED, *swa, *_PRESET, "members", *_SPARSE)
-    return ("members", *_SPARSE)
+    swa = () if method in ("swa", "swag") else _SWA
+    members = () if method == "ensemble" else ("members",)
+    return (*_SAMPLED, *swa, *_PRESET, *members, *_SPARSE)
 
 
 def check_settings(argument: str, value: _T | None, kind: type[_T]) -> _T | None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
-from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
 from subbayes.inference.samplers.chains import Sampler, check_folder
 from subbayes.likelihoods.families import Family, family_from_name
 from subbayes.reports.semistructured import write_report
@@ -308,7 +307,7 @@ class SemiStructuredRegression(Results):
             inference = DeepEnsemble()
         builder = inference if isinstance(inference, DeepEnsemble) else subspace_of(subspace)
         engine = None if isinstance(inference, DeepEnsemble) else engine_of(inference)
-        if isinstance(engine, LinearisedLaplace):  # whose Gaussian is around effects of 0
+        if engine is not None and engine.linearises:  # whose Gaussian is around effects of 0
             expected = "an engine that looks for the mode of the effects"
             fail("inference", expected, repr(engine.name), "Use inference='laplace' or 'nuts'")
         model = replace(self.specification, smooth=smooth).prepare(data, inputs)

@@ -8,6 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from torch import nn
+
+from subbayes.curvature.precision_factory import Form
 from subbayes.data.data import Data
 from subbayes.networks.network import Network
 from subbayes.priors import Normal
@@ -31,12 +34,41 @@ class SubspaceMethod(ABC):
             is; empty for the representation of the subspace.
         spans_weights: whether the scale of the prior is that of the weights, so that it can be
             chosen by the evidence of all weights.
+        takes_sharded_weights: whether it can be built for weights that are divided among processes.
+        trains_networks: whether `build` trains networks of its own.
+        needs_inputs: whether it is chosen by the inputs to be predicted.
     """
 
     name: ClassVar[str]
     label: ClassVar[str] = ""
     description: ClassVar[str] = ""
     spans_weights: ClassVar[bool] = False
+    takes_sharded_weights: ClassVar[bool] = False
+    trains_networks: ClassVar[bool] = False
+    needs_inputs: ClassVar[bool] = False
+
+    @property
+    def least_snapshots(self) -> int:
+        """Number of snapshots of the trajectory that span the subspace; 0 if it needs none."""
+        return 0
+
+    @property
+    def needs_trained_network(self) -> bool:
+        """Whether it is built around a trained network."""
+        return True
+
+    @property
+    def covariance_form(self) -> Form:
+        """Form of the curvature by which the evidence of the weights is computed."""
+        return "exact"
+
+    def with_factory(self, factory: Callable[[], nn.Module] | None) -> SubspaceMethod:
+        """The method with a function that makes modules, if it trains networks of its own."""
+        return self
+
+    def for_ensemble(self, starts_there: bool) -> SubspaceMethod:
+        """The method for chains that start at the members of an ensemble, or elsewhere."""
+        return self
 
     @property
     def takes_divided_rows(self) -> bool:
@@ -112,6 +144,7 @@ class FixedSubspace(SubspaceMethod):
     """
 
     subspace: Subspace
+    takes_sharded_weights: ClassVar[bool] = True
 
     @property
     def name(self) -> str:  # type: ignore[override]

@@ -20,14 +20,14 @@ from subbayes.networks.network import Network
 from subbayes.predictions.averaging import with_noise
 from subbayes.predictions.predictive import Predictive
 from subbayes.subspace import DenseSubspace
-from subbayes.subspaces.base import RankedMethod, SubspaceMethod, check_rank
+from subbayes.subspaces.base import RankedMethod, check_rank
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
 from subbayes.training.weight_curve import WeightCurve, positions
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.trees import to_device
 
-__all__ = ["Curve", "CurveLosses", "curve_losses", "with_factory"]
+__all__ = ["Curve", "CurveLosses", "curve_losses"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,11 @@ class Curve(RankedMethod):
         "{k} directions that contain a curve of low loss to a second solution, {centre}"
     )
     smallest_rank: ClassVar[int] = 2
+    trains_networks: ClassVar[bool] = True
+
+    def with_factory(self, factory: Callable[[], nn.Module] | None) -> Curve:
+        """The method; without a factory of its own it takes the given one."""
+        return self if self.factory is not None else replace(self, factory=factory)
 
     def expected_rank(self, network: Network) -> int:
         """The rank, or its default."""
@@ -73,18 +78,6 @@ class Curve(RankedMethod):
         """Train the second solution and the curve; the basis is as wide as the curve."""
         degree = self.expected_rank(trained.network)
         return trained.train_curve(degree, self.factory).subspace(unit=False)
-
-
-def with_factory(method: SubspaceMethod, factory: Callable[[], nn.Module] | None) -> SubspaceMethod:
-    """The method; a curve without a factory of its own takes the given one.
-
-    Example:
-        >>> with_factory(Curve(), lambda: nn.Linear(1, 1)).factory is None
-        False
-    """
-    if isinstance(method, Curve) and method.factory is None:
-        return replace(method, factory=factory)
-    return method
 
 
 # --- the loss along it ---------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -44,6 +44,17 @@ class Full(SubspaceMethod):
 
     def __post_init__(self) -> None:
         check_choice("centre", self.centre, (None, "trained", "zero"))
+
+    @property
+    def needs_trained_network(self) -> bool:
+        """Not around zero."""
+        return self.centre != "zero"
+
+    def for_ensemble(self, starts_there: bool) -> Full:
+        """Around zero for chains that start at an ensemble, unless a centre is chosen."""
+        if self.centre is not None:
+            return self
+        return replace(self, centre="zero" if starts_there else "trained")
 
     @property
     def takes_divided_rows(self) -> bool:

@@ -70,12 +70,18 @@ class Optimal(RankedMethod):
     description: ClassVar[str] = (
         "the {k} directions that keep most of the predictive covariance, {centre}"
     )
+    needs_inputs: ClassVar[bool] = True
     default_rank: ClassVar[int] = 20
     spans_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("covariance", self.covariance, FORMS)
+
+    @property
+    def covariance_form(self) -> Form:
+        """That by which the subspace is chosen."""
+        return self.covariance
 
     @property
     def takes_divided_rows(self) -> bool:

@@ -39,6 +39,11 @@ class PCA(RankedMethod):
     default_rank: ClassVar[int] = 5
 
     @property
+    def least_snapshots(self) -> int:
+        """One more than the directions."""
+        return 0 if self.rank is None else self.rank + 1
+
+    @property
     def takes_divided_rows(self) -> bool:
         """All processes have the same trajectory."""
         return True

@@ -60,6 +60,7 @@ class Random(RankedMethod):
 
     name: ClassVar[str] = "random"
     description: ClassVar[str] = "{k} random directions, {centre}"
+    takes_sharded_weights: ClassVar[bool] = True
     default_rank: ClassVar[int] = 5
     kind: Literal["gaussian", "sparse"] | None = None
 

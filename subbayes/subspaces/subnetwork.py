@@ -81,6 +81,7 @@ class Subnetwork(RankedMethod):
     description: ClassVar[str] = (
         "the {k} weights that keep most of the predictive variance, {centre}"
     )
+    needs_inputs: ClassVar[bool] = True
     default_rank: ClassVar[int] = 100
     spans_weights: ClassVar[bool] = True
 

@@ -11,9 +11,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Shaped
 
-from subbayes.baselines.ensemble import WeightSamples
 from subbayes.comparison.methods import Setup, sparse_training
-from subbayes.comparison.registry import named_methods
+from subbayes.comparison.registry import BASELINES, named_methods
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.distributed.processes import on_first
@@ -46,7 +45,6 @@ from subbayes.utils.files import fail_damaged
 from subbayes.utils.warning import reworded_warnings
 
 __all__ = [
-    "BASELINES",
     "SPARSE",
     "SPARSE_DRAWS",
     "check_modes",
@@ -56,8 +54,6 @@ __all__ = [
     "predict_matrix",
 ]
 
-BASELINES = ("map", "swa", "swag", "ensemble")
-"""Methods of `fit_arrays` that give weight vectors with equal weights instead of a posterior."""
 
 SPARSE = "sparse"
 """The method of `fit_arrays` that fits a sparse Bayesian network."""
@@ -87,7 +83,8 @@ def fit_arrays(
         settings: of network, training and inference. A sparse network uses their learning rate for
             everything but the slab, which hardly moves, and the inclusion probabilities, which
             learn faster where steps are few; its posterior "horseshoe" has its own prior.
-        method: one of `BASELINES` or `SPARSE`; by default a posterior in `settings.subspace`.
+        method: a name of `subbayes.comparison.registry.BASELINES`; by default a posterior in
+            `settings.subspace`.
         n_classes: K, where not all classes occur in y.
         weights: of the rows, see `Data.weighted`; not for baselines.
         checkpoint: folder to save in and resume from, by default that of `settings.sampling`;
@@ -95,7 +92,7 @@ def fit_arrays(
         progress: show progress bars.
 
     Returns:
-        A `FittedModel`, a `WeightSamples` of a baseline or a `SparseNetwork`; it predicts in the
+        A `FittedModel`, or what the baseline returns, such as a `SparseNetwork`; it predicts in the
         units of y.
 
     Raises:
@@ -120,7 +117,7 @@ def fit_arrays(
     settings = settings or TableSettings()
     if checkpoint is None:
         checkpoint = settings.sampling.checkpoint
-        if method in BASELINES and checkpoint is not None:
+        if method not in (None, SPARSE) and checkpoint is not None:
             fail("sampling.checkpoint", f"None for {method!r}", checkpoint, "Leave it out")
     sampling = dataclasses.replace(settings.sampling, checkpoint=checkpoint, progress=progress)
     settings = dataclasses.replace(settings, sampling=sampling).with_given(settings.given)
@@ -136,7 +133,7 @@ def fit_arrays(
     if method is None:
         with reworded_warnings(with_table_remedies):
             return _fit_posterior((x, y), task, settings, n_classes, weights)
-    check_choice("method", method, (*BASELINES, SPARSE))
+    check_choice("method", method, BASELINES)
     likelihood = make_likelihood(settings.likelihood, task, y, n_classes, weights)
     module = make_module(settings, likelihood, x, y, weights)
     if method == SPARSE:
@@ -184,7 +181,7 @@ def _fit_baseline(
     rows: Rows,
     training: Training,
     settings: TableSettings,
-) -> WeightSamples:
+) -> Any:
     setup = Setup(module, likelihood, Data.of(rows), training, settings.sampling)
     (chosen,) = named_methods([method], members=settings.members)
     chosen.check(setup)

@@ -88,6 +88,7 @@ class LinearisedLaplace(Engine):
 
     name = "laplace-linearised"
     label = "linearised Laplace"
+    linearises = True
     validity = "approximation"
     independent = True
     gauss_newton_step: bool = False
