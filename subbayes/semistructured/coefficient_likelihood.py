@@ -311,9 +311,9 @@ class CanonicalRows:
             constant,
         )
 
-    def _blocks(self) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
-        for start in range(0, len(self.design), _BLOCK):
-            rows = slice(start, start + _BLOCK)
+    def _blocks(self, size: int = _BLOCK) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
+        for start in range(0, len(self.design), size):
+            rows = slice(start, start + size)
             yield (
                 self.design[rows],
                 None if self.offset is None else self.offset[rows],
@@ -361,7 +361,7 @@ class CanonicalRows:
     def curvature(self, b: Float[Tensor, "q C"]) -> GroupedMatrix:
         """The negative Hessian at one point, in the coefficients."""
         found = GroupedMatrix.zeros(self.groups, len(b) - 1, b)
-        for design, offset, weights in self._blocks():
+        for design, offset, weights in self._blocks(_ACCUMULATED):
             eta = self.layout.product(design, b[None, :-1])[0, :, 0]
             if offset is not None:
                 eta = eta + offset

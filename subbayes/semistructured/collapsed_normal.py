@@ -20,7 +20,9 @@ contributions; see `subbayes.semistructured.collapsed_networks`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -91,6 +93,74 @@ def _placed(free: Tensor, places: list[int], like: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class _Coefficients:
+    """Coefficients that are affine in their coordinates given h.
+
+    Attributes:
+        structured: the structured predictor.
+        rest: positions of the coordinates h.
+        linear: positions of the others.
+        points: the others at a reference, and one unit of each order away from it.
+    """
+
+    structured: StructuredPredictor
+    rest: Int[Tensor, "d"]
+    linear: Int[Tensor, "c"]
+    points: Float[Tensor, "o c"]
+
+    @cached_property
+    def _places(self) -> Int[Tensor, "P"]:
+        return torch.cat([self.rest, self.linear]).argsort()
+
+    def whole(
+        self, h: Float[Tensor, "*S d"], linear: Float[Tensor, "*S c"]
+    ) -> Float[Tensor, "*S P"]:
+        """All coordinates."""
+        return torch.cat([h, linear], -1).index_select(-1, self._places)
+
+    def coefficients(
+        self, h: Float[Tensor, "S d"]
+    ) -> tuple[Float[Tensor, "o S p"], Float[Tensor, "o S P"]]:
+        """Coefficients at the reference and one unit of each order away, and these points."""
+        points = self.points[:, None].expand(-1, len(h), -1)
+        at = self.whole(h.expand(len(points), *h.shape), points)
+        return self.structured.coefficients(at.flatten(0, 1)).unflatten(0, at.shape[:2]), at
+
+    def of_one_group(self, effects: EffectMap) -> _Coefficients:
+        """The same without all groups but the first."""
+        left = effects.left
+        own = torch.isin(self.linear, left)
+        rest, linear = (torch.searchsorted(left, of) for of in (self.rest, self.linear[own]))
+        return _Coefficients(effects.one, rest, linear, self.points[:, own])
+
+
+class _BesideGroups(NamedTuple):
+    r"""What is known given h, with the effects of groups integrated out.
+
+    Attributes:
+        log_density: log of p(D, h).
+        half_log_det: of P.
+        lower: Cholesky factors of the different blocks of P.
+        factor: F.
+        precision: $1 / \sigma^2$.
+        away: the other coefficients at the reference, less `level`.
+        slopes: their derivative in their coordinates.
+        upper: Cholesky factor of the precision of these coordinates.
+        solved: its inverse times the gradient at the reference.
+    """
+
+    log_density: Float[Tensor, "S"]
+    half_log_det: Float[Tensor, "S"]
+    lower: Float[Tensor, "S G q q"]
+    factor: Float[Tensor, "S q q"]
+    precision: Float[Tensor, "S"]
+    away: Float[Tensor, "S s"]
+    slopes: Float[Tensor, "S o o"]
+    upper: Float[Tensor, "S o o"]
+    solved: Float[Tensor, "S o"]
+
+
+@dataclass(frozen=True)
 class _SumsOfGroups:
     r"""What the density of h needs of all groups, summed over those with equal blocks.
 
@@ -103,12 +173,17 @@ class _SumsOfGroups:
     as the sizes of groups, of products with sums over their groups.
 
     Attributes:
-        others: positions of the other columns.
+        one: the expansion of the coefficients with the first group alone.
+        group: positions of its columns there.
+        others: positions of the other columns there.
         level: the other coefficients at the point.
         rest: X'WX of the other columns.
         cross: X'Wr of the other columns there.
         residual: r'Wr there.
+        border: B.
+        cross_of_groups: c.
         blocks: the different blocks G.
+        place: which one of these each group has.
         counts: of their groups.
         products: sums of products of the columns of (B, c), flattened to (q q, (s + 1)^2).
         scale: values of the columns of sigma.
@@ -116,12 +191,17 @@ class _SumsOfGroups:
         constant: the terms without coefficients.
     """
 
+    one: _Coefficients
+    group: Int[Tensor, "q"]
     others: Int[Tensor, "s"]
     level: Float[Tensor, "s"]
     rest: Float[Tensor, "s s"]
     cross: Float[Tensor, "s"]
     residual: float
+    border: Float[Tensor, "J q s"]
+    cross_of_groups: Float[Tensor, "J q"]
     blocks: Float[Tensor, "G q q"]
+    place: Int[Tensor, "J"]
     counts: Float[Tensor, "G"]
     products: Float[Tensor, "m n"]
     scale: Float[Tensor, "s"]
@@ -129,7 +209,9 @@ class _SumsOfGroups:
     constant: float
 
     @classmethod
-    def around(cls, level: Float[Tensor, "p"], rows: NormalStatistics) -> _SumsOfGroups:
+    def around(
+        cls, level: Float[Tensor, "p"], rows: NormalStatistics, one: _Coefficients, left: Tensor
+    ) -> _SumsOfGroups:
         """Around coefficients, with those of groups set to 0."""
         gram = rows.gram
         away = level * rows.location - rows.centre
@@ -148,12 +230,17 @@ class _SumsOfGroups:
                 products[:, i, j].index_add_(0, place, pairs)
         others = gram.others
         return cls(
-            others,
+            one,
+            torch.searchsorted(left, gram.groups[0]),
+            torch.searchsorted(left, others),
             level[others],
             gram.rest,
             cross[others],
             residual,
+            gram.border,
+            cross[gram.groups],
             blocks,
+            place,
             torch.bincount(place, minlength=len(blocks)).double(),
             products.reshape(len(blocks) * q * q, s * s),
             rows.scale[others],
@@ -163,8 +250,8 @@ class _SumsOfGroups:
 
     def eliminated(
         self, factor: Float[Tensor, "S q q"], precision: Float[Tensor, "S"]
-    ) -> tuple[Float[Tensor, "S n n"], Float[Tensor, "S"]]:
-        """What eliminating the groups takes away, and half the log determinant of their blocks."""
+    ) -> tuple[Float[Tensor, "S n n"], Float[Tensor, "S G q q"]]:
+        """What eliminating the groups takes away, and the factors of the different blocks of P."""
         weight = precision[:, None, None, None]
         own = factor[:, None]
         lower = block_cholesky(
@@ -173,8 +260,15 @@ class _SumsOfGroups:
         half = block_solve(lower, own.mT.expand(-1, len(self.blocks), -1, -1)) * weight
         inner = (half.mT @ half).flatten(1) @ self.products
         size = len(self.others) + 1
-        log_det = lower.diagonal(dim1=2, dim2=3).log().sum(2) @ self.counts
-        return inner.reshape(-1, size, size), log_det
+        return inner.reshape(-1, size, size), lower
+
+    @property
+    def at_once(self) -> int:
+        """Number of points that are evaluated at once."""
+        size = self.level.numel() + 1
+        return max(
+            1, _ELEMENTS_OF_GROUPS // (self.blocks.numel() + size**2 + self.one.points.numel())
+        )
 
 
 class CollapsedNormal:
@@ -218,8 +312,9 @@ class CollapsedNormal:
         orders = range(max(1, int(order.max()) + 1))
         of_order = [(order[self.linear] == one).double() for one in orders]
         self._reference = torch.zeros_like(of_order[0])
-        self._points = torch.stack([self._reference, *of_order])
-        self._places = torch.argsort(torch.tensor([*self.rest, *self.linear], dtype=torch.long))
+        places = (torch.tensor(of, dtype=torch.long) for of in (self.rest, self.linear))
+        points = torch.stack([self._reference, *of_order])
+        self._coefficients = _Coefficients(structured, *places, points)
         self._others = torch.tensor(others, dtype=torch.long)
         place = {j: i for i, j in enumerate(others)}
         self._blocks = [
@@ -231,46 +326,37 @@ class CollapsedNormal:
         self._gram_groups = gram.blocks
         self._gram_border = gram.border[..., own]
         self._gram_others = gram.rest[own][:, own]
+        self._sums: _SumsOfGroups | None = None
         zero = torch.zeros(1, len(self.rest)).double()
         point, mean, _ = self._conditional(zero, rows)
         self._refer_to(mean[0])
-        self._sums: _SumsOfGroups | None = None
         products = self.groups.numel() * self.groups.shape[1] * (len(gram.others) + 1) ** 2
         many = len(self.groups) >= _MANY_GROUPS and products <= _PRODUCTS
         if isinstance(rows, NormalStatistics) and many:
             with torch.no_grad():
                 level = structured.coefficients(point)[0]
-                self._sums = _SumsOfGroups.around(torch.where(level.isfinite(), level, 0.0), rows)
+                level = torch.where(level.isfinite(), level, 0.0)
+                one = self._coefficients.of_one_group(effects)
+                self._sums = _SumsOfGroups.around(level, rows, one, effects.left)
 
     def _refer_to(self, zeta: Float[Tensor, "c"]) -> None:
         """Expand quadratics around a point near the data, where their terms do not cancel."""
         zeta = torch.where(zeta.isfinite(), zeta, 0.0)
-        self._points = self._points + (zeta - self._reference)
-        self._reference = zeta
+        points = self._coefficients.points + (zeta - self._reference)
+        self._coefficients, self._reference = replace(self._coefficients, points=points), zeta
 
     def _whole(
         self, h: Float[Tensor, "S d"], linear: Float[Tensor, "*S c"]
     ) -> Float[Tensor, "S P"]:
-        return torch.cat([h, linear.expand(len(h), -1)], 1).index_select(1, self._places)
+        return self._coefficients.whole(h, linear.expand(len(h), -1))
 
     def _affine(
         self, h: Float[Tensor, "S d"]
     ) -> tuple[Float[Tensor, "S q C"], Float[Tensor, "S o p"]]:
         """B at the reference, and derivatives of the coefficients in those of each order."""
-        found, at = self._coefficients(h)
+        found, at = self._coefficients.coefficients(h)
         placed = placed_by_predictor(self.map.structured, found[0], at[0])
         return placed, (found[1:] - found[:1]).transpose(0, 1)
-
-    def _coefficients(
-        self, h: Float[Tensor, "S d"]
-    ) -> tuple[Float[Tensor, "o S p"], Float[Tensor, "o S P"]]:
-        """Coefficients at the reference and one unit of each order away, and these points."""
-        structured, points = self.map.structured, self._points
-        many = torch.cat(
-            [h.expand(len(points), *h.shape), points[:, None].expand(-1, len(h), -1)], 2
-        )
-        at = many.index_select(2, self._places)
-        return structured.coefficients(at.flatten(0, 1)).unflatten(0, at.shape[:2]), at
 
     def _factorised(
         self, h: Float[Tensor, "S d"], rows: NormalStatistics | QuadraticRows
@@ -300,7 +386,7 @@ class CollapsedNormal:
             linear: where the gradient is taken.
         """
         of_groups, of_border, of_others = gram
-        times = self._times_others(slopes)
+        times = self._times_others(slopes, self._others)
         weight = precision[:, None, None]
         rest = times(times(of_others).mT) * weight
         rest = rest + torch.eye(len(self._others), dtype=slopes.dtype)
@@ -335,9 +421,16 @@ class CollapsedNormal:
         mean = self._reference + torch.cat([means[0].flatten(1), means[1]], 1)
         return self._whole(h, mean), mean, factor
 
-    def _times_others(self, slopes: Float[Tensor, "S o p"]) -> Callable[[Tensor], Tensor]:
-        """The product of matrices with the derivatives of the coefficients of `_others`."""
-        diagonal = slopes[:, 0, self._others]
+    def _times_others(
+        self, slopes: Float[Tensor, "S o p"], others: Int[Tensor, "o"]
+    ) -> Callable[[Tensor], Tensor]:
+        """The product of matrices with the derivatives of the coefficients of `_others`.
+
+        Args:
+            slopes: derivatives of the coefficients in the coordinates of each order.
+            others: positions of the columns of `_others` in them.
+        """
+        diagonal = slopes[:, 0, others]
         if not self._blocks:
 
             def scaled(matrix: Tensor) -> Tensor:
@@ -347,8 +440,7 @@ class CollapsedNormal:
             return scaled
         dense = torch.diag_embed(diagonal)
         for block in self._blocks:
-            at = self._others[block]
-            own = slopes[:, : block.shape[1], at].permute(0, 2, 3, 1)
+            own = slopes[:, : block.shape[1], others[block]].permute(0, 2, 3, 1)
             dense[:, block[:, :, None], block[:, None, :]] = own
         return lambda matrix: matrix @ (dense[:, None] if matrix.ndim == 4 else dense)
 
@@ -364,17 +456,22 @@ class CollapsedNormal:
     def _elements(self) -> int:
         """Numbers of each point."""
         (groups, q), others = self.groups.shape, len(self._others)
+        if self._sums is not None:
+            return self.size * q
         return others**2 + groups * q * (q + others) + self.size * q
 
     def log_density(self, h: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
         """Log of p(D | h) p(h), with standard normal priors up to their constant."""
+        points, sums = torch.from_numpy(h), self._sums
         with torch.no_grad():
-            parts = [self._log_density(part) for part in self._parts(torch.from_numpy(h))]
+            if sums is None:
+                parts = [self._log_density(part) for part in self._parts(points)]
+            else:
+                split = points.split(sums.at_once)
+                parts = [self._beside_groups(part, sums).log_density for part in split]
         return torch.cat(parts).numpy()
 
     def _log_density(self, h: Tensor) -> Tensor:
-        if self._sums is not None:
-            return self._log_density_of_sums(h, self._sums)
         zeta, mean, factor = self._conditional(h, self.rows)
         found = self._value(zeta) - 0.5 * mean.square().sum(1) - factor.half_log_det()
         return found - 0.5 * h.square().sum(1)
@@ -383,21 +480,21 @@ class CollapsedNormal:
         """The log-likelihood at all coordinates."""
         return self.rows.value(self.map.coefficients(zeta))
 
-    def _log_density_of_sums(self, h: Tensor, sums: _SumsOfGroups) -> Tensor:
-        """The same, at a cost for each point that depends on the different blocks of groups alone.
+    def _beside_groups(self, h: Float[Tensor, "S d"], sums: _SumsOfGroups) -> _BesideGroups:
+        """The density, at a cost for each point that depends on the different blocks alone.
 
         Quadratics are expanded around a point with effects of groups of 0, so that the gradient in
         the effects of each group is linear in the few other coefficients.
         """
-        found, _ = self._coefficients(h)
+        found, _ = sums.one.coefficients(h)
         slopes = (found[1:] - found[:1]).transpose(0, 1)
-        q, own = self.groups.shape[1], torch.searchsorted(sums.others, self._others)
+        q, own = self.groups.shape[1], torch.searchsorted(self.rows.gram.others, self._others)
         away = found[0][:, sums.others] - sums.level
-        factor = slopes[:, :q, self.groups[0]].mT  # of a group: (S, q, q)
+        factor = slopes[:, :q, sums.group].mT
         log_sigma = found[0][:, sums.others] @ sums.scale
         precision = (-2 * log_sigma).exp()
-        inner, half_log_det = sums.eliminated(factor, precision)
-        times, weight = self._times_others(slopes), precision[:, None, None]
+        inner, lower = sums.eliminated(factor, precision)
+        times, weight = self._times_others(slopes, sums.others[own]), precision[:, None, None]
 
         pulled = away @ sums.rest
         score = sums.cross - pulled
@@ -406,18 +503,40 @@ class CollapsedNormal:
         along = inner[:, :-1, -1] - (inner[:, :-1, :-1] @ away[..., None])[..., 0]
         gained = inner[:, -1, -1] - (away * (inner[:, :-1, -1] + along)).sum(1)
 
+        eye = torch.eye(len(own), dtype=h.dtype)
         joint = sums.rest[own][:, own] * weight - inner[:, own][:, :, own]
-        joint = times(times(joint).mT) + torch.eye(len(own), dtype=h.dtype)
-        upper, failed = torch.linalg.cholesky_ex(joint)
+        upper, failed = torch.linalg.cholesky_ex(times(times(joint).mT) + eye)
         right = times((score * precision[:, None] - along)[:, None, own])[:, 0]
-        right = right - self._reference[self.groups.numel() :]
-        solved = torch.linalg.solve_triangular(upper, right[..., None], upper=False)[..., 0]
-        log_det = upper.diagonal(dim1=1, dim2=2).log().sum(1) + half_log_det
+        reference = self._reference[self.groups.numel() :]
+        right = (right - reference)[..., None]
+        solved = torch.linalg.solve_triangular(upper, right, upper=False)[..., 0]
+        log_det = upper.diagonal(dim1=1, dim2=2).log().sum(1)
+        log_det = log_det + lower.diagonal(dim1=2, dim2=3).log().sum(2) @ sums.counts
         value = sums.constant - sums.total * log_sigma - 0.5 * squares * precision
-        reference = self._reference[self.groups.numel() :].square().sum()
-        value = value + 0.5 * (gained + solved.square().sum(1) - reference) - log_det
-        value = torch.where(failed > 0, torch.nan, value)
-        return value - 0.5 * h.square().sum(1)
+        squares = gained + solved.square().sum(1) - reference.square().sum() - h.square().sum(1)
+        value = torch.where(failed > 0, torch.nan, value + 0.5 * squares - log_det)
+        return _BesideGroups(
+            value, log_det, lower, factor, precision, away, times(eye[None]), upper, solved
+        )
+
+    def _with_groups(
+        self, h: Float[Tensor, "S d"], eps: Float[Tensor, "S c"], sums: _SumsOfGroups
+    ) -> tuple[Float[Tensor, "S P"], Float[Tensor, "S"]]:
+        """As `coordinates`: the effects of groups given the other coefficients."""
+        given, first = self._beside_groups(h, sums), self.groups.numel()
+        noise = (given.solved + eps[:, first:])[..., None]
+        moved = torch.linalg.solve_triangular(given.upper.mT, noise, upper=True)
+        own = torch.searchsorted(self.rows.gram.others, self._others)
+        away = given.away.index_add(1, own, (given.slopes @ moved)[..., 0])
+        score = (away @ sums.border.flatten(0, 1).T).unflatten(1, self.groups.shape)
+        score = (sums.cross_of_groups - score) * given.precision[:, None, None]
+        inner = given.factor.mT[:, None]
+        right = score[..., None] * inner if inner.shape[-1] == 1 else inner @ score[..., None]
+        lower = given.lower.index_select(1, sums.place)
+        whitened = block_solve(lower, right) + eps[:, :first].reshape(right.shape)
+        effects = block_solve(lower, whitened, transposed=True).flatten(1)
+        others = self._reference[first:] + moved[..., 0]
+        return self._whole(h, torch.cat([effects, others], 1)), -given.half_log_det
 
     def log_marginal(self, h: Float[Tensor, "S d"], rows: NormalStatistics) -> Float[Tensor, "S"]:
         """Log of p(D | h) with other statistics of the rows at each point; differentiable."""
@@ -442,6 +561,8 @@ class CollapsedNormal:
         Returns:
             The coordinates, and the log determinant of their derivative in those numbers.
         """
+        if rows is None and self._sums is not None:
+            return self._with_groups(h, eps, self._sums)
         _, mean, factor = self._conditional(h, self.rows if rows is None else rows)
         first = self.groups.numel()
         blocks = eps[:, :first].reshape(len(eps), *self.groups.shape)
@@ -454,7 +575,7 @@ class CollapsedNormal:
     ) -> tuple[Float[np.ndarray, "S P"], Float[np.ndarray, "S"]]:
         """As `coordinates`, of few points at once."""
         at, noise = torch.from_numpy(h), torch.from_numpy(eps)
-        step = len(self._parts(at)[0])
+        step = self.at_once
         with torch.no_grad():
             found = [
                 self.coordinates(*part)

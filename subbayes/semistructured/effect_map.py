@@ -8,7 +8,6 @@ derivative: they do not depend on the number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ __all__ = ["EffectMap", "coefficients_by_predictor", "placed_by_predictor"]
 
 _ELEMENTS = 2**20  # of copies of a point at once
 _DENSE, _FEW = 256, 0.05  # coordinates, and share of entries, from which on matrices are sparse
-_TRACED_AFTER = 100  # evaluations, since tracing takes as long as some hundreds
+_TRACED_AFTER = 2000  # evaluations, since a process's first trace imports the compiler of torch
 
 
 def coefficients_by_predictor(
@@ -47,6 +46,14 @@ def placed_by_predictor(
     return whole + nn.functional.pad(below, (0, 0, placed.shape[-2], 0))
 
 
+def _entries(structured: StructuredPredictor) -> Int[Tensor, "m"]:
+    """Places in B, flattened, of the coefficients and then the thresholds."""
+    p, known = structured.placement.shape
+    width = known + len(structured.thresholds)
+    of_columns = torch.arange(p) * width + structured.placement.argmax(1)
+    return torch.cat([of_columns, p * width + torch.arange(known, width)])
+
+
 class EffectMap:
     """Coefficients by predictor as a function of the coordinates of effects.
 
@@ -56,16 +63,19 @@ class EffectMap:
 
     Attributes:
         entries: places in B, flattened, of the coefficients and then the thresholds.
+        one: the structured predictor with the first of the groups alone, on whose coordinates no
+            coefficient of another group depends.
+        left: positions of its coordinates in those of all groups.
         affine: the intercepts and the slopes, shapes (p, P), of coefficients that are affine in
             their own coordinates; None for others.
     """
 
     def __init__(self, structured: StructuredPredictor, groups: Int[Tensor, "J q"]) -> None:
         self.structured, self.groups = structured, groups
-        p, known = structured.placement.shape
-        width = known + len(structured.thresholds)
-        of_columns = torch.arange(p) * width + structured.placement.argmax(1)
-        self.entries = torch.cat([of_columns, p * width + torch.arange(known, width)])
+        self.one, self.left = structured, torch.arange(structured.size)
+        if len(groups):
+            self.one, self.left = structured.with_one_group(int(groups[0, 0]))
+        self.entries = _entries(structured)
         self.columns = len(structured.design.names)
         self.affine = self._affine_parts()
         self._tracers: dict[str, Tracer] = {}
@@ -134,78 +144,91 @@ class EffectMap:
             cotangent: the gradient in B.
             inner: the negative Hessian in the coefficients and then the thresholds.
         """
-        groups = self.groups
+        groups, few = self.groups, zeta[self.left]
         found = GroupedMatrix.zeros(groups, len(zeta), zeta)
-        others = found.others  # coordinates
-        own = self._jacobian(zeta, inner.others)[:, others]  # of the other coefficients
+        others = torch.searchsorted(self.left, found.others)  # coordinates
+        of_one = ~torch.isin(torch.arange(len(self.entries)), groups[1:])
+        left = torch.nonzero(of_one)[:, 0]  # coefficients and thresholds
+        own = self._jacobian(few, torch.searchsorted(left, inner.others))[:, others]
         if len(zeta) > _DENSE and float((own != 0).double().mean()) < _FEW:
             pull = own.T.to_sparse()  # each effect has coordinates of its own
             rest = pull @ (pull @ inner.rest.T).T
         else:
             rest = own.T @ inner.rest @ own
         blocks, border = found.blocks, found.border
+        slope, mixed = cotangent.flatten()[self.entries], None
         if len(groups):
-            factor, moved = self._of_groups(zeta, others)
+            factor, slopes, scales = self._factor_of_groups(few)
+            scales = torch.searchsorted(others, scales)
+            moved = torch.zeros_like(border)
+            moved[..., scales] = torch.einsum("akl,jl->jka", slopes, zeta[groups])
             along = inner.blocks @ moved + inner.border @ own
             blocks, border = factor.T @ inner.blocks @ factor, factor.T @ along
             crossed = (inner.border @ own).flatten(0, 1)
             moved = moved.flatten(0, 1)
             rest = rest + moved.T @ along.flatten(0, 1) + crossed.T @ moved
-        found = GroupedMatrix(groups, others, blocks, border, rest)
+            border[..., scales] -= torch.einsum("akl,jk->jla", slopes, slope[groups])
+            mixed = slope[groups].T @ zeta[groups]
         if self.affine is None:
-            bend = self._bend(zeta, cotangent, others)
-            found = replace(
-                found, border=border - bend[:, groups].permute(1, 2, 0), rest=rest - bend[:, others]
-            )
-        return replace(found, rest=(found.rest + found.rest.T) / 2)
+            rest = rest - self._bend(few, slope[left], mixed, others)
+        return GroupedMatrix(groups, found.others, blocks, border, (rest + rest.T) / 2)
 
-    def _jacobian(
-        self, zeta: Float[Tensor, "P"], entries: Int[Tensor, "m"]
-    ) -> Float[Tensor, "m P"]:
-        """The derivative of some coefficients and thresholds, from copies of the point."""
-        places = self.entries[entries]
+    def _jacobian(self, few: Float[Tensor, "m"], chosen: Int[Tensor, "r"]) -> Float[Tensor, "r m"]:
+        """The derivative of some coefficients and thresholds of `one`, from copies of the point."""
+        places = _entries(self.one)[chosen]
 
-        def entries_of(points: Float[Tensor, "m P"], chosen: slice) -> Tensor:
-            return self._batched(points).flatten(1)[:, places[chosen]].diagonal()
+        def entries_of(points: Float[Tensor, "c m"], part: slice) -> Tensor:
+            found = coefficients_by_predictor(self.one, points).flatten(1)
+            return found[:, places[part]].diagonal()
 
-        return self._rows_of_gradients(zeta, len(entries), entries_of)
+        return self._rows_of_gradients(few, len(chosen), entries_of)
 
-    def _of_groups(
-        self, zeta: Float[Tensor, "P"], others: Int[Tensor, "s"]
-    ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "J q s"]]:
-        """Derivatives of the coefficients of groups: in their own coordinates, and in the others.
+    def _factor_of_groups(
+        self, few: Float[Tensor, "m"]
+    ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "a q q"], Int[Tensor, "a"]]:
+        """The derivative of a group's coefficients in its own coordinates, the same for all groups.
 
-        A group's coefficients are linear in its own coordinates, by a matrix that is the same for
-        all groups.
+        Returns:
+            The matrix, its derivatives in the coordinates that it depends on, and these in `one`.
         """
-        groups, structured = self.groups, self.structured
-        q = groups.shape[1]
-        points = zeta.repeat(q, 1)
-        points[:, groups.flatten()] = torch.eye(q, dtype=zeta.dtype).repeat(1, len(groups))
-        factor = structured.coefficients(points)[:, groups[0]].T
-        moved = zeta.new_zeros(*groups.shape, len(others))
-        # J e_j as the gradient of e_j' (J' u) in u: forward mode would import torch._dynamo.
-        with torch.enable_grad():
-            at = zeta.detach().requires_grad_()
-            beta = structured.coefficients(at)
-            u = torch.zeros_like(beta, requires_grad=True)
-            (pulled,) = torch.autograd.grad(beta, at, u, create_graph=True)
-            for j in structured.scale_coordinates(int(groups[0, 0])):
-                (slope,) = torch.autograd.grad(pulled[j], u, retain_graph=True)
-                moved[..., int(torch.searchsorted(others, j))] = slope[groups]
-        return factor, moved
+        first, q = int(self.groups[0, 0]), self.groups.shape[1]
+        scales = torch.tensor(self.one.scale_coordinates(first))
+
+        def entries_of(points: Float[Tensor, "c m"], part: slice) -> Tensor:
+            return self.one.factor_of_groups(first, points).flatten(1)[:, part].diagonal()
+
+        slopes = self._rows_of_gradients(few, q**2, entries_of)[:, scales]
+        return self.one.factor_of_groups(first, few), slopes.T.unflatten(1, (q, q)), scales
 
     def _bend(
-        self, zeta: Float[Tensor, "P"], cotangent: Float[Tensor, "q C"], chosen: Int[Tensor, "s"]
-    ) -> Float[Tensor, "s P"]:
-        """Some rows of the second derivative of the product of B and a cotangent."""
+        self,
+        few: Float[Tensor, "m"],
+        slope: Float[Tensor, "n"],
+        mixed: Float[Tensor, "q q"] | None,
+        chosen: Int[Tensor, "s"],
+    ) -> Float[Tensor, "s s"]:
+        """The second derivative of the product of coefficients and a slope, but for groups'.
 
-        def slopes(points: Float[Tensor, "m P"], part: slice) -> Tensor:
-            value = (self._batched(points) * cotangent).sum()
-            (slope,) = torch.autograd.grad(value, points, create_graph=True)
-            return slope[:, chosen[part]].diagonal()
+        Args:
+            few: the point, with one group.
+            slope: of the coefficients and thresholds of `one`.
+            mixed: products of slopes and coordinates of the groups, summed over all of them.
+            chosen: the coordinates.
+        """
+        places, first = _entries(self.one), len(self.groups) and int(self.groups[0, 0])
+        if mixed is not None:  # in place of the first group by itself
+            slope = slope.clone()
+            slope[first : first + len(mixed)] = 0.0
 
-        return self._rows_of_gradients(zeta, len(chosen), slopes)
+        def slopes(points: Float[Tensor, "c m"], part: slice) -> Tensor:
+            entries = coefficients_by_predictor(self.one, points).flatten(1)[:, places]
+            value = (entries * slope).sum()
+            if mixed is not None:
+                value = value + (self.one.factor_of_groups(first, points) * mixed).sum()
+            (found,) = torch.autograd.grad(value, points, create_graph=True)
+            return found[:, chosen[part]].diagonal()
+
+        return self._rows_of_gradients(few, len(chosen), slopes)[:, chosen]
 
     def _rows_of_gradients(
         self, zeta: Float[Tensor, "P"], count: int, values: Callable[[Tensor, slice], Tensor]

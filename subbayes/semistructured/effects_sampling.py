@@ -185,18 +185,19 @@ def _collapsed_draws(
 
     def draw(repeats: int) -> Draws:
         draws = independence_chains(target, proposals, sampling, repeats, efficiency)
-        points = whole(draws.z)
-        shape, count = points.shape[:2], len(collapsed.linear)
-        zeta, value = np.empty((*shape, collapsed.size)), np.empty(shape)
+        points, value = whole(draws.z), draws.stats["log_density"].copy()
+        zeta, count = np.empty((*value.shape, collapsed.size)), len(collapsed.linear)
         step = max(1, _AT_ONCE // collapsed.size)
         for chain, h in enumerate(points):
             rng = np.random.default_rng([sampling.seed, 12, chain])
             for first in range(0, len(h), step):  # memory for the draws, and for little else
                 rows = slice(first, first + step)
                 eps = rng.standard_normal((len(h[rows]), count))
-                part, _ = collapsed.with_coefficients(h[rows].copy(), eps)
+                part, log_det = collapsed.with_coefficients(h[rows].copy(), eps)
                 zeta[chain, rows] = part
-                value[chain, rows] = likelihood.value(torch.from_numpy(part)).numpy()
+                # the density of h times that of eps, less the priors
+                squares = _squared_lengths(part) - _squared_lengths(eps)
+                value[chain, rows] += 0.5 * squares - log_det
         draws = replace(draws, meta=draws.meta | {"integrated_out": "coefficients"})
         return _with_densities(draws, zeta, value)
 
@@ -314,10 +315,11 @@ class _TakenGroups:
     """
 
     def __init__(self, grouped: GroupedImportance, chains: int, draws: int) -> None:
-        self.grouped, self._columns = grouped, grouped.groups.flatten().numpy()
+        first = int(grouped.groups[0, 0])
+        self.grouped, self._columns = grouped, slice(first, first + grouped.groups.numel())
         self.zeta = np.zeros((chains, draws, grouped.size))
         self.log_likelihood = np.zeros((chains, draws))
-        self._states = [(np.zeros(len(self._columns)), 0.0)] * chains
+        self._states = [(np.zeros(grouped.groups.numel()), 0.0)] * chains
 
     def __call__(
         self,
@@ -327,7 +329,7 @@ class _TakenGroups:
     ) -> None:
         """Take the draws of a block."""
         chains = len(self.zeta)
-        effects = self.grouped.chosen.numpy().reshape(chains, -1, len(self._columns))
+        effects = self.grouped.chosen.numpy().reshape(chains, -1, self.grouped.groups.numel())
         values = self.grouped.log_likelihood.numpy().reshape(chains, -1)
         for chain, state in enumerate(self._states):
             for draw, point in zip(which.tolist(), points[chain].tolist(), strict=True):
@@ -344,7 +346,10 @@ def _with_densities(
     log_likelihood: Float[np.ndarray, "chains draws"],
 ) -> Draws:
     """Draws of all coordinates with their log-likelihood and log density."""
-    squares = np.einsum("cdp,cdp->cd", zeta, zeta)
-    prior = -0.5 * (squares + zeta.shape[2] * math.log(2 * math.pi))
+    prior = -0.5 * (_squared_lengths(zeta) + zeta.shape[2] * math.log(2 * math.pi))
     densities = {"log_density": log_likelihood + prior, "log_likelihood": log_likelihood}
     return replace(draws, z=zeta, stats=draws.stats | densities)
+
+
+def _squared_lengths(vectors: Float[np.ndarray, "*S p"]) -> Float[np.ndarray, "*S"]:
+    return np.einsum("...p,...p->...", vectors, vectors)

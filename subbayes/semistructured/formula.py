@@ -6,6 +6,7 @@ columns for new rows, and errors that name columns and levels.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
@@ -396,6 +397,34 @@ class Design:
         ]
         places = [place[name] for name in self.column_parameters]
         return Layout.of(places, len(place), groups)
+
+    def with_one_group(self, first: int) -> tuple[Design, list[int]]:
+        """The design with the first group alone of the effects of groups that begin at a column.
+
+        Returns:
+            A design for coefficients, not for rows, and the positions of its columns in this one.
+        """
+        (term,) = (t for t in self.terms if t.columns and t.columns[0] == first)
+        effects = len(term.law.names) if isinstance(term.law, GroupLaw) else 1
+        left_out = {*term.columns[effects:]}
+        columns = [i for i in range(len(self.names)) if i not in left_out]
+        place = {column: i for i, column in enumerate(columns)}
+        design = copy.copy(self)
+        design.terms = [
+            replace(
+                t,
+                columns=tuple(place[i] for i in t.columns if i in place),
+                law=replace(t.law, n_groups=1)
+                if t is term and isinstance(t.law, GroupLaw)
+                else t.law,
+            )
+            for t in self.terms
+        ]
+        design.names = [self.names[i] for i in columns]
+        design.column_parameters = [self.column_parameters[i] for i in columns]
+        design.center, design.scale = self.center[columns], self.scale[columns]
+        design.layout = design._layout()
+        return design, columns
 
     def _dense_terms(self) -> list[Term]:
         """The terms that are stored as numbers, with their positions in a stored row."""

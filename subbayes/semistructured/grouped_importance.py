@@ -27,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from scipy.sparse import csr_array
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -109,26 +110,31 @@ class GroupedImportance:
         alone = torch.ones(self.size, dtype=torch.bool)
         alone[self.groups.flatten()] = False
         self.rest = torch.nonzero(alone)[:, 0].tolist()
+        self._one, left = likelihood.map.one, likelihood.map.left
+        self._h_places = torch.searchsorted(left, torch.tensor(self.rest))
         layout = rows.layout
         others = torch.nonzero(alone[: layout.size])[:, 0]
+        self._others = torch.searchsorted(left, others)
         codes, loadings = self._codes_and_loadings()
         order = codes.argsort(stable=True)
         self._codes, self._loadings, self._order = codes[order], loadings[order], order
-        self._others, self._design = others, layout.columns(rows.design, others)[order]
+        self._design = layout.columns(rows.design, others)[order].numpy()
         self._constant = 0.0
-        self._cells: Tensor | None = None
+        self._cells: csr_array | None = None
         if isinstance(rows, CanonicalRows):
             self._constant = rows.constant
             self._offset = None if rows.offset is None else rows.offset[order, None]
             self._weights = None if rows.weights is None else rows.weights[order, None]
             self._response = rows.response[order]
-            self._cells = self._join() if rows.label == "poisson" else None
+            if rows.label == "poisson":
+                self._join()
             self._fixed = rows.statistic[others]
         else:
             y = rows.y
             self._y = y[order] if isinstance(y, Tensor) else (y[0][order], y[1][order])
             self._offsets = rows.offset[order].double()
         self._one_cell_each = torch.equal(self._codes, torch.arange(len(self.groups)))
+        self._members = _sums_over(self._codes, len(self.groups))
         self._tangent: tuple[Tensor, Tensor, Tensor] | None = None
         self._lattice = _Lattice(len(self.groups), self.groups.shape[1])
         self.chosen = torch.zeros(0, *self.groups.shape, dtype=torch.float64)
@@ -153,44 +159,43 @@ class GroupedImportance:
         found._constant = self._constant + float(self.rows.response @ contributions)
         return found
 
-    def _join(self) -> Int[Tensor, "n"] | None:
-        """Join counts with equal loadings in a group, and return the cell of each row.
+    def _join(self) -> None:
+        """Join counts with equal loadings in a group to cells.
 
         The sum of exp(eta + v'u) over the rows of a cell is exp(v'u) times that of exp(eta).
         """
         keys = torch.cat([self._codes[:, None].double(), self._loadings], 1)
         cells, place = torch.unique(keys, dim=0, return_inverse=True)
         if len(cells) > _LEAST_REPEATS * len(keys):
-            return None
-        self._response = self._response.new_zeros(len(cells)).index_add_(0, place, self._response)
-        self._codes, self._loadings = cells[:, 0].long(), cells[:, 1:]
-        return place
+            return
+        self._response = torch.from_numpy(_sums_over(place, len(cells)) @ self._response.numpy())
+        self._cells = _sums_over(place, len(cells), self._weights)
+        self._codes, self._loadings, self._weights = cells[:, 0].long(), cells[:, 1:], None
 
     # --- rows given h -----------------------------------------------------------------------
 
     def _given(self, h: Float[Tensor, "S d"]) -> _Given:
         """What is known of the rows at each point."""
-        zeta = h.new_zeros(len(h), self.size)
-        zeta[:, self.rest] = h
-        level = self.structured.coefficients(zeta)[:, self._others]
-        factor = self.structured.factor_of_groups(int(self.groups[0, 0]), zeta)
+        zeta = h.new_zeros(len(h), self._one.size)
+        zeta[:, self._h_places] = h
+        level = self._one.coefficients(zeta)[:, self._others]
+        factor = self._one.factor_of_groups(int(self.groups[0, 0]), zeta)
         slopes = torch.stack([self._loadings @ factor[..., k].T for k in range(factor.shape[2])])
         if isinstance(self.rows, GeneralRows):
             return self._given_generally(zeta, level, slopes)
-        eta = self._design @ level.T
+        eta = torch.from_numpy(self._design @ level.numpy().T)  # by NumPy: few columns of either
         if self._offset is not None:
             eta += self._offset
         if self._cells is not None:
-            mean = eta.exp_() if self._weights is None else eta.exp_() * self._weights
-            eta = mean.new_zeros(len(self._codes), len(h)).index_add_(0, self._cells, mean).log_()
+            eta = torch.from_numpy(self._cells @ eta.exp_().numpy()).log_()
         pulled = torch.stack([self._summed(self._response[:, None] * part) for part in slopes])
         return _Given(eta, slopes, level @ self._fixed + self._constant, pulled, None)
 
     def _given_generally(self, zeta: Tensor, level: Tensor, slopes: Tensor) -> _Given:
         """The same of families with other predictors than the location."""
-        structured = self.structured
+        structured = self._one
         placed = level.unsqueeze(-1) * structured.placement[self._others]
-        predictors = self._design @ placed + self._offsets
+        predictors = torch.from_numpy(self._design) @ placed + self._offsets
         if structured.thresholds:
             cuts = structured.threshold_values(zeta)[:, None].expand(-1, predictors.shape[1], -1)
             predictors = torch.cat([predictors, cuts], -1)
@@ -202,8 +207,7 @@ class GroupedImportance:
         """Sums over the rows of each group."""
         if self._one_cell_each:
             return values
-        found = values.new_zeros(len(self.groups), values.shape[1])
-        return found.index_add_(0, self._codes, values)
+        return torch.from_numpy(self._members @ values.numpy())
 
     def _predictor(self, given: _Given, zeta: Float[Tensor, "q J S"]) -> Float[Tensor, "n S"]:
         """Predictors of rows, or of cells of joined rows: the logarithms of their summed means."""
@@ -227,7 +231,7 @@ class GroupedImportance:
             value = self._summed(self._densities(given, eta))
         else:
             cumulant = eta.exp_() if self.rows.label == "poisson" else F.softplus(eta)
-            if self._weights is not None and self._cells is None:
+            if self._weights is not None:
                 cumulant = cumulant * self._weights
             value = self._summed(cumulant.neg_())
         for pulled, own in zip(given.pulled, zeta, strict=True):
@@ -253,7 +257,7 @@ class GroupedImportance:
         else:
             mean = eta.sigmoid()
             variance = mean * (1 - mean)
-        if self._weights is not None and self._cells is None:
+        if self._weights is not None:
             mean, variance = mean * self._weights, variance * self._weights
         return mean, variance
 
@@ -362,9 +366,9 @@ class GroupedImportance:
         steps = 1 if groups >= _ONE_STEP else _FEW_STEPS
         mode, factor = self._modes(h, given, steps)
         inverse = factor[..., 0, 0].reciprocal()  # of a scalar factor
-        log_det = factor.diagonal(dim1=2, dim2=3).log().sum(-1)
+        determinant = factor.diagonal(dim1=2, dim2=3).prod(-1)
         drawn = rng.integers(0, _SHIFTS, (q, groups, points), dtype=np.uint8)
-        shift = torch.from_numpy(drawn).long()
+        shift = torch.from_numpy(drawn).int()
 
         def effects(standard: Float[Tensor, "q J S"]) -> Float[Tensor, "q J S"]:
             if q == 1:
@@ -384,12 +388,13 @@ class GroupedImportance:
         passed = torch.zeros(groups, points, dtype=torch.int8)
         for own in w[:-1]:  # the point where the cumulative weights exceed a number
             passed += (left.sub_(own) >= 0).view(torch.int8)
-        which = passed.long()
+        which = passed.int()
         standard, log_jacobian = lattice.point(which, shift)
         best = effects(standard)
-        value = log_w.gather(0, which[None])[0] - log_jacobian
+        place = which * which.numel() + torch.arange(which.numel()).view(which.shape)
+        value = _entries(log_w.flatten(), place) - log_jacobian
         log_likelihood = (value + 0.5 * best.square().sum(0)).sum(0) + given.linear
-        log_sum = (most + total.log() - log_det).sum(0) + groups * lattice.constant
+        log_sum = (most + (total / determinant).log_()).sum(0) + groups * lattice.constant
         estimate = log_sum + given.linear - 0.5 * h.square().sum(1)
         return estimate, best.permute(2, 1, 0), log_likelihood
 
@@ -424,13 +429,29 @@ class _Lattice:
         """The places of points with these shifts, and the log determinants of their derivatives."""
         axes, tables = len(shift), (self._standard, self._log_jacobian)
         if isinstance(k, int):
-            found = [[table[k, i].take(own) for i, own in enumerate(shift)] for table in tables]
+            found = [
+                [_entries(table[k, i], own) for i, own in enumerate(shift)] for table in tables
+            ]
         else:  # as positions in the flattened tables
             places = [(k * axes + i) * _SHIFTS + own for i, own in enumerate(shift)]
-            found = [[table.take(place) for place in places] for table in tables]
+            found = [[_entries(table.flatten(), place) for place in places] for table in tables]
         if axes == 1:
             return found[0][0][None], found[1][0]
         return torch.stack(found[0]), torch.stack(found[1]).sum(0)
+
+
+def _sums_over(
+    codes: Int[Tensor, "n"], count: int, weights: Float[Tensor, "n 1"] | None = None
+) -> csr_array:
+    """The matrix that sums rows with the same code; a product takes a fifth of `index_add`."""
+    values = np.ones(len(codes)) if weights is None else weights[:, 0].numpy()
+    places = codes.numpy(), np.arange(len(codes))
+    return csr_array((values, places), shape=(count, len(codes)))
+
+
+def _entries(table: Float[Tensor, "m"], places: Int[Tensor, "J S"]) -> Float[Tensor, "J S"]:
+    """As `take`, in a third of the time."""
+    return table.index_select(0, places.flatten()).view(places.shape)
 
 
 def proposals_beside_groups(

@@ -128,7 +128,7 @@ class StructuredPredictor(nn.Module):
         for name, value in {
             "_mean": mean,
             "_scale": scale,
-            "_transform_columns": _unit_rows(transformed, columns),
+            "_transform_columns": torch.tensor(transformed, dtype=torch.long),
             "_sd_columns": sd_columns,
             "_unpenalised": 1 - sd_columns.sum(0),
             "_shrunk_columns": _unit_rows(shrunk, columns),
@@ -195,13 +195,15 @@ class StructuredPredictor(nn.Module):
     def coefficients(self, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S p"]:
         """Coefficients of the (centred) columns."""
         own = zeta[..., : len(self.design.names)]
-        beta = self._mean.to(zeta) + self._scale.to(zeta) * own
+        beta = torch.addcmul(self._mean.to(zeta), self._scale.to(zeta), own)
         if self._transforms:
             values = []
             for at, prior, link in self._transforms:
                 value = prior.from_standard(own[..., at])
                 values.append(value if link is None else link(value))
-            beta = beta + torch.cat(values, -1) @ self._transform_columns.to(zeta)
+            beta = beta.index_add(
+                -1, self._transform_columns.to(beta.device), torch.cat(values, -1)
+            )
         if self._horseshoe is not None:
             scales = self._horseshoe.scales(*self._shrunk_parts(zeta)) / self._column_sds.to(zeta)
             onto = self._shrunk_columns.to(zeta)
@@ -267,6 +269,16 @@ class StructuredPredictor(nn.Module):
         """As `group_factor`, of the term of effects that begins at a column."""
         (name,) = (t.name for t in self.design.terms if t.columns and t.columns[0] == first)
         return self.group_factor(name, zeta)
+
+    def with_one_group(self, first: int) -> tuple[StructuredPredictor, Int[Tensor, "m"]]:
+        """The same with the first group alone of the effects of groups that begin at a column.
+
+        Returns:
+            The structured predictor, and the positions of its coordinates in those of this one.
+        """
+        design, columns = self.design.with_one_group(first)
+        left = [*columns, *range(len(self.design.names), self.size)]
+        return StructuredPredictor(design, self.family, self.priors), torch.tensor(left)
 
     def group_columns(self, everywhere: bool = False) -> list[Int[Tensor, "J q"]]:
         """Columns of each term of random effects, by group and effect.
@@ -375,9 +387,10 @@ class StructuredPredictor(nn.Module):
         """
         step = max(1, _ELEMENTS // self.size)  # draws at once, so that few of many effects fit
         parts = []
+        chosen = set(self.design.names if names is None else names)
         for start in range(0, len(zeta), step):
             rows = slice(start, start + step)
-            part = self._reported(zeta[rows], None if shift is None else shift[rows])
+            part = self._reported(zeta[rows], None if shift is None else shift[rows], chosen)
             parts.append(part if names is None else {name: part[name] for name in names})
             if names is not None and len(zeta) > step:
                 parts[-1] = {name: values.copy() for name, values in parts[-1].items()}
@@ -386,9 +399,12 @@ class StructuredPredictor(nn.Module):
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _reported(
-        self, zeta: Float[np.ndarray, "S P"], shift: Float[np.ndarray, "S q"] | None
+        self,
+        zeta: Float[np.ndarray, "S P"],
+        shift: Float[np.ndarray, "S q"] | None,
+        columns: Collection[str],
     ) -> dict[str, Float[np.ndarray, "S"]]:
-        """As `reported`, all at once."""
+        """As `reported`, all at once; of the coefficients of columns some alone."""
         at = torch.from_numpy(np.ascontiguousarray(zeta, dtype=np.float64))
         with torch.no_grad():
             beta = self.coefficients(at).numpy()
@@ -407,12 +423,12 @@ class StructuredPredictor(nn.Module):
         for term in design.terms:
             if term.kind == "intercept":
                 others = [
-                    i
+                    t
                     for t in design.terms
                     if t.parameter == term.parameter and t.kind != "intercept"
-                    for i in t.columns
                 ]
-                value = beta[:, term.columns[0]] - beta[:, others] @ design.center[others]
+                centred = [i for t in others if t.kind != "random" for i in t.columns]
+                value = beta[:, term.columns[0]] - beta[:, centred] @ design.center[centred]
                 link = self.family.link(term.parameter)
                 is_scale = term.parameter not in self.family.locations
                 if is_scale and not others and link != "identity":
@@ -421,7 +437,8 @@ class StructuredPredictor(nn.Module):
                     found[term.name] = value
                 continue
             for i in term.columns if term.kind == "random" else term.unpenalised:
-                found[design.names[i]] = effects[:, i]
+                if design.names[i] in columns:
+                    found[design.names[i]] = effects[:, i]
             if term.law is not None:
                 found |= {name: draws.numpy() for name, draws in hyper[term.name].items()}
             elif term.penalised:
