@@ -275,7 +275,8 @@ class GroupedImportance:
             weighted = variance * slopes[i]
             for j in range(i + 1):
                 hessian[..., i, j] = self._summed(weighted * slopes[j])
-                hessian[..., j, i] = hessian[..., i, j]
+                if j < i:
+                    hessian[..., j, i] = hessian[..., i, j]
         hessian.diagonal(dim1=2, dim2=3).add_(1.0)
         return gradient, hessian
 
@@ -293,7 +294,9 @@ class GroupedImportance:
             factor = block_cholesky(hessian)
             right = gradient.permute(1, 2, 0).unsqueeze(-1)
             step = block_solve(factor, block_solve(factor, right), transposed=True)[..., 0]
-            size = step.abs().amax(-1, keepdim=True)
+            size = step.abs()
+            if len(zeta) > 1:
+                size = size.amax(-1, keepdim=True)
             step = step / (size / _LONGEST).clamp_min(1.0)
             zeta = zeta + step.permute(2, 0, 1)
             if steps == _STEPS and not float(size.max()) > _CLOSE:
@@ -337,7 +340,11 @@ class GroupedImportance:
         return torch.cat(found).numpy()
 
     def estimate(
-        self, h: Float[np.ndarray, "S d"], rngs: Sequence[np.random.Generator]
+        self,
+        h: Float[np.ndarray, "S d"],
+        rngs: Sequence[np.random.Generator],
+        *,
+        choose: bool = True,
     ) -> Float[np.ndarray, "S"]:
         """The logarithm of an unbiased estimate of p(D | h), plus the log prior of h.
 
@@ -346,27 +353,32 @@ class GroupedImportance:
         Args:
             h: points, an equal number for each generator.
             rngs: generators, which have the numbers of their own points.
+            choose: whether to choose coordinates of the groups at the points.
         """
         per = len(h) // len(rngs)
         values, chosen, likelihoods = [], [], []
         with torch.no_grad():
             for i, rng in enumerate(rngs):
                 for part in self._parts(torch.from_numpy(h[i * per :][:per])):
-                    value, zeta, log_likelihood = self._estimate(part, rng)
+                    value, zeta, log_likelihood = self._estimate(part, rng, choose=choose)
                     values.append(value)
                     chosen.append(zeta)
                     likelihoods.append(log_likelihood)
         self.chosen, self.log_likelihood = torch.cat(chosen), torch.cat(likelihoods)
         return torch.cat(values).numpy()
 
-    def _estimate(self, h: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    def _estimate(
+        self, h: Tensor, rng: np.random.Generator, *, choose: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Estimates, chosen coordinates of the groups, and their log-likelihood."""
         (groups, q), points, lattice = self.groups.shape, len(h), self._lattice
         given = self._given(h)
         steps = 1 if groups >= _ONE_STEP else _FEW_STEPS
         mode, factor = self._modes(h, given, steps)
         inverse = factor[..., 0, 0].reciprocal()  # of a scalar factor
-        determinant = factor.diagonal(dim1=2, dim2=3).prod(-1)
+        determinant = factor[..., 0, 0]
+        for i in range(1, q):
+            determinant = determinant * factor[..., i, i]
         drawn = rng.integers(0, _SHIFTS, (q, groups, points), dtype=np.uint8)
         shift = torch.from_numpy(drawn).int()
 
@@ -384,7 +396,12 @@ class GroupedImportance:
         most = log_w.amax(0)
         w = (log_w - most).exp_()
         total = w.sum(0)
-        left = torch.from_numpy(rng.random((groups, points))) * total
+        log_sum = (most + (total / determinant).log_()).sum(0) + groups * lattice.constant
+        estimate = log_sum + given.linear - 0.5 * h.square().sum(1)
+        left = torch.from_numpy(rng.random((groups, points)))  # the same numbers follow anyway
+        if not choose:
+            return estimate, self.chosen[:0], self.log_likelihood[:0]
+        left *= total
         passed = torch.zeros(groups, points, dtype=torch.int8)
         for own in w[:-1]:  # the point where the cumulative weights exceed a number
             passed += (left.sub_(own) >= 0).view(torch.int8)
@@ -394,8 +411,6 @@ class GroupedImportance:
         place = which * which.numel() + torch.arange(which.numel()).view(which.shape)
         value = _entries(log_w.flatten(), place) - log_jacobian
         log_likelihood = (value + 0.5 * best.square().sum(0)).sum(0) + given.linear
-        log_sum = (most + (total / determinant).log_()).sum(0) + groups * lattice.constant
-        estimate = log_sum + given.linear - 0.5 * h.square().sum(1)
         return estimate, best.permute(2, 1, 0), log_likelihood
 
 
@@ -474,7 +489,7 @@ def proposals_beside_groups(
     pilot = [pilot_generator()]
 
     def estimate(h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
-        return grouped.estimate(whole(h), pilot)
+        return grouped.estimate(whole(h), pilot, choose=False)
 
     one, efficiency = proposals.adapted(estimate, pilot[0])
     fitted: Distribution = one
