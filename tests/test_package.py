@@ -57,6 +57,9 @@ from subbayes import Sampling, SemiStructuredRegression
 frame = pd.DataFrame({"x": np.arange(30.0)}).assign(y=lambda rows: np.sin(rows.x))
 few = Sampling(draws=50, chains=2, progress=False)
 SemiStructuredRegression("y ~ x").fit(frame, sampling=few)
+many = pd.DataFrame({"x": np.arange(4000.0) % 7, "g": np.arange(4000) % 800})
+many["y"] = np.sin(many.x) + np.cos(many.g) + np.random.default_rng(0).normal(size=4000)
+SemiStructuredRegression("y ~ x + (1 | g)").fit(many, sampling=few)
 print("torch._dynamo" in sys.modules)
 """
     assert run(code) == "False"

@@ -312,9 +312,12 @@ class CollapsedNormal:
         orders = range(max(1, int(order.max()) + 1))
         of_order = [(order[self.linear] == one).double() for one in orders]
         self._reference = torch.zeros_like(of_order[0])
-        places = (torch.tensor(of, dtype=torch.long) for of in (self.rest, self.linear))
-        points = torch.stack([self._reference, *of_order])
-        self._coefficients = _Coefficients(structured, *places, points)
+        self._coefficients = _Coefficients(
+            structured,
+            torch.tensor(self.rest, dtype=torch.long),
+            torch.tensor(self.linear, dtype=torch.long),
+            torch.stack([self._reference, *of_order]),
+        )
         self._others = torch.tensor(others, dtype=torch.long)
         place = {j: i for i, j in enumerate(others)}
         self._blocks = [

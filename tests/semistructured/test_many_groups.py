@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy import special
+from scipy import special, stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from subbayes.inference import Sampling
@@ -110,6 +110,81 @@ def test_densities_without_coefficients_are_those_of_dense_columns(formula, fami
     h = start.numpy()[of["dense"].rest] + 0.3 * rng.normal(size=(4, len(of["dense"].rest)))
     found, expected = (of[name].log_density(h) for name in ("apart", "dense"))
     np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+@pytest.mark.parametrize(("formula", "family"), CASES[:4])
+def test_coefficients_given_standard_deviations_are_those_of_dense_matrices(
+    formula, family, monkeypatch
+):
+    """Means, covariances and determinants of conditional normal distributions."""
+    monkeypatch.setattr(collapsed_normal, "_MANY_GROUPS", 10)
+    model = prepared(formula, family, table(160, 33))
+    likelihood, structured = model.effects_likelihood, model.structured
+    collapsed = CollapsedNormal(likelihood.map, likelihood.rows)
+    assert collapsed._sums is not None
+    count, linear = len(collapsed.linear), collapsed.linear
+    h = 0.3 * np.random.default_rng(3).normal(size=len(collapsed.rest))
+    eps = np.concatenate([np.zeros((1, count)), np.eye(count)])
+    zeta, log_det = collapsed.with_coefficients(np.tile(h, (count + 1, 1)), eps)
+    np.testing.assert_array_equal(zeta[:, collapsed.rest], np.tile(h, (count + 1, 1)))
+    zero = torch.zeros(structured.size, dtype=torch.float64)
+    zero[collapsed.rest] = torch.from_numpy(h)
+    level = structured.coefficients(zero).numpy()
+    slopes = torch.func.jacrev(structured.coefficients)(zero).numpy()[:, linear]
+    x = model.design.layout.expand(model.inputs["design"]).numpy()
+    of_sigma = structured.placement[:, 1].numpy()
+    sigma = np.exp(float(x[0] @ (level * of_sigma)))
+    x = x * (1 - of_sigma) / sigma
+    moved = x @ slopes
+    precision = np.eye(count) + moved.T @ moved
+    mean = np.linalg.solve(precision, moved.T @ (model.data.y.numpy() / sigma - x @ level))
+    np.testing.assert_allclose(zeta[0, linear], mean, rtol=1e-9, atol=1e-9)
+    spread = zeta[1:][:, linear] - zeta[0, linear]
+    np.testing.assert_allclose(spread.T @ spread, np.linalg.inv(precision), rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(log_det, -np.linalg.slogdet(precision)[1] / 2, rtol=1e-10)
+
+
+@pytest.mark.parametrize("smooth", ["bayes", "reml"])
+def test_the_log_likelihood_of_draws_is_that_of_their_rows(smooth):
+    frame = table(600, 150)
+    model = SemiStructuredRegression("y ~ x + (1 | g)").fit(frame, smooth=smooth, sampling=FEW)
+    draws, structured = model.draws, model.state.model.structured
+    inputs = model.state.model.inputs
+    for z, found in zip(draws.z[:, -1], draws.stats["log_likelihood"][:, -1], strict=True):
+        mu, log_sigma = structured(torch.from_numpy(z), inputs["design"], inputs["offset"]).T
+        expected = stats.norm.logpdf(frame.y, mu, log_sigma.exp()).sum()
+        assert found == pytest.approx(expected, rel=1e-10)
+
+
+class Made(TorchDispatchMode):
+    """The size of all tensors that are made, of those with some size at least."""
+
+    def __init__(self, least):
+        super().__init__()
+        self.least, self.numbers = least, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        for tensor in found if isinstance(found, tuple | list) else [found]:
+            view = isinstance(tensor, torch.Tensor) and tensor._is_view()
+            if isinstance(tensor, torch.Tensor) and not view and tensor.numel() >= self.least:
+                self.numbers += tensor.numel()
+        return found
+
+
+def test_a_draw_takes_few_operations_a_group():
+    """Every coefficient was evaluated three times, and the likelihood at each draw."""
+    groups, draws = 1500, 30
+    likelihood = prepared("y ~ x + (1 | g)", "normal", table(3 * groups, groups)).effects_likelihood
+    collapsed = CollapsedNormal(likelihood.map, likelihood.rows)
+    rng = np.random.default_rng(0)
+    h = 0.1 * rng.normal(size=(draws, len(collapsed.rest)))
+    with Made(groups) as density:
+        collapsed.log_density(h)
+    assert not density.numbers
+    with Made(groups) as made:
+        collapsed.with_coefficients(h, rng.normal(size=(draws, len(collapsed.linear))))
+    assert made.numbers < 25 * groups * draws
 
 
 class Largest(TorchDispatchMode):
