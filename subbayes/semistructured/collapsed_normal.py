@@ -155,9 +155,9 @@ class _BesideGroups(NamedTuple):
     factor: Float[Tensor, "S q q"]
     precision: Float[Tensor, "S"]
     away: Float[Tensor, "S s"]
-    slopes: Float[Tensor, "S o o"]
-    upper: Float[Tensor, "S o o"]
-    solved: Float[Tensor, "S o"]
+    slopes: Float[Tensor, "S r r"]
+    upper: Float[Tensor, "S r r"]
+    solved: Float[Tensor, "S r"]
 
 
 @dataclass(frozen=True)
@@ -425,7 +425,7 @@ class CollapsedNormal:
         return self._whole(h, mean), mean, factor
 
     def _times_others(
-        self, slopes: Float[Tensor, "S o p"], others: Int[Tensor, "o"]
+        self, slopes: Float[Tensor, "S o p"], others: Int[Tensor, "s"]
     ) -> Callable[[Tensor], Tensor]:
         """The product of matrices with the derivatives of the coefficients of `_others`.
 
