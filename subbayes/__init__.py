@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     __version__: str
 
 _NAMES = {
+    "CheckpointError": "utils.checks",
+    "Diverged": "training.loop",
     "Draws": "draws",
     "InputError": "utils.checks",
     "InputTypeError": "utils.checks",

@@ -18,6 +18,7 @@ from subbayes.networks.initialisation import fresh_module
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.training.configuration import Training
+from subbayes.training.loop import DIVERGED_REMEDY, Diverged
 from subbayes.training.many import train_first_phases
 from subbayes.training.trainer import SwaResult, TrainingResult
 from subbayes.training.unfinished import warn_of_unfinished
@@ -86,7 +87,8 @@ def deep_ensemble(
         progress: show a progress bar; None shows it on a terminal.
 
     Raises:
-        InputError: a layer that cannot be given fresh weights, a member that diverges twice, or
+        InputError: a layer that cannot be given fresh weights, a member that diverges twice
+            (`Diverged`), or
             what `train_many` raises.
 
     Example:
@@ -166,12 +168,12 @@ def train_members(
             seeds[s], pairs[s] = own, pair
         again = [s for s in diverged if _diverged(pairs[s][0])]
         if again:
-            fail(
+            raise Diverged(
                 "learning_rate",
                 "a training loss that stays finite",
                 f"members of the ensemble that diverged twice ({', '.join(map(str, again))}) at "
                 f"learning rate {training.learning_rate:g}",
-                "Lower the learning rate, standardise the inputs, or set clip_norm",
+                DIVERGED_REMEDY,
             )
         warn_user(
             f"members of the ensemble that diverged ({', '.join(map(str, diverged))}, counted from "

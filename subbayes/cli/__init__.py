@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from subbayes.cli import compare, demo, evaluate, export, fit, predict, regress, report
-from subbayes.cli.console import COMMAND, describe_warning, print_line, report_error
+from subbayes.cli.console import COMMAND, print_error, print_line, report_error
 from subbayes.cli.options import expand_groups
 from subbayes.utils.first_process import is_first_process
 from subbayes.utils.progress import STAGE_LISTENER
@@ -104,7 +104,7 @@ def _run(arguments: Sequence[str]) -> int:
     debug = "--debug" in arguments
     words = [word for word in arguments if word != "--debug"]
     if sys.stdout is None:
-        print_line("error: standard output is closed. Redirect it to a file or to /dev/null.")
+        print_error("error: standard output is closed. Redirect it to a file or to /dev/null.")
         return 2
     try:
         with warnings.catch_warnings():
@@ -129,7 +129,7 @@ def _run(arguments: Sequence[str]) -> int:
         unwritten = _unwritten_output(error)
         if unwritten is not None:
             sys.stdout = None
-            print_line(f"error: standard output: {unwritten.strerror}. Redirect it elsewhere.")
+            print_error(f"error: standard output: {unwritten.strerror}. Redirect it elsewhere.")
             return 2
         if debug:
             raise
@@ -174,4 +174,4 @@ def _warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -
     if issubclass(category, ConvergenceWarning):
         return  # commands print these with their results
     if issubclass(category, UserWarning):
-        print_line(f"warning: {describe_warning(str(message))}")
+        print_line(f"warning: {message}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from subbayes.cli.compare_models import rank_models
-from subbayes.cli.console import ROWS_BEFORE, as_options, print_line
+from subbayes.cli.console import ROWS_BEFORE, print_line
 from subbayes.cli.files import check_other_file, check_output_file, naming_out
 from subbayes.cli.options import (
     DATA,
@@ -167,7 +167,7 @@ def compare(
     found = _compare(rows, target, source, compared, settings, level, console.progress)
     for method, warnings in found.warnings().items():
         for warning in warnings:
-            print_line(f"warning: {method}: {as_options(warning)}")
+            print_line(f"warning: {method}: {warning}")
     if out is not None:
         from subbayes.data.table_batches import escape_formulas
         from subbayes.utils.files import atomic_write_text
@@ -184,13 +184,13 @@ def compare(
 
 def _method_names(methods: str) -> list[str]:
     from subbayes.comparison.comparison import METHODS
-    from subbayes.utils.checks import closest, fail
+    from subbayes.utils.checks import closest, fail, one_of
 
     names = [name.strip() for name in methods.split(",") if name.strip()]
     for name in names or [""]:
         if name not in METHODS:
-            known = list(METHODS)
-            fail("methods", f"some of {', '.join(known)}", f"'{name}'", closest(name, known))
+            known = one_of(METHODS, "'subbayes compare --help'")
+            fail("methods", known, f"'{name}'", closest(name, METHODS))
     return names
 
 
@@ -251,14 +251,8 @@ def _compare(
     """Encode the rows by the training part, and fit and score the methods."""
     from subbayes.comparison.comparison import compare_methods
     from subbayes.data.tables import split_target
-    from subbayes.models.table_networks import (
-        make_likelihood,
-        make_module,
-        split_validation,
-        with_table_remedies,
-    )
+    from subbayes.models.table_networks import make_likelihood, make_module, split_validation
     from subbayes.tables.data_frame_model import infer_target
-    from subbayes.utils.warning import reworded_warnings
 
     (features, values), (test_features, test_values) = (split_target(r, column) for r in rows)
     encoder = source.encoder().fit(features)
@@ -273,15 +267,14 @@ def _compare(
     likelihood = make_likelihood(
         settings.likelihood, target.task, data[1], len(target.classes) or None
     )
-    with reworded_warnings(with_table_remedies):
-        return compare_methods(
-            make_module(settings, likelihood, *data),
-            likelihood,
-            data,
-            test,
-            methods,
-            training=settings.training_for(target.task, len(data[1])),
-            sampling=replace(settings.sampling, progress=progress),
-            validation=validation,
-            level=level,
-        )
+    return compare_methods(
+        make_module(settings, likelihood, *data),
+        likelihood,
+        data,
+        test,
+        methods,
+        training=settings.training_for(target.task, len(data[1])),
+        sampling=replace(settings.sampling, progress=progress),
+        validation=validation,
+        level=level,
+    )

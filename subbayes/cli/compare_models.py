@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from subbayes.cli.console import as_options, print_line
+from subbayes.cli.console import print_line
 from subbayes.cli.files import (
     check_other_file,
     check_output_file,
@@ -95,7 +95,7 @@ def _ranked_regressions(
         if not one.was_fitted_to(rows):
             _fail_rows(folder, "the rows", "others")
         for warning in one.model.warnings():
-            print_line(f"warning: {folder}: {as_options(warning)}")
+            print_line(f"warning: {folder}: {warning}")
     first, *others = [one.model for one in loaded]
     found = first.compare(*others, names=[str(folder) for folder in models])
     scores = found.reset_index().to_dict("records")
@@ -125,7 +125,7 @@ def _posterior_and_draws(
     if fitted.draws is None:
         fail("models", "a posterior with draws", f"none in '{model_path(folder)}'")
     for warning in fitted.warnings():
-        print_line(f"warning: {folder}: {as_options(warning)}")
+        print_line(f"warning: {folder}: {warning}")
     data = encode_rows(model, table, source, min_rows=2)
     if (mismatch := describe_row_mismatch(model, data[1])) is not None:
         _fail_rows(folder, *mismatch)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from subbayes.cli.console import naming_table
+from subbayes.cli.console import naming, naming_table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -154,6 +154,17 @@ def row_batches(
         return TableBatches(path, as_text=model.text_columns, **options, **source.format)
 
 
+def read_batches(batches: TableBatches, path: Path) -> Iterator[pd.DataFrame]:
+    """The batches; errors of reading one name the table."""
+    remaining = iter(batches)
+    while True:
+        with naming(path=str(path)):
+            batch = next(remaining, None)
+        if batch is None:
+            return
+        yield batch
+
+
 def encode_rows(
     model: DataFrameModel, path: Path, source: TextOptions, min_rows: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -165,16 +176,9 @@ def encode_rows(
     return model.encoder.transform(features), model.target.encode(values)
 
 
-@contextmanager
-def naming_out() -> Iterator[None]:
+def naming_out() -> AbstractContextManager[None]:
     """Say --out where an error of writing names the argument `path`."""
-    from subbayes.utils.files import ArtifactError
-
-    try:
-        yield
-    except ArtifactError as error:
-        argument = "out" if error.argument == "path" else error.argument
-        raise ArtifactError(argument, error.expected, error.got, error.remedy) from None
+    return naming(path="--out")
 
 
 def check_other_file(out: Path | None, *read: Path | None) -> None:

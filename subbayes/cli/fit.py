@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from subbayes.cli.console import COMMAND, as_options, print_line
+from subbayes.cli.console import COMMAND, print_line
 from subbayes.cli.files import check_model_folder, naming_out
 from subbayes.cli.options import (
     DATA,
@@ -132,26 +132,23 @@ def _check_method(method: str) -> None:
     from subbayes.subspaces.registry import SUBSPACES
     from subbayes.utils.checks import check_choice
 
-    check_choice("subspace", method, [*SUBSPACES, *BASELINES])
+    check_choice("method", method, [*SUBSPACES, *BASELINES], "'subbayes fit --help'")
 
 
 def _resume(
     train: Callable[[], DataFrameModel], checkpoint: Path, overwrite: bool
 ) -> DataFrameModel:
     """Train, from the checkpoint if there is one; `overwrite` discards that of another fit."""
-    from subbayes.utils.checks import InputError
+    from subbayes.utils.checks import CheckpointError
 
     resumed = checkpoint.exists()
     if resumed:
         print_line(f"resuming from {checkpoint}")
     try:
         return train()
-    except InputError as error:
-        if not (resumed and error.argument == "checkpoint"):
+    except CheckpointError:
+        if not (resumed and overwrite):
             raise
-        if not overwrite:
-            remedy = f"{error.remedy}, or pass --overwrite"
-            raise InputError(error.argument, error.expected, error.got, remedy) from None
         print_line("starting again: the checkpoint belongs to another fit")
         _delete(checkpoint)
         return train()
@@ -185,7 +182,7 @@ def _facts(model: DataFrameModel, out: Path, n_rows: int) -> dict[str, Any]:
         "weights": fitted.network.size,
         **fitted.fit_summary(),
         **_preset_facts(fitted),
-        "warnings": [as_options(warning) for warning in fitted.warnings()],
+        "warnings": list(fitted.warnings()),
     }
 
 

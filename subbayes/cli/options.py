@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from subbayes.cli.console import COMMAND, OPTION_NAMES, naming_table, print_json
+from subbayes.cli.console import COMMAND, NAMES, naming_table, print_json
 from subbayes.utils.first_process import is_first_process
 from subbayes.utils.text_table import printable
 
@@ -326,11 +326,11 @@ def expand_groups(function: Callable[..., None]) -> Callable[..., None]:
             parameter.replace(name=field.name, annotation=types[field.name], default=field.default)
             for field in fields(group)
         ]
-    names = frozenset(parameter.name for parameter in parameters if not _is_positional(parameter))
+    flags = {one.name: _flag(one.name) for one in parameters if not _is_positional(one)}
 
     @functools.wraps(function)
     def command(**values: Any) -> None:
-        OPTION_NAMES.set(names)
+        NAMES.set(flags)
         for name, group in groups.items():
             values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
         function(**values)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from subbayes.cli.console import ROWS_BEFORE, naming_table, print_json_batches
+from subbayes.cli.console import ROWS_BEFORE, print_json_batches
 from subbayes.cli.files import (
     check_other_file,
     check_output_file,
     load_table_model,
     naming_out,
+    read_batches,
     row_batches,
 )
 from subbayes.cli.options import (
@@ -84,12 +85,9 @@ def predict(
     columns: list[str] = []
 
     def predictions() -> Iterator[pd.DataFrame]:
-        with (
-            naming_table(table),
-            progress_bar(batches.n, "Predicting", console.progress, "rows") as steps,
-        ):
+        with progress_bar(batches.n, "Predicting", console.progress, "rows") as steps:
             rows = 0
-            for batch in batches:
+            for batch in read_batches(batches, table):
                 ROWS_BEFORE.set(rows)
                 rows += len(batch)
                 arguments = prediction.arguments_of(fitted)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from subbayes.cli.console import COMMAND, as_options, naming_table
+from subbayes.cli.console import COMMAND, naming_table
 from subbayes.cli.files import check_model_folder, check_output_file, naming_out
 from subbayes.cli.options import DATA, OUTPUT, Console, Level, Overwrite, Table, TextOptions, option
 from subbayes.utils.text_table import aligned
@@ -201,7 +201,7 @@ def regress(
         "dropped": fitted.state.model.dropped,
         "inference": summary.attrs["inference"],
         "effects": summary.to_dict("index"),
-        "warnings": [as_options(line) for line in fitted.warnings()],
+        "warnings": list(fitted.warnings()),
     }
     with naming_out():
         if out is not None:

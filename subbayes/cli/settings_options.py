@@ -13,9 +13,9 @@ from typing import Annotated, Any
 
 import typer
 
+from subbayes.cli.console import NAMES
 from subbayes.cli.options import SPARSE, option, with_signature
 from subbayes.models.settings import PRIOR_SCALES, TableSettings
-from subbayes.utils.checks import InputError
 from subbayes.utils.configuration import Setting, change, settings_of
 
 __all__ = ["OPTIONS", "POSTERIOR", "subspace_name", "with_settings"]
@@ -190,7 +190,10 @@ def _settings(given: dict[str, str], config: Path | None, assignments: list[str]
 
     settings = TableSettings()
     if config is not None:
-        settings = _from_file(settings, config, read_toml(config))
+        content = read_toml(config)
+        options = NAMES.set({})  # errors name settings of a file as they are named there
+        settings = settings.change(content)
+        NAMES.reset(options)
     pairs = {}
     for text in assignments:
         name, equals, value = text.partition("=")
@@ -220,19 +223,6 @@ def _settings(given: dict[str, str], config: Path | None, assignments: list[str]
     chosen = settings.change(given)
     prior = change(EvidencePrior(), {"covariance": covariance})
     return replace(settings.change(rest), prior=prior).with_given(chosen.given)
-
-
-def _from_file(settings: TableSettings, path: Path, found: dict[str, Any]) -> TableSettings:
-    """Settings changed by those of a file, which errors name."""
-    try:
-        return settings.change(found)
-    except InputError as error:
-        name, remedy = error.argument, error.remedy
-        places = [one.path.rpartition(".")[0] for one in OPTIONS.values() if one.parameter == name]
-        if any(places) and name in found:
-            remedy = f"Write it under [{next(filter(None, places))}]"
-        where = f"'{name}' in {path}"
-        raise type(error)(where, error.expected, error.got, remedy) from None
 
 
 def subspace_name(settings: TableSettings) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from subbayes.likelihoods.target_parts import has_weights, split_targets
-from subbayes.utils.checks import check_seed, fail
+from subbayes.utils.checks import MissingPackageError, check_seed, fail
 from subbayes.utils.trees import leaves
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def arviz_data(
     try:
         import arviz
     except ImportError as error:
-        raise ImportError("to_arviz needs arviz: pip install 'subbayes[arviz]'") from error
+        raise MissingPackageError("to_arviz needs arviz: pip install 'subbayes[arviz]'") from error
     stats = {_NAMES.get(name, name): values for name, values in draws.stats.items()}
     data = {"posterior": variables, **({"sample_stats": stats} if stats else {}), **groups}
     if int(arviz.__version__.split(".")[0]) >= 1:

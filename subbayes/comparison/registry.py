@@ -164,6 +164,7 @@ class _Methods(Mapping[str, ComparedMethod]):
 
 
 METHODS = _Methods()
+_LISTING = "subbayes.comparison.comparison.METHODS"
 """The methods with their default settings, by name."""
 
 Comparable = str | ComparedMethod | SubspaceMethod
@@ -187,7 +188,7 @@ def methods_by_key(
         ['map', 'pca']
     """
     if isinstance(methods, str) or not methods:
-        fail("methods", f"several of {', '.join(METHODS)}", repr(methods))
+        fail("methods", "several names in a list", repr(methods), f"{_LISTING} lists them")
     if isinstance(methods, Mapping):
         return {key: _as_method(method) for key, method in methods.items()}
     found = [_as_method(method) for method in methods]
@@ -205,7 +206,7 @@ def _as_method(method: Any) -> ComparedMethod:
     if not isinstance(method, str):
         fail_type("methods", "names, methods or subspaces", method)
     if method not in METHODS:
-        check_choice("methods", method, METHODS)
+        check_choice("methods", method, METHODS, _LISTING)
     return METHODS[method]
 
 

@@ -172,7 +172,7 @@ def join_dicts(rows: Sequence[Mapping[str, Any]], argument: str) -> dict[str, Te
     for i, row in enumerate(rows):
         if row.keys() != rows[0].keys():
             expected = f"rows with the keys {', '.join(map(repr, rows[0]))}"
-            fail(argument, expected, f"{', '.join(map(repr, row))} in row {i}")
+            fail(argument, expected, ", ".join(map(repr, row)), row=i)
     for key in rows[0]:
         name = f"{argument}[{key!r}]"
         parts = [to_tensor(name, row[key], keep_double=key == "labels") for row in rows]

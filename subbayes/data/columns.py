@@ -211,9 +211,9 @@ def as_numbers(column: pd.Series, place: str, argument: str = "X") -> Float64[np
         fail(
             argument,
             f"finite numbers in {place}",
-            f"{infinite} infinite value{'s' * (infinite > 1)} (first in row "
-            f"{int(np.isinf(values).argmax())})",
+            f"{infinite} infinite value{'s' * (infinite > 1)}",
             "Correct or drop those rows",
+            row=int(np.isinf(values).argmax()),
         )
     return values
 
@@ -228,8 +228,8 @@ def _not_numbers(bad: pd.Series, column: pd.Series, place: str, argument: str) -
         else "Correct them, or use task='classification' for labels"
     )
     first = int(column.isin(list(bad.index)).to_numpy().argmax())
-    rows = f"{int(bad.sum())} of {len(column)} rows (first in row {first})"
-    fail(argument, f"numbers in {place}", f"{quote(values, 3)} in {rows}", ways)
+    rows = f"{int(bad.sum())} of {len(column)} rows"
+    fail(argument, f"numbers in {place}", f"{quote(values, 3)} in {rows}", ways, row=first)
 
 
 def as_numpy(values: pd.Series) -> pd.Series:

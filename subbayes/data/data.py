@@ -323,7 +323,7 @@ def check_weights(weights: Tensor, *, whole: bool = True) -> None:
     bad = ~(torch.isfinite(weights) & (weights >= 0))
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
-        fail("weights", expected, f"{float(weights[row]):g} in row {row}", "Correct or drop it")
+        fail("weights", expected, f"{float(weights[row]):g}", "Correct or drop it", row=row)
     if whole and not bool((weights > 0).any()):
         fail("weights", "a weight above 0", "zeros only")
 

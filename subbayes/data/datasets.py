@@ -151,8 +151,8 @@ def find_file(name: str, data_dir: str | os.PathLike[str] | None = None) -> Path
         >>> find_file("no/such.npz", ".")
         Traceback (most recent call last):
             ...
-        subbayes.InputError: data_dir: expected the file 'no/such.npz' in '.', got \
-nothing there. Pass a data_dir that has it (--data-dir) or set SUBBAYES_DATA.
+        subbayes.InputError: data_dir: expected the file 'no/such.npz', got \
+none in '.'. Pass a data_dir that has it (--data-dir) or set SUBBAYES_DATA.
     """
     folder = _data_dir(data_dir)
     for path in (folder / name, cache_dir() / name):
@@ -164,9 +164,9 @@ nothing there. Pass a data_dir that has it (--data-dir) or set SUBBAYES_DATA.
 def _fail_absent(name: str, folder: Path, why: str = "") -> NoReturn:
     fail(
         "data_dir",
-        f"the file '{name}' in '{folder}'",
-        f"nothing there{why}",
-        f"Pass a data_dir that has it (--data-dir) or set {VARIABLE}",
+        f"the file '{name}'",
+        f"none in '{folder}'",
+        f"{why}Pass a data_dir that has it (--data-dir) or set {VARIABLE}",
     )
 
 
@@ -213,10 +213,10 @@ def load_uci(
         >>> load_uci("yatch")  # doctest: +ELLIPSIS +NORMALIZE_WHITESPACE
         Traceback (most recent call last):
             ...
-        subbayes.InputError: name: expected one of 'airfoil', ..., 'yacht', got 'yatch'. Did you
-        mean 'yacht'?
+        subbayes.InputError: name: expected one of the 14 that subbayes.data.datasets lists, got
+        'yatch'. Did you mean 'yacht'?
     """
-    check_choice("name", name, sorted(RAW + CENTRED))
+    check_choice("name", name, sorted(RAW + CENTRED), "subbayes.data.datasets")
     file = f"{name}/{name}.npz"
     folder = _data_dir(data_dir)
     try:
@@ -299,7 +299,7 @@ def _download(name: str, folder: Path) -> np.ndarray:
             )
         )
     except RequestException as error:
-        _fail_absent(file, folder, f", and fetching {source.url} failed ({error_text(error)})")
+        _fail_absent(file, folder, f"Fetching {source.url} failed ({error_text(error)[:60]}). ")
     except OSError as error:
         fail(
             "XDG_CACHE_HOME",
@@ -311,10 +311,10 @@ def _download(name: str, folder: Path) -> np.ndarray:
         table = _parse(path.read_bytes(), source)
     except Exception as error:  # as damaged archives, or a page in place of the table
         path.unlink()
-        _fail_absent(file, folder, f", and reading {source.url} failed ({error_text(error)})")
+        _fail_absent(file, folder, f"Reading {source.url} failed ({error_text(error)[:60]}). ")
     if _fingerprint(table) != source.fingerprint:
         path.unlink()
-        _fail_absent(file, folder, f", and {source.url} no longer holds the expected table")
+        _fail_absent(file, folder, f"{source.url} no longer holds the expected table. ")
     return table
 
 

@@ -325,8 +325,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                     "X",
                     f"at most {self.max_categories} categories in column '{name}'",
                     f"{levels} in {n} rows",
-                    "Drop the column if it identifies rows, group its values, or raise "
-                    "max_categories",
+                    "Drop the column if it identifies rows, group values, or raise max_categories",
                 )
             if levels == n >= MANY_ROWS and not chosen:
                 if table[name].dropna().str.match(_DATE).all():
@@ -423,7 +422,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                 "X",
                 "the categories seen in fitting",
                 "; ".join(found),
-                "Correct them, fit with rows that have them, or use unknown='ignore'",
+                "Correct them, or fit with rows that have them or with unknown='ignore'",
             )
 
     @property

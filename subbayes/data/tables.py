@@ -184,8 +184,6 @@ def translate_damage(path: Path, suffix: str) -> Iterator[None]:
     except MemoryError:
         _fail_memory(path)
     except (*_DAMAGE, *_METADATA) as error:
-        if "out of memory" in str(error):  # as the parser of pandas says it
-            _fail_memory(path)
         if isinstance(error, _METADATA) and suffix not in PARQUET:
             raise
         if isinstance(error, UnicodeError):

@@ -214,9 +214,9 @@ def _column(y: Any) -> pd.Series:
         fail(
             "y",
             "no missing targets",
-            f"{missing} of {len(column)} missing (first in row "
-            f"{int(column.isna().to_numpy().argmax())})",
+            f"{missing} of {len(column)} missing",
             "Drop those rows",
+            row=int(column.isna().to_numpy().argmax()),
         )
     return column
 
@@ -268,8 +268,9 @@ def _counts(column: pd.Series) -> Int64[np.ndarray, "n"]:
         fail(
             "y",
             "counts: whole numbers of at least 0",
-            f"{number_text(values[bad][0])} in row {int(bad.argmax())}",
+            number_text(values[bad][0]),
             "Correct the column, or use task='regression'",
+            row=int(bad.argmax()),
         )
     return values.astype(np.int64)
 

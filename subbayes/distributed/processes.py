@@ -11,14 +11,12 @@ from __future__ import annotations
 
 import atexit
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from textwrap import shorten
 from typing import Any, TypeVar
 
 import numpy as np
@@ -306,22 +304,15 @@ class Processes:
             raise ProcessError(
                 "processes",
                 f"answers of all {self.count}",
-                f"none from another one, for which process {self.rank} waited ({_reason(error)})",
+                f"none from another one, for which process {self.rank} waited: {error_text(error)}",
                 "See the first error of the others; an interrupted run with checkpoint= resumes",
             ) from error
-
-
-def _reason(error: Exception) -> str:
-    """The first sentence of an error of a collective, without the place in its source."""
-    text = re.sub(r"\[[^\]]*\.(cc|cpp|h):\d+\] *", "", error_text(error))
-    return shorten(text.split(". ")[0], 120, placeholder=" ...")
 
 
 def _portable(error: Exception, rank: int = 0) -> Exception:
     """An error that can be pickled, with the same line."""
     if isinstance(error, (InputError, InputTypeError)):
-        kind = InputError if isinstance(error, InputError) else InputTypeError
-        return kind(error.argument or str(error), error.expected, error.got, error.remedy)
+        return error
     who = f"process {rank}" if rank else "the first process"
     return InputError(f"{who} stopped ({type(error).__name__}: {error_text(error)})")
 

@@ -166,7 +166,7 @@ def engine_of(inference: str | Engine | Callable[[Any, Sampling], Draws]) -> Eng
         0.8
     """
     if isinstance(inference, str):
-        check_choice("inference", inference, ENGINES)
+        check_choice("inference", inference, ENGINES, "subbayes.inference.engine.ENGINES")
         return ENGINES[inference]()
     if isinstance(inference, Engine):
         return inference

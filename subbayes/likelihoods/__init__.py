@@ -18,7 +18,7 @@ from subbayes.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from subbayes.likelihoods.standardized import Standardized
 from subbayes.likelihoods.tokens import CategoricalTokens
 from subbayes.likelihoods.weighted import Weighted
-from subbayes.utils.checks import check_choice, fail, fail_type
+from subbayes.utils.checks import check_choice, fail, fail_type, one_of
 from subbayes.utils.strict_json import encode
 
 __all__ = [
@@ -39,7 +39,8 @@ __all__ = [
     "saved_likelihood",
 ]
 
-_SHORT_NAMES: dict[str, Callable[..., Likelihood]] = {
+_LISTING = "subbayes.likelihoods.NAMES"
+NAMES: dict[str, Callable[..., Likelihood]] = {
     "gaussian": Gaussian,
     "heteroscedastic": HeteroscedasticGaussian,
     "categorical": Categorical,
@@ -48,16 +49,17 @@ _SHORT_NAMES: dict[str, Callable[..., Likelihood]] = {
     "tokens": CategoricalTokens,
     "causal-lm": CategoricalTokens.causal,
 }
+"""Likelihoods by the names that `fit` and other functions take."""
+
 _FAMILY_NAMES = {
     name: family
     for name, family in FAMILIES.items()
-    if name
-    not in (*_SHORT_NAMES, "normal", "ordinal", "binomial", "censored", "truncated", "mixture")
+    if name not in (*NAMES, "normal", "ordinal", "binomial", "censored", "truncated", "mixture")
 }
-_SHORT_NAMES |= _FAMILY_NAMES
+NAMES |= _FAMILY_NAMES
 _BY_NAME = {
     made.__name__: made
-    for name, made in _SHORT_NAMES.items()
+    for name, made in NAMES.items()
     if isinstance(made, type) and name not in _FAMILY_NAMES
 }
 _WRAPPERS: dict[str, Callable[..., Likelihood]] = {
@@ -91,7 +93,7 @@ _OTHER_NAMES = {
 
 
 def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
-    """Convert the argument `likelihood` of `fit`: a name makes the likelihood with its defaults.
+    """Convert the argument `likelihood` of `fit`; a name of `NAMES` makes one with its defaults.
 
     Raises:
         InputError: an unknown name.
@@ -106,11 +108,11 @@ def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
     if not isinstance(likelihood, str):
         fail_type("likelihood", "a name or a Likelihood", likelihood)
     other = _OTHER_NAMES.get(likelihood.lower().replace("-", "_").replace(" ", "_"))
-    if likelihood not in _SHORT_NAMES and other:
-        expected = "one of " + ", ".join(map(repr, _SHORT_NAMES))
+    if likelihood not in NAMES and other:
+        expected = one_of(NAMES, _LISTING)
         fail("likelihood", expected, repr(likelihood), f"Use {other!r}")
-    check_choice("likelihood", likelihood, _SHORT_NAMES)
-    return _SHORT_NAMES[likelihood]()
+    check_choice("likelihood", likelihood, NAMES, _LISTING)
+    return NAMES[likelihood]()
 
 
 def from_config(config: dict[str, Any], n_outputs: int | None = None) -> Likelihood:
@@ -200,7 +202,7 @@ def _made(config: dict[str, Any], own: Likelihood | None = None) -> Likelihood:
     if holds_own(config):
         fail(
             "likelihood",
-            "one of " + ", ".join(sorted([*_BY_NAME, *FAMILIES])),
+            "a likelihood of this package",
             repr(name),
             "Pass a likelihood object of your own instead, load(path, likelihood=...)",
         )

@@ -410,20 +410,13 @@ def _tensors(
     for part in parts:
         remedy = "" if isinstance(part, Tensor) else "Compute it in torch"
         if isinstance(part, Tensor):
-            _check_dense(likelihood, name, part)
+            check_dense(f"{_name(likelihood)}.{name}", part)
         if not isinstance(part, Tensor) or part.shape not in (shape, *or_shapes):
             _refuse(likelihood, name, expected, _described(part), remedy)
         if not (part.is_floating_point() or name == "sample"):
             plural = "log densities" if name == "log_prob" else "numbers"
             _refuse(likelihood, name, f"{plural} in floating point", f"{part.dtype}")
     return parts
-
-
-def _check_dense(likelihood: Likelihood, name: str, found: Tensor) -> None:
-    try:
-        check_dense(name, found)
-    except InputError as error:
-        _refuse(likelihood, name, error.expected, error.got, error.remedy)
 
 
 def _described(value: Any) -> str:

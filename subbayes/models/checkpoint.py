@@ -25,7 +25,7 @@ from subbayes.predictions.averaging import input_batches
 from subbayes.subspace import Subspace
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.utils import artifact
-from subbayes.utils.checks import InputError
+from subbayes.utils.checks import InputError, error_text
 from subbayes.utils.saving import (
     fail_checkpoint,
     has_checkpoint,
@@ -125,7 +125,7 @@ class FitCheckpoint:
             saved = FirstOutputs(tensors.pop("first_outputs").cpu(), found.facts["device"])
             trained: FittedModel = rebuild(kind, tensors, facts, options)
         except InputError as error:
-            raise InputError("checkpoint", error.expected, error.got, error.remedy) from error
+            fail_checkpoint("one of this model", error_text(error))
         if found.facts["identity"] != self.identity:
             expected = "one made with the same model, data and settings"
             fail_checkpoint(expected, f"another in {self.folder}")

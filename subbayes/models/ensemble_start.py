@@ -40,19 +40,16 @@ from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.warning import warn_user
 
-__all__ = ["NOISE_REMEDY", "EnsembleStart", "ensemble_settings", "starts_at_ensemble"]
-
-NOISE_REMEDY = (
-    "use HeteroscedasticGaussian(global_variance=1e-6), whose noise is an output of the network, "
-    "or pass a known noise"
-)
-"""What to do about noise that is fixed while all weights are sampled."""
+__all__ = ["EnsembleStart", "ensemble_settings", "starts_at_ensemble"]
 
 _FIXED = (
     "likelihood: its parameters, such as the noise, stay as the members learned them while all "
     "weights are sampled"
 )
-_STALE = f"{_FIXED}, which is too small where members fit the rows closely: {NOISE_REMEDY}"
+_STALE = (
+    f"{_FIXED}, which is too small where members fit the rows closely: use a heteroscedastic "
+    "likelihood, whose noise is an output of the network (global_variance=1e-6), or a known noise"
+)
 
 
 def starts_at_ensemble(sampling: Sampling) -> bool:

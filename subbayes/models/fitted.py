@@ -23,7 +23,7 @@ from subbayes.inference.engine import ENGINES
 from subbayes.inference.tempering import TemperatureChoice
 from subbayes.likelihoods import Likelihood, Weighted, saved_likelihood
 from subbayes.likelihoods.target_parts import split_targets
-from subbayes.models.presets import describe_preset, preset_warnings, with_preset_remedies
+from subbayes.models.presets import PRESET_REMEDY, describe_preset, preset_warnings
 from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
 from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
@@ -376,7 +376,7 @@ class FittedModel(Predictor):
             found = agreement.warnings() + found
         if (chosen := self.settings.get("preset")) is None:
             return found
-        return preset_warnings(chosen) + [with_preset_remedies(line) for line in found]
+        return preset_warnings(chosen) + found + [PRESET_REMEDY] * bool(found)
 
     def tensors(self) -> dict[str, Any]:
         """Network, subspace, draws, and start points of an ensemble."""

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from subbayes.training.configuration import Training
 
-if TYPE_CHECKING:
-    pass
-
-__all__ = [
-    "PRESETS",
-    "Preset",
-    "describe_preset",
-    "largest",
-    "preset_warnings",
-    "with_preset_remedies",
-]
+__all__ = ["PRESETS", "PRESET_REMEDY", "Preset", "describe_preset", "largest", "preset_warnings"]
 
 
 @dataclass(frozen=True)
@@ -130,6 +120,8 @@ def describe_preset(record: Mapping[str, Any]) -> str:
 
 _UNKNOWN = 1e30  # the standard error of a gain of densities that are not finite
 _MORE_TIME = "give it more time (budget=...)"
+PRESET_REMEDY = f"preset: it chose the sizes of this run: {_MORE_TIME}, or leave preset out"
+"""A line after the warnings of draws, whose remedies name what a preset chooses itself."""
 
 
 def preset_warnings(record: Mapping[str, Any]) -> list[str]:
@@ -160,32 +152,3 @@ def preset_warnings(record: Mapping[str, Any]) -> list[str]:
         f"chains of {best['steps']} steps scored {-gain:.2f} ± {error:.2f} below the ensemble at "
         f"which they started: {_MORE_TIME}, or use deep_ensemble(...)"
     ]
-
-
-_REMEDIES = {
-    "run longer (draws=...), or warm up longer (warmup=...)": _MORE_TIME,
-    "run longer (draws=...)": _MORE_TIME,
-    "warm up longer (warmup=...)": _MORE_TIME,
-    "raise time_limit, or set it to None": _MORE_TIME,
-    "Raise time_limit, or set it to None, for more epochs": "Give it more time (budget=...)",
-    "lower target=..., or start elsewhere (initial=...)": _MORE_TIME
-    + ", or leave preset out and use inference='nuts'",
-    "lower learning_rate to avoid it": "look for outliers in X and y, or leave preset out and "
-    "lower learning_rate",
-    "use HeteroscedasticGaussian(global_variance=1e-6), whose noise is an output of the network, "
-    "or pass a known noise": "use likelihood='heteroscedastic', whose noise is an output of the "
-    "network",
-}
-"""By remedies of warnings that may arise in the fit of a preset, what it offers in their place."""
-
-
-def with_preset_remedies(message: str) -> str:
-    """A warning of a fit with a preset, which names no argument that the preset chooses.
-
-    Example:
-        >>> with_preset_remedies("fewer than 4 draws per chain: run longer (draws=...)")
-        'fewer than 4 draws per chain: give it more time (budget=...)'
-    """
-    for remedy, own in _REMEDIES.items():
-        message = message.replace(remedy, own)
-    return message

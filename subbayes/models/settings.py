@@ -215,7 +215,7 @@ class TableSettings:
         named |= {key: part.pop("name") for key, part in parts.items() if "name" in part}
         found = {key: named.get(key, getattr(self, key)) for key in resolve}
         found |= {
-            key: _with_settings(key, resolve[key](found[key]), part)
+            key: change(resolve[key](found[key]), part, f"{key}.")
             for key, part in parts.items()
             if part
         }
@@ -335,19 +335,6 @@ def _engine(inference: Any) -> Any:
     from subbayes.inference.engine import engine_of
 
     return engine_of(inference)
-
-
-def _with_settings(key: str, config: Any, changes: Mapping[str, Any]) -> Any:
-    """Change settings of a subspace or an engine; errors name it."""
-    try:
-        return change(config, changes)
-    except InputError as error:
-        raise InputError(
-            f"{key}.{error.argument}",
-            error.expected or f"settings of {config.name!r}, which has none",
-            f"{error.got} for {config.name!r}",
-            error.remedy,
-        ) from None
 
 
 def encode_parameters(params: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

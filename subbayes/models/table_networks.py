@@ -18,20 +18,12 @@ from subbayes.likelihoods import (
     Weighted,
     as_likelihood,
 )
-from subbayes.models.ensemble_start import NOISE_REMEDY
 from subbayes.models.settings import LIKELIHOODS, TableSettings
 from subbayes.networks.mlp import MLP
 from subbayes.utils.checks import check_choice, fail
 from subbayes.utils.seeding import derive_seed
 
-__all__ = [
-    "Rows",
-    "make_likelihood",
-    "make_module",
-    "split_validation",
-    "with_table_remedies",
-    "without_global_variance",
-]
+__all__ = ["Rows", "make_likelihood", "make_module", "split_validation", "without_global_variance"]
 
 _LEAST_VARIANCE = 1e-6
 _SPLIT_STREAM = 2  # the random stream of the seed that splits off validation rows
@@ -64,7 +56,7 @@ def make_likelihood(
     """
     check_choice("task", task, LIKELIHOODS)
     name = LIKELIHOODS[task][0] if name is None else name
-    check_choice("likelihood", name, LIKELIHOODS[task])
+    check_choice("likelihood", name, LIKELIHOODS[task], "subbayes.models.settings.LIKELIHOODS")
     if task == "classification":
         return Categorical(int(y.max()) + 1 if n_classes is None else n_classes)
     if name == "poisson":
@@ -111,18 +103,6 @@ def without_global_variance(likelihood: Likelihood) -> Likelihood:
     if not isinstance(likelihood.likelihood, HeteroscedasticGaussian):
         return likelihood
     return dataclasses.replace(likelihood, likelihood=HeteroscedasticGaussian(_LEAST_VARIANCE))
-
-
-def with_table_remedies(message: str) -> str:
-    """A warning about the likelihood of a table, which names what estimators and commands offer.
-
-    Example:
-        >>> with_table_remedies(f"likelihood: its noise is fixed: {NOISE_REMEDY}")
-        "likelihood: its noise is fixed: use likelihood='heteroscedastic', whose noise is an \
-output of the network"
-    """
-    own = "use likelihood='heteroscedastic', whose noise is an output of the network"
-    return message.replace(NOISE_REMEDY, own)
 
 
 def make_module(

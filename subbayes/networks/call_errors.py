@@ -1,8 +1,7 @@
-"""What is wrong where a call of a module raises an error: the inputs, or the module's own code."""
+"""Errors of calls of a module."""
 
 from __future__ import annotations
 
-import dis
 import inspect
 import traceback
 from collections.abc import Callable
@@ -11,13 +10,17 @@ from typing import Any, NoReturn
 
 import torch
 
-from subbayes.utils.checks import closest, fail
+from subbayes.utils.checks import InputError, closest, error_text, fail
 from subbayes.utils.trees import leaves
 from subbayes.utils.types import Inputs
 
-__all__ = ["fail_of_call", "remedy_of_shape"]
+__all__ = ["CallError", "fail_of_call", "remedy_of_shape"]
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+class CallError(InputError):
+    """The forward of a module raised an error, the cause, for some inputs."""
 
 
 def fail_of_call(
@@ -28,7 +31,7 @@ def fail_of_call(
     *,
     later: bool = False,
 ) -> NoReturn:
-    """Raise an `InputError` about the inputs, or about the module if its own code failed.
+    """Raise a `CallError`, or an `InputError` for inputs that are not arguments of the forward.
 
     Args:
         error: what the call raised.
@@ -39,46 +42,26 @@ def fail_of_call(
     """
     if forward is not None:
         _check_signature(forward, rows, error)
-    reason = f"{type(error).__name__}: {str(error)}" if str(error) else type(error).__name__
-    reason = " ".join(reason.split())
-    if "more than 1 value per channel when training" in reason:
-        fail(
-            "module",
-            "normalisation with running statistics",
-            "normalisation by the rows of a batch, also in evaluation mode",
-            "Use track_running_stats=True, or batch_norm with training=self.training",
-            cause=error,
-        )
+    raised = f"{type(error).__name__}: {error_text(error)}"
     if later and not remedy_of_shape(rows):
-        fail(
+        raise CallError(
             "module",
             "a forward that takes any number of rows in each call",
-            f"{reason[:200]} in a later call with one row",
-            "Start the states of recurrent layers in each call, and pass a graph as one row",
-            cause=error,
+            f"{raised} in a later call with one row",
+            "Normalise by running statistics, start recurrent states in each call, and pass a "
+            "graph as one row",
+        ) from error
+    tensors = leaves(rows)
+    which = " and ".join(f"rows of shape {tuple(t.shape[1:])}, {t.dtype}" for t in tensors)
+    if any(t.is_floating_point() and t.dtype != dtype for t in tensors):
+        remedy = f"Convert the inputs with .to({dtype})"
+    else:
+        remedy = remedy_of_shape(rows) or (
+            "Convert the inputs (whole numbers with .float()) or reshape them, or correct the "
+            f"forward{_place_of(error)}; a graph is one row, a single row is X[:1]"
         )
-    which = " and ".join(f"rows of shape {tuple(t.shape[1:])}, {t.dtype}" for t in leaves(rows))
-    reason, where = reason[:200], _place_of(error)
-    if not _is_of_operation(error):
-        fail(
-            "module",
-            f"a forward that takes {which}",
-            f"{reason} (raised in its forward{where})",
-            "Correct the forward of the module, or pass the inputs that it takes",
-            cause=error,
-        )
-    odd = [t for t in leaves(rows) if t.is_floating_point() and t.dtype != dtype]
-    fail(
-        "inputs",
-        "what the module takes",
-        f"{which}, for which its forward raised {reason}",
-        f"Convert the inputs with .to({dtype})"
-        if odd
-        else remedy_of_shape(rows)
-        or "Convert or reshape the inputs (whole numbers with .float()); a graph is one row, a "
-        "single row is X[:1]",
-        cause=error,
-    )
+    got = f"{which}, for which its forward raised {raised}"
+    raise CallError("inputs", "what the module takes", got, remedy) from error
 
 
 def remedy_of_shape(inputs: Inputs) -> str:
@@ -128,22 +111,6 @@ def _check_signature(
         fail("inputs", expected, got, remedy, cause)
 
 
-def _is_of_operation(error: Exception) -> bool:
-    """Whether an operation of torch failed, as it does for inputs of another shape or dtype.
-
-    Other errors are in the code of the module: those of other types, and those that a statement
-    `raise` or `assert` outside torch raises.
-    """
-    if not isinstance(error, (RuntimeError, IndexError, ValueError, AssertionError)):
-        return False
-    last = error.__traceback__
-    assert last is not None
-    while last.tb_next is not None:
-        last = last.tb_next
-    instruction = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]]
-    return _room(last.tb_frame) == "torch" or instruction != "RAISE_VARARGS"
-
-
 def _place_of(error: Exception) -> str:
     """The innermost line of the user's own code in a stack trace; empty if there is none."""
     frames = traceback.walk_tb(error.__traceback__)
@@ -151,7 +118,7 @@ def _place_of(error: Exception) -> str:
     if not own:
         return ""
     frame, line = own[-1]
-    return f", line {line} of {Path(frame.f_code.co_filename).name}"
+    return f" (line {line} of {Path(frame.f_code.co_filename).name})"
 
 
 def _room(frame: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -34,8 +34,6 @@ __all__ = [
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _INPUT_GRADIENTS = re.compile("make_inputs?_requires?_grads?")
-_OF_PAD_TOKEN = re.compile("padding token|pad_token", re.IGNORECASE)
-_OF_INDICES = re.compile("index|indices|class values", re.IGNORECASE)
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:
@@ -85,7 +83,11 @@ def call_with(
             among the values, such as those of a damaged file, that are no indices; a classifier of
             transformers without a pad token.
     """
-    with _naming_embeddings(module), _naming_pad_token(), _naming_buffers(module, values or {}):
+    with (
+        _naming_embeddings(module),
+        _naming_pad_token(module),
+        _naming_buffers(module, values or {}),
+    ):
         if values is None:
             return module(*args, **kwargs or {})
         others = {name: values[first] for name, first in tied.items() if first in values}
@@ -113,8 +115,6 @@ def _naming_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> Iterator
     try:
         yield
     except (IndexError, RuntimeError) as error:
-        if not _OF_INDICES.search(str(error)):
-            raise
         for name, own in module.named_buffers():
             found = values.get(name, own)
             if not (own.ndim and own.numel()) or own.is_floating_point() or own.is_complex():
@@ -140,30 +140,31 @@ def _naming_embeddings(module: nn.Module) -> Iterator[None]:
         yield
     except IndexError as error:
         sizes = [part.num_embeddings for part in module.modules() if isinstance(part, _EMBEDDINGS)]
-        if not sizes or "index out of range" not in str(error):
+        if not sizes:
             raise
         shown = ", ".join(map(str, dict.fromkeys(sizes)))
         fail(
             "inputs",
             f"indices from 0 below the number of rows of an embedding of the module ({shown})",
-            "one outside",
+            f"IndexError: {error_text(error)}",
             "Use the vocabulary that the module was made with",
             cause=error,
         )
 
 
 @contextmanager
-def _naming_pad_token() -> Iterator[None]:
+def _naming_pad_token(module: nn.Module) -> Iterator[None]:
     """Raise an `InputError` where a classifier needs a pad token for several rows."""
     try:
         yield
-    except Exception as error:
-        if not _OF_PAD_TOKEN.search(str(error)):
+    except ValueError as error:
+        configs = (getattr(part, "config", None) for part in module.modules())
+        if all(getattr(config, "pad_token_id", 0) is not None for config in configs):
             raise
         fail(
             "module",
             "a pad token in its configuration, since rows are evaluated together",
-            "none",
+            f"none, and ValueError: {error_text(error)}".rstrip("."),
             "Set model.config.pad_token_id = tokenizer.pad_token_id, or to a token that no row has "
             "if none is padded, which changes no output",
             cause=error,
@@ -232,12 +233,8 @@ def _outside_transforms(hook: Any) -> Any:
 
 
 def _call_outside_transforms(hook: Any, *args: Any) -> Any:
-    try:
+    with suppress(RuntimeError):  # as transforms raise for requires_grad_()
         return hook(*args)
-    except RuntimeError as error:
-        if "functorch transform" not in str(error):
-            raise
-        return None
 
 
 def shared_copy(module: nn.Module, copied: Container[str] = ()) -> nn.Module:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
 
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import error_text, fail
 
 __all__ = ["check_transforms", "vjp"]
-
-_REFUSED = ("setup_context", "requires_grad_()")
-"""Parts of torch's messages about an old `autograd.Function` and about `requires_grad_()`."""
 
 
 def vjp(
@@ -34,11 +32,8 @@ def vjp(
         >>> pull(torch.tensor([1.0, 2.0]))
         (tensor([1., 2.]),)
     """
-    try:
+    with suppress(RuntimeError):
         return torch.func.vjp(function, at)  # type: ignore[return-value]
-    except RuntimeError as error:
-        if not any(reason in str(error) for reason in _REFUSED):
-            raise
     with torch.enable_grad():
         at = at.detach().clone().requires_grad_()
         value = function(at)
@@ -62,15 +57,10 @@ def check_transforms(function: Callable[[Tensor], Tensor], at: Tensor) -> None:
         with torch.no_grad():
             torch.func.vjp(function, at)
     except RuntimeError as error:
-        if not any(reason in str(error) for reason in _REFUSED):
-            raise
-        reason = "with an autograd.Function without setup_context"
-        if "setup_context" not in str(error):
-            reason = "which calls requires_grad_() in place of torch.func.grad"
         fail(
             "module",
-            "layers that torch.func differentiates, for products with the curvature",
-            f"{_innermost_layer(error)}, {reason}",
+            "layers that torch.func differentiates",
+            f"{_innermost_layer(error)}, which raises {type(error).__name__}: {error_text(error)}",
             "Use inference='elliptical-slice', 'nuts' or 'laplace-linearised', which do without",
             error,
         )

@@ -119,8 +119,9 @@ class Predictive:
                 fail(
                     "predictions",
                     f"a finite {name}",
-                    f"{values[row, target].item()} (first in row {row})",
+                    values[row, target].item(),
                     "Check the inputs, which may be far from those of training, and the priors",
+                    row=row,
                 )
         return self._array(values)
 
@@ -393,7 +394,7 @@ class Predictive:
         if bool((bad := values.isnan()).any()):
             row = int(bad.nonzero()[0, 1])
             expected, remedy = "draws that are numbers", "Check the inputs, and the priors"
-            fail("predictions", expected, f"nan (first in row {row})", remedy)
+            fail("predictions", expected, "nan", remedy, row=row)
         return self._array(values)
 
     def with_index(self, index: pd.Index) -> Predictive:
@@ -514,10 +515,11 @@ def check_outputs(outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> No
         fail(
             "model",
             "finite outputs of the network",
-            f"{int(bad.sum())} NaN or infinite ones (first in row {row})",
+            f"{int(bad.sum())} NaN or infinite ones",
             "Check the inputs, fit with a lower learning rate, or load another file",
+            row=row,
         )
     if not likelihood.per_position and bool((p := likelihood.classes(outputs)).isnan().any()):
         row = int(p.isnan().any(2).any(0).nonzero()[0])
         remedy = "Let the network mask fewer classes"
-        fail("model", "an allowed class in each row", f"outputs of -inf alone in row {row}", remedy)
+        fail("model", "an allowed class in each row", "outputs of -inf alone", remedy, row=row)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +26,7 @@ from subbayes.semistructured.formula_grammar import check_formula, formula_error
 from subbayes.semistructured.formula_numbers import model_matrix
 from subbayes.semistructured.network_places import check_parameter
 from subbayes.semistructured.predictors import Deep
-from subbayes.utils.checks import InputError, fail, fail_type, number_text
+from subbayes.utils.checks import fail, fail_type, number_text
 
 __all__ = [
     "AuxiliaryColumns",
@@ -295,8 +294,7 @@ class RowEncoder:
         for name, part in self.deep.items():
             if part.columns is not None:
                 check_columns(part.columns, frame)
-                with _network_errors(name):
-                    self.column_encoders[name] = TabularEncoder().fit(frame[list(part.columns)])
+                self.column_encoders[name] = TabularEncoder().fit(frame[list(part.columns)])
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -364,33 +362,9 @@ class RowEncoder:
             InputError: missing values, or levels unseen in training, by column.
         """
         encoder = self.column_encoders[name]
-        with _network_errors(name):
-            check_complete(encoder.columns_, frame)
-            values = encoder.transform(frame[encoder.columns_])
+        check_complete(encoder.columns_, frame)
+        values = encoder.transform(frame[encoder.columns_])
         return torch.from_numpy(values).to(self.dtype)
-
-
-_ENCODER_OPTIONS = (
-    ", or use unknown='ignore'",
-    ", or raise max_categories",
-    ", or name it in categorical=[...]",
-)  # remedies of TabularEncoder that a user of a network's columns cannot apply
-
-
-@contextmanager
-def _network_errors(name: str) -> Iterator[None]:
-    """Name the network in errors about its columns."""
-    try:
-        yield
-    except InputError as error:
-        if not error.expected:
-            raise
-        argument, remedy = error.argument, error.remedy
-        for option in _ENCODER_OPTIONS:
-            remedy = remedy.replace(option, "")
-        if argument == "X":
-            argument = f"columns of deep[{name!r}]"
-        raise InputError(argument, error.expected, error.got, remedy) from None
 
 
 def network_input(name: str, value: Any, n: int) -> Tensor:

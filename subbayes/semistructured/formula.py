@@ -46,7 +46,7 @@ from subbayes.semistructured.terms.law import Law, LearnedTerm
 from subbayes.semistructured.terms.parsing import check_right_side, learn_terms
 from subbayes.semistructured.terms.splitting import sides_of, without_r_names
 from subbayes.semistructured.written_names import written_as
-from subbayes.utils.checks import InputError, check_choice, closest, fail, fail_type
+from subbayes.utils.checks import InputError, check_choice, closest, fail, fail_type, one_of
 from subbayes.utils.warning import warn_user
 
 __all__ = ["Design", "NewLevels", "Term", "formula_variables", "split_formula"]
@@ -330,7 +330,7 @@ class Design:
         if len(readers) == 1:
             return readers[0]
         known = [term.name for term in self.terms]
-        fail("term", "one of " + ", ".join(map(repr, known)), repr(name), closest(name, known))
+        fail("term", one_of(known, "summary()"), repr(name), closest(name, known))
 
     def levels(self) -> dict[str, list[Any]]:
         """Levels of each factor, by the column of the data frame or the expression."""
@@ -563,7 +563,7 @@ class Design:
             raise error
         for name, (low, high) in self._ranges.items():
             beyond = int(((frame[name] < low) | (frame[name] > high)).sum())
-            if beyond and "extend beyond" in str(error):
+            if beyond:
                 fail(
                     name,
                     f"values from {low:g} to {high:g}, the range of the splines in training",

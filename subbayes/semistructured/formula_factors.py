@@ -22,7 +22,7 @@ from subbayes.semistructured.formula_checks import (
     random_intercepts,
 )
 from subbayes.semistructured.formula_numbers import CONVERSION, FUNCTIONS, without_quotes
-from subbayes.utils.checks import InputError, fail
+from subbayes.utils.checks import InputError, closest, fail
 
 __all__ = ["SHAPE", "SUMMANDS", "Factor", "parse_errors"]
 
@@ -197,12 +197,12 @@ class Factor:
         return max(min(math.prod(levels), max(len(frame), *levels)), self.splines)
 
     def _refuse(self, got: str) -> NoReturn:
-        known = ", ".join([*(_ELEMENTWISE if self.response else _TERMS | _TRANSFORMS)])
-        expected = f"columns, numbers, operators and the functions {known}"
+        known = [*(_ELEMENTWISE if self.response else _TERMS | _TRANSFORMS)]
         if not self.response:
-            expected += f", as summands {', '.join(SUMMANDS)}"
-        expected += ", " + ", ".join(f"np.{name}" for name in _NUMPY if name not in FUNCTIONS)
-        remedy = ""
+            known += SUMMANDS
+        known += [f"np.{name}" for name in _NUMPY if name not in FUNCTIONS]
+        expected = "columns, numbers, operators and functions of docs/methods/semi-structured.md"
+        remedy = closest(got.strip("'\"").partition("(")[0], known)
         if self.response and "cbind(" in self.text:
             remedy = "Write 'successes | trials(n)' in the place of cbind(successes, n - successes)"
         fail(self.argument, expected, f"{got} in {self.text!r}", remedy)

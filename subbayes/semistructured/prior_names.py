@@ -13,7 +13,7 @@ from subbayes.semistructured.effect_priors import Exponential, HalfNormal, Norma
 from subbayes.semistructured.horseshoe import Horseshoe
 from subbayes.semistructured.lkj import LKJ
 from subbayes.semistructured.saved_priors import QUICK
-from subbayes.utils.checks import InputError, check_positive, fail
+from subbayes.utils.checks import check_positive, closest, fail
 from subbayes.utils.literal_calls import literal_call
 
 __all__ = ["PRIORS_BY_NAME", "prior_from_text"]
@@ -68,7 +68,8 @@ def prior_from_text(argument: str, text: str) -> Any:
     if call is not None and call.name.startswith(_SCIPY):
         name = call.name.removeprefix(_SCIPY)
         if name not in QUICK:
-            fail(argument, f"scipy. with one of {', '.join(QUICK)}", repr(text))
+            expected = f"one of the {len(QUICK)} distributions of SciPy that it may name"
+            fail(argument, expected, repr(text), closest(name, QUICK))
         made = getattr(stats, name)
         try:
             return made(*call.values, **call.options)
@@ -77,16 +78,8 @@ def prior_from_text(argument: str, text: str) -> Any:
             expected = f"{call.name}({shapes}loc, scale)"
             fail(argument, expected, repr(text), cause=error)
     if call is None or call.name.lower() not in PRIORS_BY_NAME:
-        listed = [f"{name}{_parameters(made)}" for name, made in PRIORS_BY_NAME.items()]
-        expected = f"a scale, {', '.join(listed)} or scipy.NAME(...)"
-        fail(argument, expected, repr(text))
+        expected = "a scale, or a call such as normal(0, 2), student_t(3, 0, 2.5) or scipy.NAME()"
+        name = text.partition("(")[0]
+        fail(argument, expected, repr(text), closest(name, PRIORS_BY_NAME))
     made = PRIORS_BY_NAME[call.name.lower()]
-    options = call.bound(signature(made))
-    try:
-        return made(**options)
-    except InputError as error:
-        fail(f"{argument}, {error.argument}", error.expected, repr(text), cause=error)
-
-
-def _parameters(made: Callable[..., Any]) -> str:
-    return f"({', '.join(signature(made).parameters)})"
+    return made(**call.bound(signature(made)))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,6 +19,7 @@ from subbayes.data.frames import read_frame
 from subbayes.data.levels import listed
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.families import Family
+from subbayes.networks.call_errors import CallError
 from subbayes.networks.network import Network
 from subbayes.semistructured.default_priors import default_priors, predictor_sd
 from subbayes.semistructured.design_data import (
@@ -51,7 +51,7 @@ from subbayes.semistructured.identifiability import check_identified
 from subbayes.semistructured.network_places import check_has_columns, with_classes
 from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors, with_own_statistics
 from subbayes.semistructured.structured_predictor import StructuredPredictor
-from subbayes.utils.checks import InputError, fail
+from subbayes.utils.checks import error_text, fail
 from subbayes.utils.warning import warn_user
 
 __all__ = ["PreparedModel", "Specification"]
@@ -209,8 +209,7 @@ class Specification:
         family = self.family.with_classes(response.labels or ())
         deep = with_own_statistics(with_classes(self.deep, family))
         known = given_values(family, frame)
-        with _named(response.name):
-            family.check_known(y, known)
+        family.check_known(y, known)
         without = ("mu",) if family.n_thresholds else ()
         counts = self._counts(frame)
         design = Design(family.right_sides(right), frame, without, most_effects, counts)
@@ -219,8 +218,7 @@ class Specification:
         if self.orthogonal is True:
             check_has_columns(deep, design, family)
         targets = self.targets(frame, y)
-        with _named(response.name):
-            family.check_targets(targets)
+        family.check_targets(targets)
         y = family.level_values(y, known)
         matrix, offsets = design.rows(frame)
         offset = offsets[:, 0] + self.auxiliary.total_offset(frame, family)
@@ -341,9 +339,7 @@ class Specification:
         few = {name: tensor[:2] for name, tensor in inputs.items()}
         try:
             Network(Predictors(structured, deep)).check(few)
-        except InputError as error:
-            if error.argument != "inputs":
-                raise
+        except CallError as error:
             shown = [
                 f"{name!r} {_describe(few[f'deep {name}'], encoder.column_encoders.get(name))}"
                 for name in self.deep
@@ -351,22 +347,11 @@ class Specification:
             fail(
                 "deep",
                 "modules that take " + "; ".join(shown),
-                error.got.partition(": ")[2] or error.got,
+                error_text(error.__cause__ or error),
                 "Give the first layer of each as many inputs",
+                error,
             )
         return deep
-
-
-@contextmanager
-def _named(response: str) -> Iterator[None]:
-    """Errors about responses say which column they are."""
-    try:
-        yield
-    except InputError as error:
-        if error.argument != "y" or response == "y":
-            raise
-        expected = f"{error.expected} in the response {response!r}"
-        raise InputError("y", expected, error.got, error.remedy) from None
 
 
 def _declared_classes(frame: pd.DataFrame, response: str) -> pd.Index | None:

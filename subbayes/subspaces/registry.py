@@ -48,7 +48,7 @@ def subspace_method(subspace: SubspaceChoice) -> SubspaceMethod:
     if isinstance(subspace, Subspace):
         return FixedSubspace(subspace)
     if isinstance(subspace, str):
-        check_choice("subspace", subspace, SUBSPACES)
+        check_choice("subspace", subspace, SUBSPACES, "subbayes.subspaces.registry.SUBSPACES")
         return SUBSPACES[subspace]()
     if isinstance(subspace, type):
         name = subspace.__name__

@@ -20,14 +20,12 @@ from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.models.checkpoint import check_checkpoint
 from subbayes.models.fit import fit
 from subbayes.models.fitted import FittedModel
-from subbayes.models.presets import with_preset_remedies
 from subbayes.models.settings import TableSettings
 from subbayes.models.table_networks import (
     Rows,
     make_likelihood,
     make_module,
     split_validation,
-    with_table_remedies,
     without_global_variance,
 )
 from subbayes.networks.mlp import MLP
@@ -42,7 +40,6 @@ from subbayes.tables.preset_choice import choose_settings, with_record
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.files import fail_damaged
-from subbayes.utils.warning import reworded_warnings
 
 __all__ = [
     "SPARSE",
@@ -126,13 +123,11 @@ def fit_arrays(
     if settings.preset is not None:
         if method is not None:
             fail("preset", f"None for {method!r}", repr(settings.preset), "Leave one of them out")
-        with reworded_warnings(with_preset_remedies):
-            choice = choose_settings((x, y), task, settings, n_classes=n_classes, weights=weights)
-            fitted = _fit_posterior((x, y), task, choice.settings, n_classes, weights)
+        choice = choose_settings((x, y), task, settings, n_classes=n_classes, weights=weights)
+        fitted = _fit_posterior((x, y), task, choice.settings, n_classes, weights)
         return with_record(fitted, choice)
     if method is None:
-        with reworded_warnings(with_table_remedies):
-            return _fit_posterior((x, y), task, settings, n_classes, weights)
+        return _fit_posterior((x, y), task, settings, n_classes, weights)
     check_choice("method", method, BASELINES)
     likelihood = make_likelihood(settings.likelihood, task, y, n_classes, weights)
     module = make_module(settings, likelihood, x, y, weights)

@@ -33,11 +33,18 @@ from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings, configured, encode_parameters
 from subbayes.predictions.predictive import Predictive
 from subbayes.tables.array_model import fit_arrays, labelled, predict_matrix
-from subbayes.tables.sklearn_errors import one_line_errors
-from subbayes.utils.checks import InputError, check_finite, check_same_length, error_text, fail
+from subbayes.utils.checks import (
+    InputError,
+    InputTypeError,
+    check_finite,
+    check_same_length,
+    error_text,
+    fail,
+)
 from subbayes.utils.configuration import change
 from subbayes.utils.files import fail_damaged
 from subbayes.utils.saving import nested_facts, read, rebuild, save
+from subbayes.utils.text_table import printable
 
 __all__ = ["Classifier", "Estimator", "Regressor"]
 
@@ -113,8 +120,7 @@ class Estimator(BaseEstimator):
     def _seed(self) -> int:
         if isinstance(self.random_state, (int, np.integer)):
             return int(self.random_state)
-        with one_line_errors():
-            state = check_random_state(self.random_state)
+        state = check_random_state(self.random_state)
         return int(state.randint(np.iinfo(np.int32).max))
 
     # --- parameters -------------------------------------------------------------------------
@@ -137,8 +143,7 @@ class Estimator(BaseEstimator):
             name, separator, field = key.partition("__")
             if separator and name in self._defaults:
                 nested.setdefault(name, {})[field] = params.pop(key)
-        with one_line_errors():
-            super().set_params(**params)
+        super().set_params(**params)
         for name, changes in nested.items():
             config = configured(name, getattr(self, name), self._defaults[name])
             setattr(self, name, change(config, changes))
@@ -163,16 +168,15 @@ class Estimator(BaseEstimator):
         check_not_masked("X", X)
         _check_no_dates("X", X)
         try:
-            with one_line_errors():
-                X = validate_data(
-                    self,
-                    X,
-                    dtype=np.float64,
-                    ensure_all_finite=False,
-                    reset=fitting,
-                    ensure_min_samples=2 if fitting else 1,
-                )
-        except InputError:
+            X = validate_data(
+                self,
+                X,
+                dtype=np.float64,
+                ensure_all_finite=False,
+                reset=fitting,
+                ensure_min_samples=2 if fitting else 1,
+            )
+        except (TypeError, ValueError) as error:
             axes = X.ndim if hasattr(X, "ndim") else np.asarray(X, dtype=object).ndim
             if axes == 1:
                 fail(
@@ -183,7 +187,8 @@ class Estimator(BaseEstimator):
                 )
             text = _first_text(X)
             if text is None:
-                raise
+                kind = InputTypeError if isinstance(error, TypeError) else InputError
+                raise kind(printable(error_text(error))) from error
             fail(
                 "X",
                 "numbers",
@@ -204,8 +209,7 @@ class Estimator(BaseEstimator):
         _check_no_dates("y", y)
         _check_no_missing(y)
         check_not_masked("y", y)
-        with one_line_errors():
-            y = column_or_1d(y, warn=True)
+        y = column_or_1d(y, warn=True)
         y = native_array("y", y) if y.dtype.kind in "uf" else y
         check_same_length(["X", "y"], [n, len(y)])
         if y.dtype.kind == "f":
@@ -409,8 +413,7 @@ class Classifier(ClassifierMixin, Estimator):
         X = self._check_X(X, fitting=True)
         y = self._check_y(y, len(X))
         check_label_types({type(label): label for label in np.ravel(y).tolist()}.values())
-        with one_line_errors():
-            check_classification_targets(y)
+        check_classification_targets(y)
         X, y, weights = _weighted_rows(X, y, sample_weight)
         self.classes_, codes = np.unique(y, return_inverse=True)
         check_text("y", self.classes_)
@@ -499,8 +502,8 @@ def _check_no_missing(y: Any) -> None:
     values = np.asarray(y, dtype=object).ravel()
     absent = np.array([value is None or value is pd.NA or value != value for value in values])
     if absent.any():
-        where = f"(first in row {int(absent.argmax())})"
-        fail("y", "no missing targets", f"{int(absent.sum())} missing {where}", "Drop those rows")
+        got, row = f"{int(absent.sum())} missing", int(absent.argmax())
+        fail("y", "no missing targets", got, "Drop those rows", row=row)
 
 
 def _first_text(X: Any) -> str | None:

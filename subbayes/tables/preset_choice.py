@@ -47,7 +47,8 @@ from subbayes.tables.held_out import LOWEST, HeldOut
 from subbayes.tables.preset_checkpoint import PresetCheckpoint
 from subbayes.tables.preset_sampling import Clock, PlannedMCLMC, step_seconds
 from subbayes.tables.preset_timing import training_seconds
-from subbayes.utils.checks import InputError, fail
+from subbayes.training.loop import Diverged
+from subbayes.utils.checks import fail
 from subbayes.utils.progress import progress_bar, say
 from subbayes.utils.seeding import derive_seed
 
@@ -278,7 +279,7 @@ class _Search:
                 records.append({"hidden": list(hidden), "weight_decay": decay, "score": score})
                 bar.update(1)
         if all(ensemble is None for ensemble in found):
-            fail(
+            raise Diverged(
                 "preset",
                 "networks whose training loss stays finite",
                 "every candidate diverged",
@@ -301,9 +302,7 @@ class _Search:
         """The ensemble of a candidate, or None if it diverges."""
         try:
             members = self._train(candidate, epochs)
-        except InputError as error:
-            if error.argument != "learning_rate":
-                raise
+        except Diverged:
             return None
         results = [replace(one, likelihood=one.likelihood.unweighted) for one in members.results]
         inputs = self._data(1).inputs

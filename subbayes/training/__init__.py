@@ -3,6 +3,7 @@
 from subbayes.utils.namespace import lazy_imports
 
 _NAMES = {
+    "Diverged": "loop",
     "ExtraParameters": "curve",
     "TrajectoryRecorder": "trajectory",
     "WeightCurve": "weight_curve",

@@ -18,7 +18,7 @@ from torch import Tensor
 from subbayes.likelihoods import Likelihood, Standardized
 from subbayes.training.configuration import Training
 from subbayes.training.trajectory import TrajectoryRecorder
-from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.checks import InputError, check_choice, check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.seeding import give_way, outside_forks
 from subbayes.utils.trees import leaves
@@ -26,6 +26,7 @@ from subbayes.utils.types import Inputs, Targets
 from subbayes.utils.warning import warn_user
 
 __all__ = [
+    "DIVERGED_REMEDY",
     "LEAST_SNAPSHOTS",
     "Checkpoint",
     "Diverged",
@@ -43,9 +44,13 @@ LEAST_SNAPSHOTS = 10
 History = dict[str, list[float]]
 State = dict[str, Any]
 
+DIVERGED_REMEDY = "Lower the learning rate, standardise the inputs, or set clip_norm"
 
-class Diverged(Exception):
-    """A step of training returned NaN or infinity; the message says where."""
+
+class Diverged(InputError):
+    """Training that diverged: its loss or its weights became NaN or infinite."""
+
+    __module__ = "subbayes"
 
 
 class Trainable(ABC):
@@ -137,12 +142,12 @@ class Trainable(ABC):
             if not (math.isfinite(loss) and finite) and not self.keeps_diverged:
                 got = "infinite weights" if math.isfinite(loss) else f"{loss:g}"
                 where = f" of member {m}" if self.members > 1 else ""
-                fail(
+                raise Diverged(
                     self.rate_argument,
                     "a training loss that stays finite",
                     f"{got} in epoch {number + 1}{where} at learning rate "
                     f"{self.training.learning_rate:g}",
-                    "Lower the learning rate, standardise the inputs, or set clip_norm",
+                    DIVERGED_REMEDY,
                 )
         rate = self.training.rate(number)
         members = zip(means, self.mean_weights(), self.likelihoods, strict=True)
@@ -228,6 +233,8 @@ def run(
             try:
                 metrics = task.epoch(number, after_step)
             except Diverged as error:
+                if not task.recovers:
+                    raise
                 task.restore(last)
                 warn_user(
                     f"{error} in epoch {number + 1}: training ends with the state of the epoch "

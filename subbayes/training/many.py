@@ -24,7 +24,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.networks.token_outputs import output_for
 from subbayes.training.configuration import Training
-from subbayes.training.loop import History, WeightAverage, run
+from subbayes.training.loop import Diverged, History, WeightAverage, run
 from subbayes.training.many_steps import TrainableNetworks
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.trainer import (
@@ -36,7 +36,7 @@ from subbayes.training.trainer import (
     train_first_phase,
 )
 from subbayes.training.unfinished import has_converged, losses_up_to, warn_of_unfinished
-from subbayes.utils.checks import InputError, check_count, fail
+from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.seeding import fork_rng
 
@@ -153,11 +153,9 @@ def _train_or_nan(
     likelihood = as_likelihood(likelihood)
     try:
         return train_first_phase(module, likelihood, data, training, **options)
-    except InputError as error:
-        if error.argument != "learning_rate":
-            raise
-    network = Network(module, options["parameters"], output_for(likelihood, options["output"]))
-    return _without_weights(network, likelihood), True
+    except Diverged:
+        network = Network(module, options["parameters"], output_for(likelihood, options["output"]))
+        return _without_weights(network, likelihood), True
 
 
 def _without_weights(network: Network, likelihood: Likelihood) -> TrainingResult:

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "CheckpointError",
     "InputError",
     "InputTypeError",
+    "MissingPackageError",
     "UndefinedError",
     "check_choice",
     "check_count",
@@ -36,11 +38,13 @@ __all__ = [
     "is_finite",
     "message",
     "number_text",
+    "one_of",
 ]
 
 _LEAST = 1e-150  # of positive numbers, whose squares and their inverses are then positive too
-_MOST_GOT, _MOST_EXPECTED = 300, 600  # characters of an error; choices may be many
-_MOST_ARGUMENT, _MOST_REMEDY = 200, 600
+_MOST_ARGUMENT, _MOST_EXPECTED, _MOST_REMEDY = 80, 150, 200  # characters
+_MOST, _LEAST_GOT = 200, 80  # of the sentence, and of what came even where the others are long
+_MOST_LISTED = 8  # choices that an error lists
 _LONGEST_NAME = 60  # characters of a name that `closest` compares, in a time that grows with them
 _MOST_COMPARED = (10_000, 100)  # names that `closest` compares by their ends, and entirely
 
@@ -48,11 +52,18 @@ _MOST_COMPARED = (10_000, 100)  # names that `closest` compares by their ends, a
 class _Described(Exception):
     """An error of one line, which keeps the parts that it is composed of."""
 
-    def __init__(self, argument: str, expected: str = "", got: str = "", remedy: str = "") -> None:
-        super().__init__(message(argument, expected, got, remedy) if expected else argument)
+    def __init__(
+        self,
+        argument: str,
+        expected: str = "",
+        got: str = "",
+        remedy: str = "",
+        row: int | None = None,
+    ) -> None:
+        super().__init__(message(argument, expected, got, remedy, row) if expected else argument)
         self.argument = _cut(argument, _MOST_ARGUMENT) if expected else ""
-        self.expected, self.got = _cut(expected, _MOST_EXPECTED), _cut(got, _MOST_GOT)
-        self.remedy = _cut(remedy, _MOST_REMEDY)
+        self.expected, self.got = _cut(expected, _MOST_EXPECTED), _cut(got, _MOST)
+        self.remedy, self.row = _cut(remedy, _MOST_REMEDY), row
 
 
 class InputError(_Described, ValueError):
@@ -63,7 +74,14 @@ class InputError(_Described, ValueError):
         expected: what would have been right.
         got: what was passed.
         remedy: what to do about it.
+        row: number of the first row at fault, counted from 0; None if there is none.
     """
+
+    __module__ = "subbayes"
+
+
+class CheckpointError(InputError):
+    """A checkpoint from which a run cannot be resumed."""
 
     __module__ = "subbayes"
 
@@ -72,21 +90,33 @@ class UndefinedError(InputError, AttributeError):
     """A property that an object of this kind does not have, for which `hasattr` is False."""
 
 
+class MissingPackageError(_Described, ImportError):
+    """A package that a function needs and that is not installed; attributes as of `InputError`."""
+
+    __module__ = "subbayes"
+
+
 class InputTypeError(_Described, TypeError):
     """An argument of a type that cannot be used; attributes as of `InputError`."""
 
     __module__ = "subbayes"
 
 
-def message(argument: str, expected: str, got: str, remedy: str = "") -> str:
+def message(
+    argument: str, expected: str, got: str, remedy: str = "", row: int | str | None = None
+) -> str:
     """Compose the line of an error from the attributes of `InputError`, each of which is cut.
 
     Example:
         >>> message("rank", "at most 20", "30", "Record more snapshots")
         'rank: expected at most 20, got 30. Record more snapshots.'
+        >>> message("X", "finite numbers", "inf", row=3)
+        'X: expected finite numbers, got inf (first in row 3).'
     """
-    name, remedy = _cut(argument, _MOST_ARGUMENT), _cut(remedy, _MOST_REMEDY)
-    line = f"{name}: expected {_cut(expected, _MOST_EXPECTED)}, got {_cut(got, _MOST_GOT)}."
+    place = "" if row is None else f" (first in row {row})"
+    remedy = _cut(remedy, _MOST_REMEDY)
+    start = f"{_cut(argument, _MOST_ARGUMENT)}: expected {_cut(expected, _MOST_EXPECTED)}, got "
+    line = f"{start}{_cut(got, max(_LEAST_GOT, _MOST - len(start) - len(place)))}{place}."
     if remedy and not remedy.endswith((".", "?")):
         remedy += "."
     return printable(" ".join(f"{line} {remedy}".split()))
@@ -112,10 +142,15 @@ def number_text(value: float) -> str:
 
 
 def fail(
-    argument: str, expected: str, got: Any, remedy: str = "", cause: BaseException | None = None
+    argument: str,
+    expected: str,
+    got: Any,
+    remedy: str = "",
+    cause: BaseException | None = None,
+    row: int | None = None,
 ) -> NoReturn:
     """Raise `InputError` with the composed line, from its cause if there is one."""
-    error = InputError(argument, expected, str(got), remedy)
+    error = InputError(argument, expected, str(got), remedy, row)
     if cause is None:
         raise error
     raise error from cause
@@ -132,7 +167,7 @@ def error_text(error: BaseException) -> str:
 
 
 def closest(name: Any, names: Iterable[Any]) -> str:
-    """Suggest the names that are similar to `name`; empty if there are none.
+    """Suggest the name that is most similar to `name`; empty if there is none.
 
     Names of more than 60 characters are not compared, and of more than 100 names only those that
     begin and end like it, since a comparison may take half a millisecond.
@@ -152,8 +187,8 @@ def closest(name: Any, names: Iterable[Any]) -> str:
         if len(text) <= _LONGEST_NAME
     }
     likely = _likely(name.lower(), lower)
-    near = difflib.get_close_matches(name.lower(), likely, n=3, cutoff=0.6)
-    return f"Did you mean {' or '.join(lower[key] for key in near)}?" if near else ""
+    near = difflib.get_close_matches(name.lower(), likely, n=1, cutoff=0.6)
+    return f"Did you mean {lower[near[0]]}?" if near else ""
 
 
 def _likely(name: str, others: Iterable[str]) -> list[str]:
@@ -168,13 +203,29 @@ def _likely(name: str, others: Iterable[str]) -> list[str]:
     return heapq.nlargest(by_letters, near, key=shared)
 
 
-def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> None:
-    """Check that `value` is one of `choices`; the error names similar ones."""
+def one_of(choices: Iterable[Any], listing: str = "") -> str:
+    """Name the choices of an argument if they are few, and else where they are listed.
+
+    Example:
+        >>> one_of(["pca", "random"])
+        "one of 'pca', 'random'"
+        >>> one_of(range(20), "subbayes.likelihoods")
+        'one of the 20 that subbayes.likelihoods lists'
+    """
+    options = list(choices)
+    if not options:
+        return "none"
+    if len(options) <= _MOST_LISTED:
+        return "one of " + ", ".join(map(repr, options))
+    return f"one of the {len(options)} that {listing} lists" if listing else "a known name"
+
+
+def check_choice(argument: str, value: Any, choices: Iterable[Any], listing: str = "") -> None:
+    """Check that `value` is one of `choices`; the error names a similar one."""
     options = list(choices)
     if value not in options:
-        expected = "one of " + ", ".join(map(repr, options))
-        got = repr(value[:_MOST_GOT] if isinstance(value, str) else value)
-        fail(argument, expected, got, closest(value, options))
+        got = repr(value[:_MOST] if isinstance(value, str) else value)
+        fail(argument, one_of(options, listing), got, closest(value, options))
 
 
 def check_count(argument: str, value: Any, minimum: int = 1) -> int:
@@ -265,13 +316,13 @@ def check_finite(argument: str, values: torch.Tensor | np.ndarray) -> None:
         return
     bad = ~torch.isfinite(tensor)
     rows = bad.reshape(len(tensor), -1).any(1).nonzero().flatten() if tensor.ndim else bad
-    where = f" (first in row {int(rows[0])})" if tensor.ndim else ""
     count = int(bad.sum())
     fail(
         argument,
         "finite numbers",
-        f"{count} NaN or infinite value{'s' * (count > 1)}{where}",
+        f"{count} NaN or infinite value{'s' * (count > 1)}",
         "Drop or impute them first",
+        row=int(rows[0]) if tensor.ndim else None,
     )
 
 

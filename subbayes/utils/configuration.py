@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from subbayes.utils.checks import InputError, closest, fail, fail_type
+from subbayes.utils.checks import InputError, closest, fail, fail_type, one_of
 from subbayes.utils.files import read_start
 
 __all__ = ["Setting", "change", "parse", "read_toml", "settings_of", "to_mapping"]
@@ -87,12 +87,13 @@ def settings_of(config: Any, prefix: str = "") -> Iterator[Setting]:
             yield Setting(prefix + field.name, hints[field.name], value, texts.get(field.name, ""))
 
 
-def change(config: C, changes: Mapping[str, Any]) -> C:
+def change(config: C, changes: Mapping[str, Any], prefix: str = "") -> C:
     """A copy of a configuration with other values; text is parsed by the type of the setting.
 
     Args:
         config: a dataclass instance.
         changes: values by dotted name, or nested mappings as TOML tables are read.
+        prefix: dotted name of the configuration itself, for errors.
 
     Raises:
         InputError: an unknown name, or a value that the configuration refuses.
@@ -108,7 +109,7 @@ def change(config: C, changes: Mapping[str, Any]) -> C:
         if rest or isinstance(value, Mapping):
             part = nested.setdefault(head, {})
             if not isinstance(part, dict):
-                fail(path, "one value or a table of values", "both")
+                fail(prefix + path, "one value or a table of values", "both")
             part.update({rest: value} if rest else value)
         else:
             nested[head] = value
@@ -117,18 +118,16 @@ def change(config: C, changes: Mapping[str, Any]) -> C:
     values: dict[str, Any] = {}
     for name, value in nested.items():
         if name not in known:
-            fail(name, f"one of {', '.join(sorted(known))}", f"'{name}'", closest(name, known))
+            places = [s.path for s in settings_of(config) if s.path.endswith(f".{name}")]
+            remedy = f"Did you mean '{places[0]}'?" if places else closest(name, known)
+            fail(prefix + name, one_of(sorted(known), type(config).__name__), f"'{name}'", remedy)
         old = getattr(config, name)
         if _is_configuration(old):
             if not isinstance(value, Mapping):
-                fail(name, f"settings of it, such as {name}.NAME", repr(value))
-            try:
-                values[name] = change(old, value)
-            except InputError as error:
-                argument = f"{name}.{error.argument}"
-                raise InputError(argument, error.expected, error.got, error.remedy) from None
+                fail(prefix + name, f"settings of it, such as {name}.NAME", repr(value))
+            values[name] = change(old, value, f"{prefix}{name}.")
         else:
-            values[name] = parse(name, value, hints[name])
+            values[name] = parse(prefix + name, value, hints[name])
     return dataclasses.replace(config, **values)  # type: ignore[type-var]
 
 
@@ -167,7 +166,8 @@ def _check_range(name: str, value: Any) -> None:
             _check_range(name, item)
     if isinstance(value, float) and not math.isfinite(value):
         fail(name, "a finite number", value)
-    if isinstance(value, int) and abs(value) > (most := _MOST_OF.get(name, _MOST)):
+    most = _MOST_OF.get(name.rpartition(".")[2], _MOST)
+    if isinstance(value, int) and abs(value) > most:
         shown = str(value) if abs(value) < 10**30 else "a number of more than 30 digits"
         fail(name, f"a whole number of at most {most}", shown)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from subbayes.utils import artifact
 from subbayes.utils.artifact import Artifact
-from subbayes.utils.checks import InputError, InputTypeError, fail, fail_type
+from subbayes.utils.checks import CheckpointError, InputError, InputTypeError, fail, fail_type
 from subbayes.utils.files import (
     StrPath,
     as_path,
@@ -320,8 +320,9 @@ def has_checkpoint(path: StrPath, kind: str) -> bool:
 
 
 def fail_checkpoint(expected: str, got: str) -> NoReturn:
-    """Raise `InputError` for a checkpoint that cannot be resumed from."""
-    fail("checkpoint", expected, got, "Delete it to start again, or choose another path")
+    """Raise `CheckpointError` for a checkpoint that cannot be resumed from."""
+    remedy = "Delete it to start again, or choose another path"
+    raise CheckpointError("checkpoint", expected, got, remedy)
 
 
 def nested_facts(subject: Saveable) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Literal
@@ -13,17 +13,10 @@ from typing import Any, Literal
 from subbayes.utils.first_process import is_first_process
 from subbayes.utils.text_table import printable
 
-__all__ = [
-    "filtered_warnings",
-    "reworded_warnings",
-    "unsaid_warnings",
-    "warn_user",
-    "warnings_once",
-]
+__all__ = ["filtered_warnings", "unsaid_warnings", "warn_user", "warnings_once"]
 
 _OWN = ("subbayes", "jaxtyping", "beartype", "contextlib", "functools")
 _SAID: ContextVar[set[str] | None] = ContextVar("_SAID", default=None)
-_REWORD: ContextVar[Callable[[str], str] | None] = ContextVar("_REWORD", default=None)
 _UNSAID: ContextVar[bool] = ContextVar("_UNSAID", default=False)
 
 
@@ -92,26 +85,6 @@ def filtered_warnings(
                 each.remove(entry)
 
 
-@contextmanager
-def reworded_warnings(reword: Callable[[str], str]) -> Iterator[None]:
-    """Within, change the text of warnings, such as remedies that the caller does not offer.
-
-    Args:
-        reword: a function of the message to another one.
-
-    Example:
-        >>> with warnings.catch_warnings(record=True) as caught, reworded_warnings(str.upper):
-        ...     warn_user("few draws")
-        >>> str(caught[0].message)
-        'FEW DRAWS'
-    """
-    before = _REWORD.set(reword)
-    try:
-        yield
-    finally:
-        _REWORD.reset(before)
-
-
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the innermost line outside the library.
 
@@ -128,8 +101,7 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """
     if not is_first_process() or _UNSAID.get():
         return
-    reword = _REWORD.get()
-    message = printable(message if reword is None else reword(message))
+    message = printable(message)
     said = _SAID.get()
     if said is not None:
         if message in said:

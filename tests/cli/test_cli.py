@@ -173,7 +173,7 @@ def test_fit_reports_in_text_and_json(call, files, tmp_path):
     assert "pca subspace of rank 2" in out
     assert "next: subbayes predict" in err
     assert "warning: R-hat" in err
-    assert "--draws" in err
+    assert "draws=..." in err
     code, out, _ = call(*words, tmp_path / "b", *SMALL, "--json")
     facts = json.loads(out)
     assert facts["classes"] == ["no", "yes"]
@@ -661,7 +661,7 @@ CHANGES = {
     "NaN in X": (
         lambda t: t.__setitem__("age", t["age"].where(t.index != 3)),
         [],
-        ".*csv: expected no missing values, got 1 in column 'age'. Use --missing impute, "
+        ".*csv: expected no missing values, got 1 in column 'age'. Use missing='impute', "
         "or drop those rows.",
     ),
     "infinity in X": (
@@ -695,7 +695,7 @@ CHANGES = {
         lambda t: t.__setitem__("income", t["visits"] - 100),
         ["--task", "count"],
         TARGET + "expected counts: whole numbers of at least 0, got -.* Correct "
-        "the column, or use --task regression.",
+        "the column, or use task='regression'.",
     ),
     "poisson": (
         lambda t: None,
@@ -707,7 +707,7 @@ CHANGES = {
         [],
         ".*csv: expected numbers in column 'age', got '[?]' in 1 of 60 rows "
         r"\(first in row 59, line 61 of the file\). Correct them, declare them missing with "
-        "--missing-values '[?]', or name the column in --categorical NAME.",
+        r"missing_values=\['[?]'\], or name the column in categorical=\[...\].",
     ),
     "identifiers": (
         lambda t: t.__setitem__("job", [f"p{i}" for i in range(60)]),
@@ -743,12 +743,12 @@ CHANGES = {
     "task": (
         lambda t: None,
         ["--task", "guess"],
-        "--task: expected one of 'regression', 'classification', 'count', got 'guess'.*",
+        ".*'--task'.*'guess' is not one of 'regression', 'classification', 'count'.*",
     ),
     "likelihood": (
         lambda t: None,
         ["--likelihood", "categorical"],
-        "--likelihood: expected one of 'heteroscedastic', 'gaussian', .*got 'categorical'.",
+        "--likelihood: expected one of .*got 'categorical'.",
     ),
     "ignored target": (lambda t: None, ["--ignore", "income"], "--ignore: expected another .*"),
     "ignored column": (lambda t: None, ["--ignore", "jop"], "--ignore: .*Did you mean 'job'.*"),
@@ -760,7 +760,7 @@ CHANGES = {
     "separator": (
         lambda t: None,
         ["--separator", ";"],
-        "--separator: expected the character between the cells of .*Try --separator ','.",
+        "--separator: expected the character between the cells of .*Try separator=','.",
     ),
     "option": (
         lambda t: None,
@@ -770,8 +770,7 @@ CHANGES = {
     "a nearly right method": (
         lambda t: None,
         ["--method", "pcaa"],
-        "--method: expected one of 'pca', .*'sparse', got 'pcaa'. Did you mean 'pca'\\? "
-        "See 'subbayes fit --help'.",
+        "--method: expected one of .*'subbayes fit --help' lists, got 'pcaa'. Did you mean 'pca'.*",
     ),
     "a nearly right engine": (
         lambda t: None,
@@ -848,7 +847,7 @@ def test_constant_columns_are_left_out_with_a_warning(call, tmp_path):
         "fit", path, "--target", "income", "--ignore", "rich", "--out", tmp_path / "m", *SMALL
     )
     assert code == 0
-    assert f"subbayes: warning: {path}: dropped columns with a single value: 'same'." in err
+    assert "subbayes: warning: X: dropped columns with a single value: 'same'." in err
 
 
 def test_prediction_errors_are_one_line(refused, files, tmp_path):
@@ -856,8 +855,8 @@ def test_prediction_errors_are_one_line(refused, files, tmp_path):
     new = written(tmp_path / "n.csv", lambda t: t.__setitem__("job", ["pilot"] + ["smith"] * 59))
     refused(
         r".*csv: expected the categories seen in fitting, got 'pilot' in column 'job' \(1 of "
-        r"60 rows\). Correct them, fit with rows that have them, or use --unknown ignore of "
-        "'subbayes fit'.",
+        r"60 rows\). Correct them, or fit with rows that have them or with "
+        r"unknown='ignore'.",
         "predict",
         model,
         new,

@@ -7,16 +7,9 @@ import typer
 
 from subbayes import InputError
 from subbayes.cli import evaluate, run
-from subbayes.cli.console import (
-    COMMAND,
-    ROWS_BEFORE,
-    as_options,
-    describe_error,
-    naming_table,
-    report_error,
-)
+from subbayes.cli.console import ROWS_BEFORE, describe_error, naming_table, report_error
 
-ERROR = InputError("X", "finite numbers in column 'a'", "1 infinite value (first in row 1)", "Drop")
+ERROR = InputError("X", "finite numbers in column 'a'", "1 infinite value", "Drop", row=1)
 
 
 def described(path, before=0):
@@ -48,19 +41,13 @@ def test_rows_have_the_line_of_the_file_where_it_is_certain(tmp_path, name, text
     assert described(path, before) == expected
 
 
-@pytest.mark.parametrize("prefix", ["", "Value error, "])
-def test_wrong_choices_are_answered_as_other_errors(capsys, prefix):
-    token = COMMAND.set("subbayes fit a.csv --method=pcaa")
-    try:
-        reason = f"{prefix}'pcaa' is not one of 'pca', 'random'."
-        code = report_error(typer.BadParameter(reason, param_hint=["--subspace", "--method"]))
-    finally:
-        COMMAND.reset(token)
-    assert code == 2
-    assert capsys.readouterr().err == (
-        "subbayes: error: --method: expected one of 'pca', 'random', got 'pcaa'. "
-        "Did you mean 'pca'? See 'subbayes --help'.\n"
-    )
+def test_wrong_choices_point_at_the_help(capsys):
+    error = typer.BadParameter("'pcaa' is not one of 'pca', 'random'.", param_hint=["--method"])
+    assert report_error(error) == 2
+    printed = capsys.readouterr().err
+    assert "--method" in printed
+    assert "'pca', 'random'" in printed
+    assert printed.endswith("See 'subbayes --help'.\n")
 
 
 @pytest.mark.parametrize(("areas", "noted"), [((0.3, 0.4), True), ((0.3, 0.6), False)])
@@ -83,14 +70,12 @@ def test_evaluate_says_where_detection_is_worse_than_chance(monkeypatch, capsys,
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            "rank = 3",
-            r"'rank' in \S*s.toml: expected one of .*, got 'rank'. Write it under \[subspace\].",
-        ),
-        ("[training]\nepoch = 3", r"'training.epoch' in \S*s.toml: .* Did you mean 'epochs'"),
-        ("[training]\nepochs = -3", r"'training.epochs' in \S*s.toml: expected"),
+        ("rank = 3", "rank: expected one of the .* that TableSettings lists, got 'rank'"),
+        ("epochs = 3", r"epochs: .* Did you mean 'training.epochs'\?"),
+        ("[training]\nepoch = 3", r"training.epoch: .* Did you mean 'epochs'"),
+        ("[training]\nepochs = -3", r"epochs: expected"),
         *(
-            (f"[sampling]\ninitial = {value}", r"'sampling.initial' in \S*s.toml: expected 'prior'")
+            (f"[sampling]\ninitial = {value}", r"initial: expected 'prior'")
             for value in ("[[1,2],[3]]", '[["a"]]', '[["a",1]]', "[{}]", "[1979-05-27]", "[1, 2]")
         ),
     ],
@@ -101,8 +86,3 @@ def test_settings_of_a_file_are_not_reported_as_options(tmp_path, capsys, text, 
     words = ["fit", tmp_path / "t.csv", "--target", "y", "--config", tmp_path / "s.toml"]
     assert run([*map(str, words), "--out", str(tmp_path / "out")]) == 2
     assert re.match(f"subbayes: error: {expected}", capsys.readouterr().err)
-
-
-def test_text_of_a_file_that_looks_like_an_argument_is_shown_as_it_is():
-    for text in ("missing_values=[x]", "missing_values=['a", "missing_values=[(1]"):
-        assert "missing" in as_options(f"got {text}")

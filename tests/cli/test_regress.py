@@ -203,10 +203,10 @@ def test_compare_ranks_regressions_by_leave_one_out(table, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["y ~ x", "--family", "tweedie"], "--family: expected one of 'normal'"),
+        (["y ~ x", "--family", "tweedie"], "--family: expected one of "),
         (["y ~ age"], "expected columns age"),
         (["y ~ x", "--family", "mixture(normal, gamma, normal)"], "'mixture(normal, normal)'"),
-        (["y ~ x", "--family", "normal("], "--family: expected one of 'normal'"),
+        (["y ~ x", "--family", "normal("], "--family: expected one of "),
         (["y ~ x", "--family", "normal(s=1)"], "'normal', which has no options"),
         (["y ~ x", "--family", "quantile(q=1)"], "expected asymmetric-laplace(quantile=)"),
         (["y ~ x", "--family", "quantile(quantile=exec('1'))"], "numbers, text in quotes"),
@@ -214,7 +214,7 @@ def test_compare_ranks_regressions_by_leave_one_out(table, tmp_path, capsys):
         (["hits | trials(tried) ~ x"], "family 'binomial' with trials"),
         (["y | cens(x) ~ x"], "-1 (left), 0 (none), 1 (right) or 2 (interval)"),
         (["y ~ x", "--set", "thin=2"], "settings of sampling"),
-        (["y ~ x", "--prior", "x=wide"], "--prior x: expected a scale, normal(mean, scale), "),
+        (["y ~ x", "--prior", "x=wide"], "--prior x: expected a scale, or a call such as "),
         (["y ~ x", "--prior", "x=normal(0, 1, 2)"], "--prior x: expected normal(mean, scale), got"),
         (["y ~ x", "--prior", "x=scipy.gamma(-2)"], "a distribution"),
         (["y ~ x", "--prior", "z=1"], "names of terms"),

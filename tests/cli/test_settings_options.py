@@ -31,7 +31,7 @@ def test_options_take_precedence_over_set_and_that_over_the_file(tmp_path):
 
 
 def test_settings_of_another_engine_are_refused():
-    with pytest.raises(InputError, match=r"^inference.max_depth: expected .* for 'mclmc'"):
+    with pytest.raises(InputError, match=r"^inference.max_depth: expected one of"):
         _settings({"inference": "mclmc"}, None, ["inference.max_depth=4"])
 
 

@@ -429,9 +429,9 @@ def test_most_draws_limits_the_draws_of_predictions():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"methods": ("map", "sgd")}, "methods: expected one of 'map', .*, got 'sgd'"),
+        ({"methods": ("map", "sgd")}, "methods: expected one of .*, got 'sgd'"),
         ({"methods": ("map", "map")}, "methods: expected each method once, got"),
-        ({"methods": ()}, r"methods: expected several of map, .*, got \(\)"),
+        ({"methods": ()}, r"methods: expected several names in a list, got \(\)"),
         (
             {"methods": ("temperature-scaling",)},
             "validation: expected held-out data for .*, got None",

@@ -605,7 +605,7 @@ def test_rows_that_are_dicts_are_data():
     assert torch.equal(data.inputs["b"], X[:3])
     assert data.y.tolist() == [0, 1, 2]
     check_raises(
-        [*rows, {"a": X[0], "labels": 0}], "rows with the keys .* got 'a', 'labels' in row"
+        [*rows, {"a": X[0], "labels": 0}], "rows with the keys .* got 'a', 'labels' .first in row"
     )
     check_raises(
         [*rows, {"a": X[0, :1], "b": X[0], "labels": 0}],
@@ -650,9 +650,9 @@ def test_data_on_another_device_raise():
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ([1.0] * (N - 1) + [np.inf], f"row each, got inf in row {N - 1}"),
-        ([1.0, np.nan, *[1.0] * (N - 2)], "row each, got nan in row 1"),
-        ([-1.0, *[1.0] * (N - 1)], "row each, got -1 in row 0"),
+        ([1.0] * (N - 1) + [np.inf], rf"row each, got inf \(first in row {N - 1}\)"),
+        ([1.0, np.nan, *[1.0] * (N - 2)], r"row each, got nan \(first in row 1\)"),
+        ([-1.0, *[1.0] * (N - 1)], r"row each, got -1 \(first in row 0\)"),
         (np.ones((N, 1)), r"row each, got shape \(.*, 1\). Pass weights of shape \(N,\)"),
     ],
 )

@@ -95,7 +95,7 @@ def test_find_file_looks_in_the_folder_then_in_the_cache(alone):
     assert find_file("a.csv", alone) == cached
     (alone / "a.csv").touch()
     assert find_file("a.csv", alone) == alone / "a.csv"
-    with pytest.raises(InputError, match=r"expected the file 'b.csv' .* set SUBBAYES_DATA\.$"):
+    with pytest.raises(InputError, match=r"expected the file 'b.csv', .* set SUBBAYES_DATA\.$"):
         find_file("b.csv", alone)
 
 
@@ -139,8 +139,8 @@ def test_naval_and_centred_layouts(alone):
         load_uci("boston", alone, centred=True)
 
 
-def test_an_unknown_name_raises_with_the_known_names():
-    with pytest.raises(InputError, match=r"^name: expected one of 'airfoil', .*, got 'mauna'"):
+def test_an_unknown_name_raises():
+    with pytest.raises(InputError, match="^name: expected one of the .* lists, got 'mauna'"):
         load_uci("mauna")
 
 
@@ -162,7 +162,7 @@ def test_pickled_arrays_raise(alone):
 
 @pytest.mark.parametrize("name", ["concrete", "energy", "airfoil"])
 def test_missing_tables_without_a_source_raise(alone, name):
-    pattern = rf"file '{name}/{name}.npz' in .* \(--data-dir\) or set SUBBAYES_DATA\.$"
+    pattern = rf"file '{name}/{name}.npz', got none in .* \(--data-dir\) or set SUBBAYES_DATA\.$"
     with pytest.raises(InputError, match=pattern):
         load_uci(name, alone)
 
@@ -243,8 +243,9 @@ def test_header_separator_target_first_and_zip_member(alone, monkeypatch):
 )
 def test_a_wrong_download_raises_and_is_not_cached(alone, monkeypatch, content, why):
     serve(monkeypatch, "yacht", content, *numbers())
-    with pytest.raises(InputError, match=rf"https://example.org/original.*{why}.*--data-dir") as e:
+    with pytest.raises(InputError, match=f"{why}.*--data-dir") as e:
         load_uci("yacht", alone)
+    assert e.value.argument == "data_dir"
     assert "\n" not in str(e.value)
     assert not [p for p in (alone / "cache").rglob("*") if p.is_file()]
 
@@ -254,7 +255,7 @@ def test_a_failed_download_raises_in_one_line(alone, monkeypatch):
         raise ConnectionError("Name or service\nnot known")
 
     download(monkeypatch, unreachable)
-    pattern = r"'yacht/yacht.npz' in .*, got nothing there, and fetching https.*service not known"
+    pattern = r"^data_dir: expected the file 'yacht/yacht.npz', got none .*service not known"
     with pytest.raises(InputError, match=pattern):
         load_uci("yacht")
 

@@ -104,9 +104,9 @@ def test_labels_match_across_numeric_dtypes_and_no_decision_is_none():
         ),
         ([0, 2**63], "classification", r"y: expected labels of at most 64 bits, got 9.223e\+18"),
         (["a", "b"], "regression", "numbers in the target, got 'a', 'b'"),
-        ([0, 2, -1], "count", "whole numbers of at least 0, got -1 in row 2"),
-        ([0, 2.5], "count", "got 2.5 in row 1"),
-        ([0, 1e30], "count", r"got 1e\+30 in row 1"),
+        ([0, 2, -1], "count", "whole numbers of at least 0, got -1 .first in row 2"),
+        ([0, 2.5], "count", "got 2.5 .first in row 1"),
+        ([0, 1e30], "count", r"got 1e\+30 .first in row 1"),
         ([0, 1], "ranking", "task: expected one of 'regression', 'classification', 'count'"),
         (
             [f"name {i}" for i in range(30)],
@@ -140,7 +140,7 @@ def test_labels_of_another_kind_are_named(y, new, expected, got):
 def test_counts_that_are_nearly_whole_are_shown_with_their_digits():
     with pytest.raises(InputError) as refused:
         Target("count").encode([1.0, 3.000000003])
-    assert refused.value.got == "3.000000003 in row 1"
+    assert (refused.value.got, refused.value.row) == ("3.000000003", 1)
 
 
 def test_unknown_labels_raise_with_the_classes():

@@ -34,7 +34,7 @@ from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Standardized
 from subbayes.likelihoods.families import OrdinalFamily
 from subbayes.models.checkpoint import delete_checkpoint
-from subbayes.models.fit import ENGINES, train_trajectory
+from subbayes.models.fit import train_trajectory
 from subbayes.models.fitted import FittedModel
 from subbayes.priors import Normal
 from subbayes.subspace import DenseSubspace, FullSubspace, RandomSubspace
@@ -839,9 +839,9 @@ REFUSALS = {
     ),
     "inference": (
         dict(inference="gibbs"),
-        "inference: expected one of " + ", ".join(map(repr, ENGINES)) + ", got 'gibbs'",
+        "inference: expected one of the 13 that subbayes.inference.engine.ENGINES lists, got",
     ),
-    "likelihood": (dict(likelihood="cauchy"), "likelihood: expected one of 'gaussian', "),
+    "likelihood": (dict(likelihood="cauchy"), "likelihood: expected one of the "),
     "likelihood of others": (
         dict(likelihood="Cross-Entropy"),
         "got 'Cross-Entropy'. Use 'categorical'",

@@ -163,7 +163,7 @@ def test_an_index_without_an_embedding_is_named(index):
         sampling=Sampling(draws=4, warmup=2, chains=2),
     )
     before = model.predict(X).mean
-    expected = r"^inputs: expected indices from 0 below the number of rows .* \(20\), got one outs"
+    expected = r"^inputs: expected indices from 0 below the number of rows .* \(20\), got Index"
     with pytest.raises(InputError, match=expected):
         model.predict(other)
     with pytest.raises(InputError, match=expected):
@@ -248,7 +248,7 @@ EDGES = torch.tensor([[0, 1, 2, 3, 4], [1, 2, 3, 4, 0]])
 @pytest.mark.parametrize(
     ("module", "reason"),
     [
-        (Stateful(shared=False), "Start the states of recurrent layers in each call"),
+        (Stateful(shared=False), "start recurrent states in each call"),
         (Stateful(shared=True), "keep no state between calls"),
         (Graph(EDGES), "a graph is one row"),
         (Graph(EDGES % 2), "pass a graph as one row"),

@@ -210,7 +210,7 @@ def test_responses_outside_the_support_raise(name, y, said):
 
 
 def test_unknown_names_and_links_raise():
-    with pytest.raises(InputError, match="family: expected one of 'normal'"):
+    with pytest.raises(InputError, match="family: expected one of "):
         family_from_name("tweedie")
     with pytest.raises(InputError, match="link of family 'poisson'"):
         family_from_name("poisson", "identity")

@@ -308,7 +308,7 @@ def test_survival_with_delayed_entry_is_maximum_likelihood(tmp_path):
     assert (replicates.completed[:, frame.alive] > frame.t[frame.alive].to_numpy()).all()
     assert replicates.statistics().loc[["mean", "sd"], "p"].between(0.02, 0.98).all()
     frame.iloc[3, 1] = 9.0
-    with pytest.raises(InputError, match="bounds entry in the response 't', got .* at row 3"):
+    with pytest.raises(InputError, match="bounds entry, got .* at row 3"):
         model.fit(frame, sampling=sampling)
 
 

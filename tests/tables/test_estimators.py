@@ -29,7 +29,6 @@ from subbayes.models.fit import ENGINES, SUBSPACES
 from subbayes.models.settings import TableSettings
 from subbayes.tables.array_model import fit_arrays
 from subbayes.utils import artifact
-from subbayes.utils.checks import InputTypeError
 
 SMALL = dict(hidden=(10,), epochs=25, learning_rate=0.03, swa_epochs=5, rank=2, draws=8, chains=2)
 QUICK = SMALL | dict(random_state=0)
@@ -578,7 +577,7 @@ REFUSALS = {
         R,
         dict(likelihood="normal"),
         *numbers(),
-        "likelihood: expected one of 'heteroscedastic', 'gaussian', 'student-t', .*, got 'normal'",
+        "likelihood: expected one of .*, got 'normal'",
     ),
     "rank": (
         R,
@@ -673,7 +672,7 @@ OF_SCIKIT_LEARN = {
     ),
     "other columns": (
         lambda m: m.fit(FRAME, Y3).predict(FRAME.rename(columns={"a": "zz"})),
-        "unseen at fit time: zz. Feature names seen at fit time, yet now missing: a.$",
+        "unseen at fit time: - zz Feature names seen at fit time, yet now missing: - a$",
     ),
     "fewer columns": (lambda m: m.fit(FRAME, Y3).predict(X3[:, :2]), "X has 2 features"),
 }
@@ -681,19 +680,17 @@ OF_SCIKIT_LEARN = {
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("call", OF_SCIKIT_LEARN)
-def test_errors_of_scikit_learn_are_input_errors_of_one_line(call):
+def test_errors_of_scikit_learn_are_raised(call):
     function, said = OF_SCIKIT_LEARN[call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises((InputError, InputTypeError), match=said) as error:
+        with pytest.raises((ValueError, TypeError), match=said):
             function(SubspaceRegressor(**nested(**QUICK)))
-    assert "\n" not in str(error.value)
 
 
-def test_labels_that_are_not_classes_are_an_input_error():
-    with pytest.raises(InputError, match="^Unknown label type: continuous") as error:
+def test_labels_that_are_not_classes_raise():
+    with pytest.raises(ValueError, match="^Unknown label type: continuous"):
         SubspaceClassifier().fit(X3, Y3)
-    assert "\n" not in str(error.value)
 
 
 def test_integer_boolean_and_tensor_inputs():

@@ -13,7 +13,6 @@ import pytest
 import subbayes
 from subbayes import Sampling, SubspaceClassifier, SubspaceRegressor, Training
 from subbayes.cli import run
-from subbayes.diagnostics.function_space import ChainPredictions
 from subbayes.draws import Draws
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.models import presets
@@ -455,9 +454,6 @@ def test_the_command_line(tmp_path, capsys):
 
 # --- remedies of warnings -------------------------------------------------------------------------
 
-REFUSED = ["subspace", "inference", "prior", "hidden", "epochs=", "learning_rate", "weight_decay"]
-REFUSED += ["patience", "time_limit", "warmup", "thin=", "initial=", "target=", "draws=..."]
-
 
 def problematic_draws():
     """Draws of chains that drift and whose steps have failed, and fewer than 4 of them."""
@@ -472,45 +468,16 @@ def problematic_draws():
     return whole, Draws(z[:, :3], {}, engine="mclmc")
 
 
-def test_remedies_of_draws_are_those_of_the_preset(model):
-    for draws, count in zip(problematic_draws(), (2, 1), strict=True):
+def test_warnings_of_a_preset_end_with_its_remedy(model):
+    for draws in problematic_draws():
         fit = dataclasses.replace(model.model_, draws=draws, posterior=None)
-        lines = fit.warnings()
-        assert len(lines) == count
-        for line in lines:
-            assert "give it more time (budget=...)" in line
-            assert not [name for name in REFUSED if name in line.partition(", or leave preset")[0]]
-        ordinary = dataclasses.replace(fit, settings={}).warnings()
-        assert ordinary != lines  # and those of other models are left alone
-        assert ordinary == draws.warnings(separate=True)
+        lines = draws.warnings(separate=True)
+        assert lines
+        assert fit.warnings() == [*lines, presets.PRESET_REMEDY]
+        assert dataclasses.replace(fit, settings={}).warnings() == lines
 
 
-@pytest.mark.parametrize(("between", "within"), [(0.9, 1.5), (0.1, 1.5), (0.9, 1.0)])
-def test_remedies_of_chains_that_differ_are_those_of_the_preset(between, within):
-    rows = np.full(3, 2.0), np.full(3, 5.0), np.full(3, between)
-    found = ChainPredictions(*rows, np.full((2, 3), within), np.full((2, 3), 5.0))
-    (line,) = map(presets.with_preset_remedies, found.warnings())
-    remedy = "give it more time (budget=...)" if within > 1.2 else "raise chains=..."
-    assert remedy in line
-    assert not [name for name in REFUSED if name in line]
-
-
-def test_remedies_of_other_warnings_are_those_of_the_preset(recwarn):
-    from subbayes.models.ensemble_start import _STALE
-    from subbayes.training.loop import TimeLimit
-    from subbayes.utils.warning import reworded_warnings, warn_user
-
-    with reworded_warnings(presets.with_preset_remedies):
-        TimeLimit(3.0).warn("Training", 2, 9)
-        warn_user(_STALE)
-    late, stale = (str(one.message) for one in recwarn)
-    assert late.endswith("limit of 3 s. Give it more time (budget=...)")
-    assert stale.endswith(
-        "use likelihood='heteroscedastic', whose noise is an output of the network"
-    )
-
-
-def test_warnings_of_a_fit_name_no_argument_that_the_preset_refuses(monkeypatch, recwarn):
+def test_warnings_of_a_fit_of_a_preset(monkeypatch, recwarn):
     """Members diverge at first, and sampling ends at its time limit."""
     module = importlib.import_module("subbayes.baselines.deep_ensemble")
     from subbayes.inference.samplers import chains
@@ -535,5 +502,3 @@ def test_warnings_of_a_fit_name_no_argument_that_the_preset_refuses(monkeypatch,
     lines = [str(one.message) for one in recwarn]
     assert any("that diverged (0, counted" in line for line in lines)
     assert any("sampling stopped at its time limit" in line for line in lines)
-    for line in lines:
-        assert not [name for name in REFUSED if name in line.partition("leave preset out")[0]], line

@@ -515,10 +515,7 @@ def test_fit_predict_and_evaluate_commands(tmp_path, capsys):
         (dict(early_epochs=7), "early_epochs: expected at most the number of epochs, 6, got 7"),
         (dict(learning_rate=0), "learning_rate: expected a finite number above 0, got 0"),
         (dict(draws=0), "draws: expected a whole number of at least 1, got 0"),
-        (
-            dict(likelihood="categorical"),
-            "likelihood: expected one of 'heteroscedastic', 'gaussian'",
-        ),
+        (dict(likelihood="categorical"), "likelihood: expected one of"),
     ],
 )
 def test_invalid_parameters_raise_one_line_errors(options, pattern):

@@ -64,7 +64,7 @@ def test_check_choice():
         ("nutz", ["elliptical-slice", "nuts", "hmc"], "Did you mean 'nuts'?"),
         ("NUTS", ["nuts"], "Did you mean 'nuts'?"),
         ("laplase", ["laplace", "laplace-linearised", "vi"], "Did you mean 'laplace'?"),
-        ("abd", ["abc", "abe"], "Did you mean 'abe' or 'abc'?"),
+        ("abd", ["abc", "abe"], "Did you mean 'abe'?"),
         ("gibbs", ["nuts", "hmc"], ""),
         ("x", [], ""),
         (None, ["none"], ""),

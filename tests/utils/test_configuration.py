@@ -74,7 +74,7 @@ def test_change_by_dotted_names_and_tables():
     [
         ({"training.epoch": 3}, r"training\.epoch: expected one of .* Did you mean 'epochs'"),
         ({"rank": "two"}, "rank: expected a whole number or none, got 'two'"),
-        ({"training.epochs": -1}, r"training\.epochs: expected a whole number of at least 0"),
+        ({"training.epochs": -1}, r"^epochs: expected a whole number of at least 0"),
         ({"training": 3}, r"training: expected settings of it"),
         (
             {"training.optimizer": "lion"},

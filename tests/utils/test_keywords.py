@@ -31,13 +31,12 @@ DATA = torch.zeros(4, 2), torch.zeros(4)
         ),
         (
             lambda: Training(epoch=3),
-            "epoch: expected an argument of Training, got an unknown one. "
-            "Did you mean 'epochs' or 'swa_epochs'?",
+            "epoch: expected an argument of Training, got an unknown one. Did you mean 'epochs'?",
         ),
         (
             lambda: Training(lr=0.1),
             "lr: expected an argument of Training, got an unknown one. "
-            "Did you mean 'learning_rate' or 'swa_learning_rate' or 'final_learning_rate'?",
+            "Did you mean 'learning_rate'?",
         ),
         (
             lambda: subbayes.fit(nn.Linear(2, 1), DATA, num_chains=2),
@@ -46,8 +45,7 @@ DATA = torch.zeros(4, 2), torch.zeros(4)
         ),
         (
             lambda: Sampling(chain=3),
-            "chain: expected an argument of Sampling, got an unknown one. "
-            "Did you mean 'chains' or 'thin'?",
+            "chain: expected an argument of Sampling, got an unknown one. Did you mean 'chains'?",
         ),
         (
             lambda: subbayes.SubspaceRegressor(epochs=3),
@@ -57,7 +55,7 @@ DATA = torch.zeros(4, 2), torch.zeros(4)
         (
             lambda: subbayes.sparse.SparseTraining(kl_epoch=3),
             "kl_epoch: expected an argument of SparseTraining, got an unknown one. "
-            "Did you mean 'kl_epochs' or 'epochs' or 'early_epochs'?",
+            "Did you mean 'kl_epochs'?",
         ),
         (
             lambda: subbayes.fit(nn.Linear(2, 1), DATA, training={"epochs": 3, "rate": 1}),

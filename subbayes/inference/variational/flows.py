@@ -16,7 +16,7 @@ from torch.func import functional_call
 from subbayes.inference.variational.gaussians import FullRank, Reparameterised
 from subbayes.networks.global_state import keep_argument_validation
 from subbayes.networks.tracing.tracer import Tracer
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import MissingPackageError, fail
 from subbayes.utils.seeding import fork_rng
 
 __all__ = ["Flow", "check_flow", "load_zuko"]
@@ -36,7 +36,7 @@ def load_zuko() -> Any:
         try:
             import zuko
         except ImportError as error:
-            raise ImportError(
+            raise MissingPackageError(
                 "realnvp needs the package zuko: pip install 'subbayes[flows]'"
             ) from error
     return zuko

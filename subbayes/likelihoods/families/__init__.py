@@ -175,7 +175,7 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
     if name == "bernoulli" and "trials" in options:  # a binomial family
         name = "binomial"
     names = (*(name for name in FAMILIES if name not in _AROUND), "gaussian")
-    check_choice("family", name, names)
+    check_choice("family", name, names, "subbayes.likelihoods.families.FAMILIES")
     kind = FAMILIES[name]
     known = [field.name for field in fields(kind) if field.name not in ("links", "cumulative")]
     bare = call is not None and not call.options
@@ -250,7 +250,7 @@ def family_from_config(config: Mapping[str, Any], where: str = "family") -> Fami
     options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
     name = options.pop("name", None)
     if name not in FAMILIES:
-        fail(f"{where}['name']", "one of " + ", ".join(FAMILIES), repr(name))
+        fail(f"{where}['name']", "a family of this version", repr(name))
     kind = FAMILIES[name]
     for key in ("family", "first", "second"):
         if isinstance(options.get(key), Mapping):

@@ -26,7 +26,7 @@ from subbayes.sparse.export.tiled_layers import use_tiles
 from subbayes.sparse.kernels import check_csr, csr_tensor
 from subbayes.sparse.module_surgery import LAYERS, replace_layer
 from subbayes.utils.artifact import write_file
-from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.checks import MissingPackageError, fail, fail_type
 from subbayes.utils.files import StrPath, atomic_write_bytes, fail_damaged, new_file
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import filtered_warnings
@@ -134,7 +134,8 @@ class SmallNetwork:
                 example, or its `forward` does not list the names of a dict.
         """
         if find_spec("onnx") is None:
-            raise ImportError("to_onnx needs the package onnx: pip install 'subbayes[onnx]'")
+            message = "to_onnx needs the package onnx: pip install 'subbayes[onnx]'"
+            raise MissingPackageError(message)
         import onnx
 
         file = new_file(path, overwrite)
