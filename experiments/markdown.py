@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from experiments.store import Record
+from subbayes.artifacts.files import atomic_write_text
 from subbayes.utils.checks import fail
-from subbayes.utils.files import atomic_write_text
 
 __all__ = [
     "Figure",

@@ -28,6 +28,7 @@ from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
 from experiments.uci import add_datasets_option, split_names
 from subbayes import MLP, Training
+from subbayes.artifacts.files import atomic_write_bytes
 from subbayes.data.datasets import find_file
 from subbayes.diagnostics import rhat
 from subbayes.inference.configuration import Sampling
@@ -36,7 +37,6 @@ from subbayes.networks.tracing.tracer import Mode
 from subbayes.semistructured import Deep, DeepEnsemble, SemiStructuredRegression
 from subbayes.semistructured.subspace import SUBSPACES
 from subbayes.utils.checks import check_count
-from subbayes.utils.files import atomic_write_bytes
 
 DATASETS = ("DS", "DI", "DR", "airfoil", "concrete", "diabetes", "energy", "forest_fire", "yacht")
 NETS = {"f1": (3,), "f2": (16, 16, 16)}

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 import subbayes
+from subbayes.artifacts.files import atomic_write_bytes
 from subbayes.utils.checks import fail
-from subbayes.utils.files import atomic_write_bytes
 
 __all__ = ["RESULTS", "Store", "device_name", "key_of", "versions"]
 

@@ -16,8 +16,8 @@ from experiments.markdown import markdown_table, write_between
 from experiments.store import Record
 from experiments.toy_regression_methods import Results
 from subbayes import Draws, plots
+from subbayes.artifacts.files import atomic_write_bytes, atomic_write_text
 from subbayes.reports.rendering import Table, picture, render
-from subbayes.utils.files import atomic_write_bytes, atomic_write_text
 
 _Y = (-1.9, 1.9)
 _COLORS = 96  # per picture: keeps the files small without visible loss

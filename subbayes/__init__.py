@@ -31,7 +31,7 @@ _NAMES = {
     "Training": "training.configuration",
     "__version__": "utils.version",
     "fit": "models.fit",
-    "load": "utils.saving",
+    "load": "artifacts.saving",
 }
 _ROOMS = (
     "baselines",

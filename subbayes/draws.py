@@ -5,23 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float
+from msgspec import structs
 from torch import Tensor
 
 from subbayes import diagnostics
+from subbayes.artifacts.arrays import LARGEST, Array, Arrays
+from subbayes.artifacts.facts import Count, Facts, Line, Positive, check_known
+from subbayes.artifacts.tensors import strip_prefix
 from subbayes.diagnostics.thinning import interval_types, thinned_ebfmi
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.utils.checks import check_choice, check_count, fail
-from subbayes.utils.tensor_file import strip_prefix
 from subbayes.utils.text_table import printable
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["MAX_PARETO_K", "Draws", "Moments", "Prediction", "Validity", "round_up"]
+__all__ = ["MAX_PARETO_K", "Draws", "DrawsFacts", "Moments", "Prediction", "Validity", "round_up"]
 
 MAX_PARETO_K = 0.7
 """Above it, importance sampling is unreliable (Vehtari et al. 2024)."""
@@ -399,32 +402,79 @@ class Draws:
             ]
         return []
 
-    def state(self) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """The draws as named arrays, and values that JSON can hold; for `from_state`."""
+    def state(self) -> tuple[dict[str, np.ndarray], DrawsFacts]:
+        """The draws as named arrays and facts; for `from_state`."""
         arrays = {"z": self.z} | {f"stats.{name}": values for name, values in self.stats.items()}
         for f in () if self.moments is None else fields(self.moments):
             if (values := getattr(self.moments, f.name)) is not None:
                 arrays[f"moments.{f.name}"] = values
-        facts = {name: getattr(self, name) for name in _FACTS}
-        return arrays, {k: None if v != v else v for k, v in facts.items()}
+        facts = {name: getattr(self, name) for name in DrawsFacts.__struct_fields__}
+        return arrays, DrawsFacts(**facts)
 
     @classmethod
-    def from_state(cls, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Draws:
+    def from_state(cls, tensors: Mapping[str, Tensor], facts: DrawsFacts) -> Draws:
         """Rebuild draws from `state`, saved as tensors; other tensors are ignored."""
         stats, moments = (
             {k: v.cpu().numpy() for k, v in strip_prefix(part, tensors).items()}
             for part in ("stats", "moments")
         )
-        known = {name: facts[name] for name in _FACTS if facts[name] is not None}
-        z = tensors["z"].cpu().numpy()
-        return cls(z, stats, **known, moments=Moments(**moments) if moments else None)
+        found = Moments(**moments) if moments else None
+        return cls(tensors["z"].cpu().numpy(), stats, **structs.asdict(facts), moments=found)
 
     def __repr__(self) -> str:
         how = "; ".join(self.warnings()) or "no warnings"
         return f"Draws(chains={self.n_chains}, draws={self.n_draws}, rank={self.rank}; {how})"
 
 
-_FACTS = [f.name for f in fields(Draws) if f.name not in ("z", "stats", "moments")]
+class _Meta(TypedDict, total=False):
+    """What is computed with among the details of a run."""
+
+    seed: int
+    warmup: int | None
+    thin: Count
+    seconds: float
+    thinned_from: Count
+    proposals: int
+    effective_proposals: float
+    proposals_k: float
+    target: Positive
+    warnings: list[str]
+
+
+class DrawsFacts(Facts):
+    """`Draws` but for their arrays."""
+
+    meta: dict[str, Any]
+    engine: Line
+    validity: Validity
+    independent: bool
+    prediction: Prediction
+    temperature: Positive
+    pareto_k: float
+    converged: bool | None
+    log_evidence: float
+    log_evidence_error: float
+
+    def __post_init__(self) -> None:
+        check_known(self.meta, _Meta)
+
+    def arrays(self, rank: int) -> Arrays:
+        """Draws, their statistics, and moments, which linearised predictions require."""
+        missing = "" if self.prediction == "linearised" else "?"
+        shown = Array("chains", "draws", dtype="any", below=1e15)
+        counted = Array("chains", "draws", dtype="whole", low=0, below=1e15)
+        return {
+            "z": Array("chains", "draws", rank, dtype="float64", least=1, below=LARGEST),
+            **{f"stats.{name}?": shown for name in ("divergent", "least_swap_rate", "barrier")},
+            **{f"stats.{name}?": counted for name in _COUNTED},
+            "stats.*": Array("chains", "draws", dtype="any", finite=False),
+            f"moments.mean{missing}": Array(rank, dtype="float64", below=LARGEST),
+            f"moments.sd{missing}": Array(rank, dtype="float64", low=0, below=LARGEST),
+            f"moments.covariance{missing}": Array(rank, rank, dtype="float64", below=LARGEST**2),
+        }
+
+
+_COUNTED = ("divergences", "evaluations", "round_trips", "failures", "restarts")
 
 
 def round_up(n: float) -> int:

@@ -7,8 +7,8 @@ coordinate subspace stores indices and a random one a seed instead of a basis.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,6 +16,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from subbayes.artifacts.arrays import Array, Arrays
+from subbayes.artifacts.facts import Count, Facts, Size
+from subbayes.artifacts.tensors import strip_prefix
 from subbayes.utils.checks import check_count, check_seed, fail, fail_type
 from subbayes.utils.memory import index_dtype
 
@@ -27,6 +30,7 @@ __all__ = [
     "RandomSubspace",
     "SparseRandomSubspace",
     "Subspace",
+    "SubspaceFacts",
     "check_finite_weights",
     "check_subspace",
 ]
@@ -82,7 +86,7 @@ class Subspace(ABC):
         return self.push(torch.eye(self.rank, dtype=self.shift.dtype, device=self.shift.device))
 
     def config(self) -> dict[str, Any]:
-        """A description that JSON can hold; `from_config` reads it with `tensors`."""
+        """A description that JSON can hold; `SubspaceFacts` reads it."""
         return {"name": type(self).__name__, "rank": self.rank}
 
     def check_size(self, size: int) -> None:
@@ -482,24 +486,49 @@ def _solve(gram: Float[Tensor, "k k"], right: Float[Tensor, "*S k"]) -> Float[Te
     return right @ torch.linalg.pinv(gram, hermitian=True)
 
 
-def from_config(config: dict[str, Any], tensors: dict[str, Tensor]) -> Subspace:
-    """Rebuild a subspace from `Subspace.config` and `Subspace.tensors`.
+class SubspaceFacts(Facts):
+    """A subspace but for its tensors, as `Subspace.config` has it."""
 
-    Raises:
-        InputError: an unknown kind.
-    """
-    match config["name"]:
-        case "DenseSubspace":
-            return DenseSubspace(tensors["shift"], tensors["basis"])
-        case "CoordinateSubspace":
-            return CoordinateSubspace(tensors["shift"], tensors["indices"])
-        case "FullSubspace":
-            return FullSubspace(tensors["shift"])
-        case "RandomSubspace" | "SparseRandomSubspace" as name:
-            kind = RandomSubspace if name == "RandomSubspace" else SparseRandomSubspace
-            return kind(tensors["shift"], config["rank"], config["seed"])
-        case "JointSubspace":
-            parts = {name.removeprefix("inner."): t for name, t in tensors.items()}
-            return JointSubspace(from_config(config["inner"], parts), config["effects"])
-        case name:
-            fail("subspace", "a kind this version knows", repr(name), "Upgrade subbayes")
+    name: Literal[
+        "DenseSubspace", "CoordinateSubspace", "FullSubspace", "RandomSubspace",
+        "SparseRandomSubspace", "JointSubspace",
+    ]  # fmt: skip
+    rank: Count
+    seed: Size = 0
+    effects: Size = 0
+    inner: SubspaceFacts | None = None
+
+    def __post_init__(self) -> None:
+        is_joint = self.name == "JointSubspace"
+        if is_joint and (self.inner is None or self.rank != self.inner.rank + self.effects):
+            raise ValueError("expected a joint subspace with the rank of its parts")
+
+    def arrays(self, prefix: str = "subspace") -> Arrays:
+        """Its tensors, which have to agree with its rank."""
+        if self.inner is not None:
+            return self.inner.arrays(f"{prefix}.inner")
+        D = f"{prefix} size"
+        full = self.name == "FullSubspace"
+        arrays = {f"{prefix}.shift": Array(self.rank if full else D, alike=D)}
+        if self.name == "DenseSubspace":
+            arrays[f"{prefix}.basis"] = Array(self.rank, D, alike=D)
+        if self.name == "CoordinateSubspace":
+            arrays[f"{prefix}.indices"] = Array(self.rank, dtype="whole", low=0)
+        return arrays
+
+    def build(self, tensors: Mapping[str, Tensor]) -> Subspace:
+        """Rebuild the subspace from `Subspace.tensors`."""
+        shift = tensors.get("shift")
+        if self.inner is not None:
+            return JointSubspace(self.inner.build(strip_prefix("inner", tensors)), self.effects)
+        assert shift is not None
+        match self.name:
+            case "DenseSubspace":
+                return DenseSubspace(shift, tensors["basis"])
+            case "CoordinateSubspace":
+                return CoordinateSubspace(shift, tensors["indices"])
+            case "RandomSubspace":
+                return RandomSubspace(shift, self.rank, self.seed)
+            case "SparseRandomSubspace":
+                return SparseRandomSubspace(shift, self.rank, self.seed)
+        return FullSubspace(shift)

@@ -15,6 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subbayes.artifacts.arrays import ANY, Array, Arrays
+from subbayes.artifacts.facts import Line
+from subbayes.artifacts.files import fail_damaged
+from subbayes.artifacts.saving import KindFacts, artifact
+from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import (
@@ -28,17 +33,35 @@ from subbayes.likelihoods import (
     saved_likelihood,
 )
 from subbayes.networks.network import Network
-from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
+from subbayes.networks.saving import (
+    NETWORK_ARRAYS,
+    NetworkFacts,
+    known_outputs,
+    network_facts,
+    network_from,
+    network_tensors,
+)
 from subbayes.networks.token_outputs import output_for
 from subbayes.networks.validation import warn_of_probable_outputs
 from subbayes.predictions.averaging import average, average_of_batches, evenly_spaced, outputs
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import fail, fail_type
-from subbayes.utils.files import fail_damaged
-from subbayes.utils.tensor_file import add_prefix, strip_prefix
 from subbayes.utils.types import Inputs
 
 __all__ = ["WeightSamples", "rebuild", "stack_likelihoods"]
+
+
+class SamplesFacts(KindFacts):
+    """`WeightSamples` but for their tensors."""
+
+    network: NetworkFacts
+    likelihoods: list[dict[str, Any]]
+    name: Line
+    own_buffers: bool
+
+    def arrays(self) -> Arrays:
+        """The network, weight vectors, and their buffers."""
+        return {**NETWORK_ARRAYS, "weights": Array("S", "D"), "buffers.*": ANY}
 
 
 @dataclass(frozen=True)
@@ -167,23 +190,24 @@ class WeightSamples(Predictor):
             found |= add_prefix(f"buffers.{s}", own)
         return found
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> SamplesFacts:
         """The architecture, the name, and one likelihood or one for each weight vector."""
         each = [
             _flat(self.likelihood.select_draws(torch.tensor([s])).to_config())
             for s in range(len(self.weights))
         ]
-        return {
-            "network": network_facts(self.network),
-            "likelihoods": each if any(one != each[0] for one in each) else each[:1],
-            "name": self.name,
-            "own_buffers": self.frozen is not None,
-        }
+        return SamplesFacts(
+            network=network_facts(self.network),
+            likelihoods=each if any(one != each[0] for one in each) else each[:1],
+            name=self.name,
+            own_buffers=self.frozen is not None,
+        )
 
 
+@artifact("weight-samples", SamplesFacts)
 def rebuild(
     tensors: dict[str, Tensor],
-    facts: dict[str, Any],
+    facts: SamplesFacts,
     module: nn.Module | None = None,
     *,
     likelihood: Likelihood | None = None,
@@ -191,26 +215,26 @@ def rebuild(
 ) -> WeightSamples:
     """Rebuild weight vectors from their artifact; see `subbayes.load`."""
     weights = tensors["weights"]
-    if (n := len(facts["likelihoods"])) not in (1, len(weights)):
+    if (n := len(facts.likelihoods)) not in (1, len(weights)):
         fail_damaged(f"likelihoods for {len(weights)} weight vectors, or one for all", n)
     buffers = _buffers(tensors, len(weights))
-    if any(buffers) and not facts["own_buffers"]:
+    if any(buffers) and not facts.own_buffers:
         fail_damaged("weight vectors that share their buffers", "buffers of their own")
-    n_outputs = known_outputs(facts["network"], output)
+    n_outputs = known_outputs(facts.network, output)
     if likelihood is None:
-        each = [from_config(config, n_outputs) for config in facts["likelihoods"]]
+        each = [from_config(config, n_outputs) for config in facts.likelihoods]
         likelihood = stack_likelihoods(each)
     elif n == 1:
-        likelihood = saved_likelihood(facts["likelihoods"][0], likelihood, n_outputs)
+        likelihood = saved_likelihood(facts.likelihoods[0], likelihood, n_outputs)
     elif not isinstance(likelihood, Likelihood):
         fail_type("likelihood", "a Likelihood", likelihood)
-    elif holds_own(facts["likelihoods"][0]) and not isinstance(likelihood, CommonParameters):
-        each = [saved_likelihood(one, likelihood, n_outputs) for one in facts["likelihoods"]]
+    elif holds_own(facts.likelihoods[0]) and not isinstance(likelihood, CommonParameters):
+        each = [saved_likelihood(one, likelihood, n_outputs) for one in facts.likelihoods]
         likelihood = stack_likelihoods(each)
     output = output_for(likelihood, output)
-    network = network_from(tensors, facts["network"], weights[0], module, output)
+    network = network_from(tensors, facts.network, weights[0], module, output)
     return WeightSamples(
-        network, weights, likelihood, facts["name"], buffers if facts["own_buffers"] else None
+        network, weights, likelihood, facts.name, buffers if facts.own_buffers else None
     )
 
 

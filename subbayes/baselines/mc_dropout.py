@@ -19,13 +19,23 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from subbayes.artifacts.arrays import Array, Arrays
+from subbayes.artifacts.facts import DrawCount, Line, Size
+from subbayes.artifacts.saving import KindFacts, artifact
 from subbayes.baselines.trained_network import network_and_likelihood
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood, saved_likelihood
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.layer_kinds import has_dropout, train_dropout
 from subbayes.networks.network import Network
-from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
+from subbayes.networks.saving import (
+    NETWORK_ARRAYS,
+    NetworkFacts,
+    known_outputs,
+    network_facts,
+    network_from,
+    network_tensors,
+)
 from subbayes.networks.token_outputs import output_for
 from subbayes.predictions.averaging import input_batches, with_noise
 from subbayes.predictions.predictive import Predictive, check_outputs
@@ -111,9 +121,24 @@ def check_dropout(module: nn.Module) -> None:
         )
 
 
+class DropoutFacts(KindFacts):
+    """An `McDropout` but for its tensors."""
+
+    network: NetworkFacts
+    likelihood: dict[str, Any]
+    n_draws: DrawCount
+    seed: Size
+    name: Line
+
+    def arrays(self) -> Arrays:
+        """The network with its weights."""
+        return {**NETWORK_ARRAYS, "weights": Array("D")}
+
+
+@artifact("mc-dropout", DropoutFacts)
 def rebuild(
     tensors: dict[str, Tensor],
-    facts: dict[str, Any],
+    facts: DropoutFacts,
     module: nn.Module | None = None,
     *,
     likelihood: Likelihood | None = None,
@@ -121,13 +146,11 @@ def rebuild(
 ) -> McDropout:
     """Rebuild MC dropout from its artifact; see `subbayes.load`."""
     likelihood = saved_likelihood(
-        facts["likelihood"], likelihood, known_outputs(facts["network"], output)
+        facts.likelihood, likelihood, known_outputs(facts.network, output)
     )
     output = output_for(likelihood, output)
-    network = network_from(tensors, facts["network"], tensors["weights"], module, output)
-    return replace(
-        _with_masks(network, likelihood, facts["n_draws"], facts["seed"]), name=facts["name"]
-    )
+    network = network_from(tensors, facts.network, tensors["weights"], module, output)
+    return replace(_with_masks(network, likelihood, facts.n_draws, facts.seed), name=facts.name)
 
 
 def _with_masks(network: Network, likelihood: Likelihood, n_draws: int, seed: int) -> McDropout:
@@ -173,15 +196,15 @@ class McDropout(Predictor):
         """The network with its weights."""
         return {**network_tensors(self.network), "weights": self.network.weights}
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DropoutFacts:
         """The architecture, the likelihood and the seed of the masks."""
-        return {
-            "network": network_facts(self.network),
-            "likelihood": self.likelihood.to_config(),
-            "n_draws": self.n_draws,
-            "seed": self.seed,
-            "name": self.name,
-        }
+        return DropoutFacts(
+            network=network_facts(self.network),
+            likelihood=self.likelihood.to_config(),
+            n_draws=self.n_draws,
+            seed=self.seed,
+            name=self.name,
+        )
 
     def predict(
         self,

@@ -15,6 +15,9 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
+from subbayes.artifacts.arrays import Arrays
+from subbayes.artifacts.facts import Positive
+from subbayes.artifacts.saving import KindFacts, Nested, artifact, rebuild
 from subbayes.baselines.map import point_estimate
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
@@ -25,10 +28,23 @@ from subbayes.likelihoods.target_parts import TargetParts, split_targets
 from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_positive, fail
-from subbayes.utils.saving import nested_facts, rebuild
 from subbayes.utils.types import Outputs, Targets
 
 __all__ = ["ScaledNoise", "TemperatureScaled", "temperature_scaling"]
+
+
+class ScaledFacts(KindFacts):
+    """A `TemperatureScaled` but for its tensors, which are those of the base."""
+
+    model: Nested
+    temperature: Positive
+
+    def __post_init__(self) -> None:
+        self.model.check_kind("fitted-model", "sparse-network", "weight-samples", "mc-dropout")
+
+    def arrays(self) -> Arrays:
+        """Those of the base."""
+        return self.model.arrays()
 
 
 def temperature_scaling(
@@ -134,20 +150,21 @@ class TemperatureScaled(Predictor):
         """Tensors of the base."""
         return self.base.tensors()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> ScaledFacts:
         """The base and the temperature."""
-        return {"model": nested_facts(self.base), "temperature": self.temperature}
+        return ScaledFacts(model=Nested.of(self.base), temperature=self.temperature)
 
     def _parts(self) -> tuple[Any, Any]:
         return self.base.network, self.base.likelihood
 
 
+@artifact("temperature-scaled", ScaledFacts)
 def rebuild_scaled(
-    tensors: dict[str, Tensor], facts: dict[str, Any], **options: Any
+    tensors: dict[str, Tensor], facts: ScaledFacts, **options: Any
 ) -> TemperatureScaled:
     """Rebuild a scaled predictor from its artifact; `options` are those of the base."""
-    base = rebuild(facts["model"]["kind"], tensors, facts["model"]["facts"], options)
-    return TemperatureScaled(base, float(facts["temperature"]))
+    base = rebuild(facts.model.kind, tensors, facts.model.facts, options)
+    return TemperatureScaled(base, facts.temperature)
 
 
 @dataclass(frozen=True)

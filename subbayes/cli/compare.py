@@ -169,8 +169,8 @@ def compare(
         for warning in warnings:
             print_line(f"warning: {method}: {warning}")
     if out is not None:
+        from subbayes.artifacts.files import atomic_write_text
         from subbayes.data.table_batches import escape_formulas
-        from subbayes.utils.files import atomic_write_text
 
         with naming_out():
             atomic_write_text(out, escape_formulas(found.table).to_csv(index=False), overwrite)

@@ -51,8 +51,8 @@ def rank_models(
     Raises:
         InputError: folders without models, models of other targets, a table they do not fit.
     """
+    from subbayes.artifacts.folder import kind_of
     from subbayes.comparison.posteriors import compare_posteriors
-    from subbayes.utils.artifact import kind_of
     from subbayes.utils.checks import fail
 
     check_output_file(out, overwrite, ".csv")
@@ -70,8 +70,8 @@ def rank_models(
         )
         frame, facts, text = found.to_frame(), found.to_dict(), found.to_text()
     if out is not None:
+        from subbayes.artifacts.files import atomic_write_text
         from subbayes.data.table_batches import escape_formulas
-        from subbayes.utils.files import atomic_write_text
 
         with naming_out():
             atomic_write_text(out, escape_formulas(frame).to_csv(), overwrite)

@@ -71,7 +71,7 @@ def export(
 
             small.to_onnx(out, np.zeros((2, len(small.inputs)), np.float32), overwrite=overwrite)
         else:
-            small.save(out, overwrite=overwrite)
+            small.to_safetensors(out, overwrite=overwrite)
     before, after = small.weights
     facts = {
         "model": str(model),

@@ -40,11 +40,11 @@ def model_path(folder: Path) -> Path:
     Raises:
         InputError: no model there, or one whose fit was interrupted.
     """
-    from subbayes.utils import artifact
+    from subbayes.artifacts.folder import is_artifact
     from subbayes.utils.checks import fail
 
     for path in (folder / "model", folder):
-        if artifact.is_artifact(path):
+        if is_artifact(path):
             return path
     if (folder / "checkpoint").is_dir():
         fail(
@@ -75,11 +75,11 @@ def load_table_model(folder: Path) -> DataFrameModel | RegressionModel:
     Raises:
         InputError: no model there, a damaged one, or one that does not take a table.
     """
+    from subbayes.artifacts.folder import read
     from subbayes.cli.regression_model import RegressionModel
-    from subbayes.utils import artifact
 
     path = model_path(folder)
-    if artifact.read(path).kind == "semi-structured-model":
+    if read(path).kind == "semi-structured-model":
         return RegressionModel.load(path)
     return load_model(folder)
 
@@ -202,17 +202,17 @@ def check_model_folder(out: Path, overwrite: bool) -> None:
     Raises:
         InputError: a file, or a folder that has a model already or cannot be written to.
     """
-    from subbayes.utils import artifact
+    from subbayes.artifacts.files import check_writable
+    from subbayes.artifacts.folder import check_destination, is_artifact
     from subbayes.utils.checks import fail
-    from subbayes.utils.files import check_writable
 
     if out.exists() and not out.is_dir():
         fail("out", "a folder", f"a file: '{out}'", "Choose another path")
-    if artifact.is_artifact(out / "model") and not overwrite:
+    if is_artifact(out / "model") and not overwrite:
         remedy = "Pass --overwrite to replace it, or choose another path"
         fail("out", "a folder without a model", f"one that has a model: '{out}'", remedy)
     with naming_out():
-        artifact.check_destination(out / "model", overwrite=overwrite)
+        check_destination(out / "model", overwrite=overwrite)
     check_writable("out", out)
 
 
@@ -222,8 +222,8 @@ def check_output_file(out: Path | None, overwrite: bool, *suffixes: str) -> None
     Raises:
         InputError: the file exists, has another suffix, or cannot be written there.
     """
+    from subbayes.artifacts.files import check_writable
     from subbayes.utils.checks import fail
-    from subbayes.utils.files import check_writable
 
     if out is None or out.is_char_device():
         return

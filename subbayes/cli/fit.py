@@ -107,9 +107,9 @@ def fit(
 
 def _check_unfinished(checkpoint: Path, method: str, overwrite: bool) -> None:
     """Check that a checkpoint in the folder is one from which the method resumes."""
+    from subbayes.artifacts.files import quoted
     from subbayes.models.checkpoint import PARTS, parts_of
     from subbayes.utils.checks import fail
-    from subbayes.utils.files import quoted
 
     own = set(PARTS) - {"sparse"} if _is_subspace(method) else {method} & {"sparse"}
     if not overwrite and parts_of(checkpoint) - own:

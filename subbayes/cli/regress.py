@@ -175,11 +175,11 @@ def regress(
     Effects are those of a formula: columns, factors C(...), smooths s(...), random effects re(...)
     and interactions. Rows with missing values are dropped and counted.
     """
+    from subbayes.artifacts.saving import save
     from subbayes.cli.regression_model import RegressionModel
     from subbayes.data.columns import warn_about_decimal_commas
     from subbayes.data.tables import read_table
     from subbayes.semistructured.summary import summary_text
-    from subbayes.utils.saving import save
 
     check_output_file(report, overwrite, ".html", ".htm")
     if out is not None:

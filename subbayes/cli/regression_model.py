@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from subbayes.semistructured.model import SemiStructuredRegression
+    from subbayes.semistructured.saving import SemiStructuredFacts
 
 __all__ = ["RegressionModel"]
 
@@ -38,20 +39,21 @@ class RegressionModel:
         Raises:
             InputError: a damaged model, or one with a network that needs a module.
         """
+        from subbayes.artifacts.folder import read
         from subbayes.semistructured.model import SemiStructuredRegression
-        from subbayes.utils import artifact
 
-        marks = artifact.read(path).facts.get("missing_values", [])
+        marks = read(path).facts["missing_values"]
         return cls(SemiStructuredRegression.load(path), tuple(marks))
 
     def tensors(self) -> dict[str, Any]:
         """Those of the fitted model."""
         return self.model.tensors()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> SemiStructuredFacts:
         """Those of the fitted model, and the marks of missing values."""
-        marks = {"missing_values": list(self.missing_values)} if self.missing_values else {}
-        return self.model.facts() | marks
+        facts = self.model.facts()
+        facts.missing_values = list(self.missing_values)
+        return facts
 
     @property
     def column(self) -> str:

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from subbayes.artifacts.tensors import fingerprint
 from subbayes.curvature.jacobian import Jacobian, RowShare
 from subbayes.data.cache import concatenate
 from subbayes.data.data import Data
@@ -27,7 +28,6 @@ from subbayes.distributed.exact_sum import LIMBS, decode, encode
 from subbayes.distributed.processes import current
 from subbayes.networks.validation import check_same_outputs
 from subbayes.utils.addresses import without_addresses
-from subbayes.utils.artifact import fingerprint
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import estimated_progress
 from subbayes.utils.trees import n_rows, row_kind, take, to_device

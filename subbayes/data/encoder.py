@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 from jaxtyping import Float32, Float64
@@ -15,6 +16,7 @@ from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.validation import check_is_fitted
 
+from subbayes.artifacts.facts import as_facts
 from subbayes.data.columns import (
     MANY_ROWS,
     as_labels,
@@ -26,9 +28,9 @@ from subbayes.data.columns import (
     mask_markers,
     warn_about_row_numbers,
 )
-from subbayes.data.encoder_state import check_state, one_row
+from subbayes.data.encoder_state import EncoderFacts, one_row
 from subbayes.data.frames import LEAST_SCALE, as_frame, by_label, check_text, check_width, quote
-from subbayes.utils.checks import InputError, check_choice, check_count, closest, fail, fail_type
+from subbayes.utils.checks import check_choice, check_count, closest, fail, fail_type
 from subbayes.utils.text_table import MOST_MARKS
 
 __all__ = ["TabularEncoder"]
@@ -225,7 +227,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> TabularEncoder:
+    def from_config(cls, config: dict[str, Any] | EncoderFacts) -> TabularEncoder:
         """The encoder of a configuration from `to_config`; its output is bitwise the same.
 
         The scikit-learn transformers are fitted to one row of the stored medians and most frequent
@@ -241,20 +243,11 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             array([[2.]], dtype=float32)
         """
         try:
-            if config["format"] != _FORMAT:
-                fail(
-                    "config",
-                    f"format {_FORMAT}",
-                    f"format {config['format']}",
-                    "Use the version of subbayes that wrote it",
-                )
-            encoder = cls(**config["options"])
-            encoder._set_state(config)
-        except InputError:
-            raise
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            got = f"{type(error).__name__}: {error}"
-            fail("config", "what TabularEncoder.to_config gives", got)
+            facts = as_facts(config, EncoderFacts)
+        except msgspec.ValidationError as error:
+            fail("config", "what TabularEncoder.to_config gives", error)
+        encoder = cls(**msgspec.structs.asdict(facts.options))
+        encoder._set_state(facts)
         return encoder
 
     def __sklearn_tags__(self) -> Any:
@@ -463,23 +456,17 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                 values |= zip(columns, statistics.tolist(), strict=True)
         return values
 
-    def _set_state(self, config: dict[str, Any]) -> None:
-        numeric, categorical = config["numeric"], config["categorical"]
-        for group in (numeric, categorical):
-            if len({len(values) for values in group.values()}) > 1:
-                expected = "as many medians, means and levels as columns"
-                fail("config", expected, "lists of other lengths")
+    def _set_state(self, config: EncoderFacts) -> None:
+        numeric = config.numeric
         self._check_options()
-        check_state(config, self.max_categories)
-        self._named, self.columns_ = config["named"], list(config["columns"])
-        self.dropped_ = list(config["dropped"])
+        self._named, self.columns_, self.dropped_ = config.named, config.columns, config.dropped
         self._set_sklearn_names()
         self._build(*one_row(config))
         if self._numeric:
             scaler = self._fitted_step("numeric", "scale")
-            scaler.mean_ = np.array(numeric["mean"], dtype=np.float64)
-            scaler.var_ = np.array(numeric["variance"], dtype=np.float64)
-            scaler.scale_ = np.array(numeric["scale"], dtype=np.float64)
+            scaler.mean_ = np.array(numeric.mean, dtype=np.float64)
+            scaler.var_ = np.array(numeric.variance, dtype=np.float64)
+            scaler.scale_ = np.array(numeric.scale, dtype=np.float64)
 
 
 def _text_columns(table: pd.DataFrame) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import infer_dtype
 
+from subbayes.artifacts.files import as_path, replace_file
 from subbayes.data.tables import (
     PARQUET,
     TextFormat,
@@ -24,7 +25,6 @@ from subbayes.data.tables import (
     translate_damage,
 )
 from subbayes.utils.checks import check_count, fail
-from subbayes.utils.files import as_path, replace_file
 
 __all__ = ["TableBatches", "escape_formulas", "text_pieces", "write_batches"]
 

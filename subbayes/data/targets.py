@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -46,7 +46,7 @@ class Target:
         'regression'
     """
 
-    task: str
+    task: Literal["regression", "classification", "count"]
     classes: tuple[Label, ...] = ()
 
     @classmethod
@@ -82,11 +82,11 @@ class Target:
         task = task or _task(column)
         if task == "regression":
             _check_varying(_numbers(column))
-            return cls(task)
+            return cls("regression")
         if task == "count":
             _counts(column)
-            return cls(task)
-        return cls(task, classes=_classes(column))
+            return cls("count")
+        return cls("classification", classes=_classes(column))
 
     def encode(self, y: Any) -> Float64[np.ndarray, "n"] | Int64[np.ndarray, "n"]:
         """Targets for the likelihood: float64 in regression, int64 for classes and counts.
@@ -133,47 +133,25 @@ rows. Correct those labels, or fit with rows of every class.
         dtype = object if longest > _SHORT else None  # arrays of text take the longest for each
         return np.array(self.classes, dtype=dtype)[values.astype(int)]
 
-    def to_config(self) -> dict[str, Any]:
-        """The state as values that JSON can hold.
+    def check(self) -> None:
+        """Raise `InputError` for classes that no encoding has, as a file may hold.
 
         Example:
-            >>> Target("count").to_config()
-            {'task': 'count', 'classes': []}
+            >>> Target("classification", (1, 0)).check()
+            Traceback (most recent call last):
+            ...
+            subbayes.InputError: classes: expected different labels of one type, sorted, got '1',...
         """
-        return asdict(self) | {"classes": list(self.classes)}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> Target:
-        """The encoding of a configuration from `to_config`.
-
-        Raises:
-            InputError: entries that are missing, unknown or of a wrong type; labels that are not
-                sorted.
-
-        Example:
-            >>> target = Target.infer([True, False])
-            >>> Target.from_config(target.to_config()) == target
-            True
-        """
-        try:
-            target = cls(config["task"], tuple(config["classes"]))
-            known = target.task in TASKS
-            labels = all(isinstance(label, (str, int)) for label in target.classes)
-            enough = len(target.classes) > 1 or target.task != "classification"
-            ordered = list(target.classes) == sorted(set(target.classes))
-            ordered &= len(set(map(type, target.classes))) < 2
-        except (KeyError, TypeError, ValueError) as error:
-            fail("config", "what Target.to_config gives", f"{type(error).__name__}: {error}")
-        if not (known and labels and enough):
-            fail("config", "what Target.to_config gives", config)
-        check_text("config", target.classes)
-        check_total("config", target.classes)
-        for label in target.classes:
+        check_text("classes", self.classes)
+        check_total("classes", self.classes)
+        for label in self.classes:
             if not isinstance(label, str) and not -_WIDE <= label < _WIDE:
-                fail("config", "whole numbers of 64 bits as labels", f"{label:.4g}")
-        if not ordered:
-            fail("config", "different labels of one type, sorted", quote(target.classes))
-        return target
+                fail("classes", "whole numbers of 64 bits as labels", f"{label:.4g}")
+        one_type = len(set(map(type, self.classes))) < 2
+        if not one_type or list(self.classes) != sorted(set(self.classes)):
+            fail("classes", "different labels of one type, sorted", quote(self.classes))
+        if self.task == "classification" and len(self.classes) < 2:
+            fail("classes", "at least 2 labels", len(self.classes))
 
     def _codes(self, column: pd.Series) -> Int64[np.ndarray, "n"]:
         position = {label: code for code, label in enumerate(self.classes)}

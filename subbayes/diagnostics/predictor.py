@@ -13,6 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from subbayes.artifacts.saving import save
 from subbayes.data.arrays import is_list_of_dicts, to_tensor
 from subbayes.data.cache import concatenate
 from subbayes.data.data import Data, join_targets
@@ -31,7 +32,6 @@ from subbayes.predictions.averaging import count_known_rows, input_batches, with
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
-from subbayes.utils.saving import save
 from subbayes.utils.trees import n_rows, row_kind, take, to_device
 
 __all__ = ["OUTPUTS_AT_ONCE", "Predictor"]
@@ -43,7 +43,7 @@ class Predictor(ABC):
     """A model of a network whose predictions average draws.
 
     Attributes:
-        kind: the kind of its artifact; see `subbayes.utils.saving`.
+        kind: the kind of its artifact; see `subbayes.artifacts.saving`.
         network: the network.
         likelihood: p(y | f).
         modes: additional arguments of `predict` that choose what is averaged.
@@ -166,7 +166,7 @@ class Predictor(ABC):
         """Tensors to save, by name."""
 
     @abstractmethod
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Any:
         """Everything else to save, as JSON values."""
 
     def describe(self) -> dict[str, str]:

@@ -20,9 +20,9 @@ import torch
 from jaxtyping import Float, Int, UInt
 from torch import Tensor, nn
 
+from subbayes.artifacts.tensors import DividedTensor
 from subbayes.distributed.processes import Processes, current
 from subbayes.utils.checks import fail, fail_type, is_finite
-from subbayes.utils.tensor_file import DividedTensor
 
 __all__ = [
     "ShardLayout",

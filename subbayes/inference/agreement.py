@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from subbayes.artifacts.tensors import fingerprint
 from subbayes.data.data import Data
 from subbayes.distributed.devices import check_devices
 from subbayes.distributed.divided_rows import SAME_ROWS, agreed_rows
@@ -13,7 +14,6 @@ from subbayes.inference.samplers.reparameterisation import ReparameterisedDensit
 from subbayes.networks.validation import check_same_outputs
 from subbayes.posterior import Posterior
 from subbayes.subspace import Subspace
-from subbayes.utils.artifact import fingerprint
 
 __all__ = ["check_same_run"]
 

@@ -22,9 +22,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.artifacts.tensors import fingerprint
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.priors import Normal, check_normal
-from subbayes.utils import artifact
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.log_densities import reject_undefined
 from subbayes.utils.types import Coordinates, LogDensity
@@ -291,7 +291,7 @@ class FunctionDensity:
                 "Pass name=, and another one when log_prob changes",
             )
         facts = {"name": self.name, "rank": self.rank, "base": self.prior.to_config()}
-        return artifact.fingerprint({}, facts)
+        return fingerprint({}, facts)
 
     def _points(self, z: Coordinates) -> Coordinates:
         points = np.ascontiguousarray(z, dtype=np.float64)

@@ -7,13 +7,16 @@ by $p(y_n \mid z)^{-1/T}$. Where rows have weights, a row of weight a counts as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from subbayes import diagnostics
+from subbayes.artifacts.arrays import LARGEST
+from subbayes.artifacts.facts import Positive
 from subbayes.data.data import Data
 from subbayes.diagnostics.leave_one_out import sum_se
 from subbayes.draws import Draws
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TemperatureChoice", "choose_temperature"]
 
+_MOST = 1000  # candidates
+
 
 @dataclass(frozen=True)
 class TemperatureChoice:
@@ -50,12 +55,20 @@ class TemperatureChoice:
             the score are unreliable, and usually too high; 0 for validation, None if unknown.
     """
 
-    temperatures: tuple[float, ...]
+    temperatures: tuple[Positive, ...]
     scores: tuple[float, ...]
     standard_errors: tuple[float, ...]
     pareto_k: tuple[float, ...]
-    by: str
+    by: Literal["loo", "validation"]
     n_bad: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        lists = [self.temperatures, self.scores, self.standard_errors, self.pareto_k]
+        counts = {len(values) for values in [*lists, *([self.n_bad] if self.n_bad else [])]}
+        if len(counts) != 1 or not 0 < len(self.temperatures) <= _MOST:
+            fail("temperatures", f"1 to {_MOST}, each with its scores", f"{sorted(counts)}")
+        if any(math.isfinite(v) and abs(v) >= LARGEST for values in lists for v in values):
+            fail("scores", f"numbers below {LARGEST:g}", "larger ones")
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> TemperatureChoice:
@@ -160,7 +173,8 @@ def choose_temperature(
             steps.update(1)
     scores, errors, ks = (tuple(float(v) for v in column) for column in zip(*rows, strict=True))
     bad = tuple(one.n_bad for one in found) or (0,) * len(candidates)
-    choice = TemperatureChoice(tuple(candidates), scores, errors, ks, by, bad)
+    rule: Any = by
+    choice = TemperatureChoice(tuple(candidates), scores, errors, ks, rule, bad)
     if choice.n_bad_of_best:
         by_n = ", ".join(f"{n} at T = {t:g}" for t, n in zip(candidates, bad, strict=True))
         warn_user(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from subbayes.artifacts.facts import encode
 from subbayes.likelihoods.base import Likelihood
 from subbayes.likelihoods.discrete import Bernoulli, Categorical, Poisson
 from subbayes.likelihoods.families import FAMILIES, CommonParameters, Family, family_from_config
@@ -19,7 +20,6 @@ from subbayes.likelihoods.standardized import Standardized
 from subbayes.likelihoods.tokens import CategoricalTokens
 from subbayes.likelihoods.weighted import Weighted
 from subbayes.utils.checks import check_choice, fail, fail_type, one_of
-from subbayes.utils.strict_json import encode
 
 __all__ = [
     "Bernoulli",

@@ -6,6 +6,7 @@ import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -78,10 +79,10 @@ def check_tensor(
 
 
 def to_numbers(value: Any) -> Any:
-    """A tensor as Python numbers; other values unchanged."""
+    """A tensor as Python numbers, a tuple as a list; other values unchanged."""
     if isinstance(value, Tensor):
         return value.detach().cpu().double().tolist()
-    return value
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _likelihood_of_labels(y: Targets, n_outputs: int) -> str:
@@ -118,10 +119,12 @@ class Likelihood(ABC):
     Attributes:
         kind: "regression", "classification" or "count"; determines scores and reports.
         bounds: ends of the support of a target; quantiles near 0 and 1 take fewer steps with them.
+        unsaved: fields that descriptions leave out.
         per_position: whether a target has a label for each position of a sequence.
     """
 
     kind: ClassVar[Kind]
+    unsaved: ClassVar[tuple[str, ...]] = ()
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
     per_position: ClassVar[bool] = False
 
@@ -418,8 +421,16 @@ class Likelihood(ABC):
         return None
 
     def to_config(self) -> dict[str, Any]:
-        """A description that JSON can hold, for `from_config`."""
-        return {"name": type(self).__name__}
+        """A description that JSON can hold, for `from_config`: the name, and the fields.
+
+        Of a class of the user, the fields are those of the class of the package that it extends.
+        """
+        kind = next(cls for cls in type(self).__mro__ if _is_of_package(cls))
+        names = [f.name for f in fields(kind) if f.init] if is_dataclass(kind) else []
+        values = {name: getattr(self, name) for name in names if name not in self.unsaved}
+        shown = {k: v.to_config() if isinstance(v, Likelihood) else v for k, v in values.items()}
+        name = getattr(self, "label", type(self).__name__)
+        return {"name": name, **{k: to_numbers(v) for k, v in shown.items()}}
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Keep descriptions of classes of the user from being taken for those of the package.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -121,10 +121,6 @@ class Categorical(Likelihood):
                 bad,
                 "Encode the labels as 0..K-1",
             )
-
-    def to_config(self) -> dict[str, Any]:
-        """A description that JSON can hold."""
-        return {"name": "Categorical", "n_classes": self.n_classes}
 
 
 def _remedy_of_labels(y: Targets) -> str:

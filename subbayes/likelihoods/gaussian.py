@@ -166,10 +166,6 @@ class _OneParameter(GaussianLike):
         per_draw = isinstance(self._value, Tensor) and self._value.ndim == 3
         return self._with_value(self._value[index]) if per_draw else self
 
-    def to_config(self) -> dict[str, Any]:
-        """A description that JSON can hold."""
-        return {"name": type(self).__name__, self.parameter: to_numbers(self._value)}
-
 
 @dataclass(frozen=True)
 class Gaussian(_OneParameter):

@@ -224,15 +224,6 @@ class Standardized(WrappedLikelihood):
         inner = self.likelihood.unweighted
         return self if inner is self.likelihood else replace(self, likelihood=inner)
 
-    def to_config(self) -> dict[str, Any]:
-        """A description that JSON can hold."""
-        return {
-            "name": "Standardized",
-            "likelihood": self.likelihood.to_config(),
-            "shift": list(self.shift),
-            "scale": list(self.scale),
-        }
-
 
 def _numbers(name: str, value: Any) -> tuple[float, ...]:
     """One number for each target."""

@@ -3,7 +3,7 @@ r"""The likelihood of labels of the positions of a row: tokens of a text, pixels
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -49,6 +49,7 @@ class CategoricalTokens(Likelihood):
     kept: Bool[Tensor, "N L"] | None = field(default=None, repr=False)
     kind: ClassVar[Kind] = "classification"
     per_position: ClassVar[bool] = True
+    unsaved = ("kept",)
 
     def __post_init__(self) -> None:
         if self.n_classes is not None:
@@ -186,15 +187,6 @@ class CategoricalTokens(Likelihood):
         """Raise `InputError` for outputs that are not a multiple of the classes."""
         if self.n_classes is not None and n_outputs % self.n_classes:
             fail("n_classes", f"a divisor of {n_outputs} outputs", self.n_classes)
-
-    def to_config(self) -> dict[str, Any]:
-        """A description that JSON can hold."""
-        return {
-            "name": "CategoricalTokens",
-            "n_classes": self.n_classes,
-            "shift": self.shift,
-            "ignore_index": self.ignore_index,
-        }
 
     def _classes_of(self, n_outputs: int, y: Tensor) -> int:
         """The number of classes V of L V outputs of a row, for labels of L positions."""

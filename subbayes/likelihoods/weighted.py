@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -41,6 +40,7 @@ class Weighted(WrappedLikelihood):
     """
 
     weights: Tensor | None = None
+    unsaved = ("weights",)
 
     @property
     def kind(self) -> Kind:  # type: ignore[override]
@@ -151,10 +151,6 @@ class Weighted(WrappedLikelihood):
         """Unconstrained initial values of the parameters, from the targets of weight above 0."""
         targets, weights = _split(y)
         return self.likelihood.init_parameters(take(targets, weights > 0))
-
-    def to_config(self) -> dict[str, Any]:
-        """A description that JSON can hold."""
-        return {"name": "Weighted", "likelihood": self.likelihood.to_config()}
 
 
 def _split(y: Targets) -> tuple[Targets, Tensor]:

@@ -12,6 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from subbayes.artifacts.folder import delete, kind_of, write
+from subbayes.artifacts.saving import (
+    Nested,
+    fail_checkpoint,
+    has_checkpoint,
+    read_checkpoint,
+    rebuild,
+)
+from subbayes.artifacts.tensors import fingerprint
 from subbayes.data.data import Data
 from subbayes.distributed.divided_rows import gathered
 from subbayes.distributed.processes import current, on_first
@@ -24,15 +33,7 @@ from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import input_batches
 from subbayes.subspace import Subspace
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
-from subbayes.utils import artifact
 from subbayes.utils.checks import InputError, error_text
-from subbayes.utils.saving import (
-    fail_checkpoint,
-    has_checkpoint,
-    nested_facts,
-    read_checkpoint,
-    rebuild,
-)
 from subbayes.utils.trees import leaves, to_device
 
 __all__ = [
@@ -87,9 +88,9 @@ class FitCheckpoint:
         if data.division is None:
             tensors |= _tensors(data)
         else:
-            own = artifact.fingerprint(_tensors(data) if data.n else {}, {})
+            own = fingerprint(_tensors(data) if data.n else {}, {})
             facts |= {"rows of each process": gathered(data, own)}
-        return cls(Path(folder), artifact.fingerprint(tensors, facts), data)
+        return cls(Path(folder), fingerprint(tensors, facts), data)
 
     @property
     def sampling(self) -> Path:
@@ -138,18 +139,14 @@ class FitCheckpoint:
     def save(self, trained: FittedModel) -> None:
         """Save the trained subspace, a model without draws."""
         outputs = FirstOutputs.of(trained.network, trained.network.weights, self.data)
-        facts = {
-            "identity": self.identity,
-            "device": outputs.device,
-            "model": nested_facts(trained),
-        }
+        facts = {"identity": self.identity, "device": outputs.device, "model": Nested.of(trained)}
         tensors = trained.tensors() | {"first_outputs": outputs.values}
-        artifact.write(self.folder / "trained", PARTS["trained"], tensors, facts, overwrite=True)
+        write(self.folder / "trained", PARTS["trained"], tensors, facts, overwrite=True)
 
     def temperature(self, posterior: Posterior, by: str, **options: Any) -> TemperatureChoice:
         """Load the chosen temperature, or choose it with `choose_temperature` and save it."""
         path, held_out = self.folder / "temperature", options.get("validation")
-        identity = artifact.fingerprint(
+        identity = fingerprint(
             {} if held_out is None else _tensors(Data.of(held_out, "validation")),
             {
                 "posterior": posterior.with_temperature(1.0).fingerprint(),
@@ -162,7 +159,7 @@ class FitCheckpoint:
             return TemperatureChoice.of(found.facts["choice"])
         choice = choose_temperature(posterior, by=by, **options)
         facts = {"identity": identity, "choice": dataclasses.asdict(choice)}
-        artifact.write(path, PARTS["temperature"], {}, facts, overwrite=True)
+        write(path, PARTS["temperature"], {}, facts, overwrite=True)
         return choice
 
 
@@ -190,7 +187,7 @@ def parts_of(folder: str | Path) -> set[str]:
         >>> parts_of("no/such/folder")
         set()
     """
-    return {name for name, kind in PARTS.items() if artifact.kind_of(Path(folder) / name) == kind}
+    return {name for name, kind in PARTS.items() if kind_of(Path(folder) / name) == kind}
 
 
 def delete_checkpoint(folder: str | Path) -> None:
@@ -206,7 +203,7 @@ def delete_checkpoint(folder: str | Path) -> None:
         >>> delete_checkpoint("no/such/folder")
     """
     for name, kind in PARTS.items():
-        artifact.delete(Path(folder) / name, kind)
+        delete(Path(folder) / name, kind)
     with suppress(OSError):
         Path(folder).rmdir()
 
@@ -246,7 +243,7 @@ def check_same_inputs(inputs: Any, data: Data) -> None:
     """
     processes = current()
     if processes is not None and data.division is not None:
-        digest = artifact.fingerprint(_tensors_of_inputs(inputs), {})
+        digest = fingerprint(_tensors_of_inputs(inputs), {})
         remedy = "Give the subspace the same inputs in every process"
         processes.agree({"inputs of the subspace": digest}, remedy)
 

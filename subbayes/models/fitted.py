@@ -6,27 +6,39 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from msgspec import Meta
 from torch import Tensor, nn
 
+from subbayes.artifacts.arrays import LARGEST, Array, Arrays
+from subbayes.artifacts.facts import Line, Name, Numbers, Positive, check_known
+from subbayes.artifacts.saving import KindFacts, artifact, save
+from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.distributed.divided_rows import exchanged
 from subbayes.distributed.sharded_subspaces import ShardedSubspace
 from subbayes.distributed.sharded_weights import is_sharded
-from subbayes.draws import Draws
+from subbayes.draws import Draws, DrawsFacts
 from subbayes.inference.engine import ENGINES
 from subbayes.inference.tempering import TemperatureChoice
 from subbayes.likelihoods import Likelihood, Weighted, saved_likelihood
 from subbayes.likelihoods.target_parts import split_targets
-from subbayes.models.presets import PRESET_REMEDY, describe_preset, preset_warnings
+from subbayes.models.presets import PRESET_REMEDY, PresetRecord, describe_preset, preset_warnings
 from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
-from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
+from subbayes.networks.saving import (
+    NETWORK_ARRAYS,
+    NetworkFacts,
+    known_outputs,
+    network_facts,
+    network_from,
+    network_tensors,
+)
 from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.networks.sharded_saving import save_together, sharded_network_from, sharded_tensors
 from subbayes.networks.shared_weights import warn_of_changed_weights
@@ -35,13 +47,11 @@ from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
-from subbayes.subspace import FullSubspace, Subspace
-from subbayes.subspace import from_config as subspace_from_config
+from subbayes.subspace import FullSubspace, Subspace, SubspaceFacts
 from subbayes.subspaces.registry import SUBSPACES
-from subbayes.subspaces.sharded_random import sharded_from_config
+from subbayes.subspaces.sharded_random import sharded_from_facts
+from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_device, fail
-from subbayes.utils.saving import save
-from subbayes.utils.tensor_file import add_prefix, strip_prefix
 from subbayes.utils.text_table import printable
 from subbayes.utils.trees import take
 from subbayes.utils.warning import warn_user
@@ -50,9 +60,47 @@ if TYPE_CHECKING:
     from subbayes.diagnostics.function_space import ChainPredictions
     from subbayes.diagnostics.monte_carlo import MonteCarloError
 
-__all__ = ["FittedModel", "describe", "method_label", "rebuild"]
+__all__ = ["FittedFacts", "FittedModel", "describe", "method_label", "rebuild"]
 
 _COMPARED_ROWS, _COMPARED_DRAWS = 200, 250  # of training data and chains, for their predictions
+
+
+class _Ensemble(TypedDict):
+    members: Annotated[int, Meta(ge=2, le=10**6)]
+
+
+class _Settings(TypedDict, total=False):
+    """The settings that descriptions, figures and reports read."""
+
+    temperatures: TemperatureChoice | None
+    training: Training | None
+    subspace: Line
+    inference: Line
+    ensemble: _Ensemble
+    preset: PresetRecord
+
+
+class FittedFacts(KindFacts):
+    """A `FittedModel` but for its tensors and its data."""
+
+    network: NetworkFacts
+    likelihood: dict[str, Any]
+    subspace: SubspaceFacts
+    prior: dict[str, Any]
+    temperature: Positive
+    draws: DrawsFacts | None
+    history: dict[Name, Numbers]
+    settings: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        check_known(self.settings, _Settings)
+
+    def arrays(self) -> Arrays:
+        """Network, subspace, draws, and start points of an ensemble."""
+        rank = self.subspace.rank
+        draws = {} if self.draws is None else self.draws.arrays(rank)
+        starts = Array("starts", rank, dtype="float64", below=LARGEST)
+        return {**NETWORK_ARRAYS, **self.subspace.arrays(), **draws, "starts?": starts}
 
 
 @dataclass(frozen=True)
@@ -391,18 +439,19 @@ class FittedModel(Predictor):
             found |= self.draws.state()[0]
         return found
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> FittedFacts:
         """Everything but the tensors; the posterior and its data are not saved."""
-        return {
-            "network": network_facts(self.network),
-            "likelihood": self.likelihood.to_config(),
-            "subspace": _stored(self.subspace)[0],
-            "prior": self.prior.to_config(),
-            "temperature": self.temperature,
-            "draws": None if self.draws is None else self.draws.state()[1],
-            "history": self.history,
-            "settings": self.settings,
-        }
+        subspace: Any = _stored(self.subspace)[0]  # a dict, which is checked when it is saved
+        return FittedFacts(
+            network=network_facts(self.network),
+            likelihood=self.likelihood.to_config(),
+            subspace=subspace,
+            prior=self.prior.to_config(),
+            temperature=self.temperature,
+            draws=None if self.draws is None else self.draws.state()[1],
+            history=self.history,
+            settings=self.settings,
+        )
 
     def __repr__(self) -> str:
         return (
@@ -418,9 +467,10 @@ def _stored(subspace: Subspace) -> tuple[dict[str, Any], dict[str, Any]]:
     return subspace.config(), subspace.tensors()
 
 
+@artifact("fitted-model", FittedFacts)
 def rebuild(
     tensors: dict[str, Any],
-    facts: dict[str, Any],
+    facts: FittedFacts,
     module: nn.Module | None = None,
     *,
     data: Any = None,
@@ -438,20 +488,20 @@ def rebuild(
         output: picks the tensor out of what the module returns, as for `fit`.
     """
     likelihood = saved_likelihood(
-        facts["likelihood"], likelihood, known_outputs(facts["network"], output)
+        facts.likelihood, likelihood, known_outputs(facts.network, output)
     )
     output = output_for(likelihood, output)
     subspace: Subspace
     if module is not None and is_sharded(module):
-        sharded = sharded_network_from(tensors, facts["network"], module, output)
-        subspace = sharded_from_config(sharded, facts["subspace"], tensors)
+        sharded = sharded_network_from(tensors, facts.network, module, output)
+        subspace = sharded_from_facts(sharded, facts.subspace, tensors)
         network: Network = sharded
     else:
-        subspace = subspace_from_config(facts["subspace"], strip_prefix("subspace", tensors))
-        network = network_from(tensors, facts["network"], subspace.shift, module, output)
-    prior, temperature = Normal.from_config(facts["prior"]), facts["temperature"]
+        subspace = facts.subspace.build(strip_prefix("subspace", tensors))
+        network = network_from(tensors, facts.network, subspace.shift, module, output)
+    prior, temperature = Normal.from_config(facts.prior), facts.temperature
     prior.check_rank(subspace.rank)
-    draws = None if facts["draws"] is None else Draws.from_state(tensors, facts["draws"])
+    draws = None if facts.draws is None else Draws.from_state(tensors, facts.draws)
     model = FittedModel(
         network,
         likelihood,
@@ -460,8 +510,8 @@ def rebuild(
         temperature,
         draws,
         None,
-        facts["history"],
-        facts["settings"],
+        facts.history,
+        facts.settings,
         tensors["starts"].cpu().numpy() if "starts" in tensors else None,
     )
     return model if data is None else model.with_data(data)

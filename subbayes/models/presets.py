@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
+from subbayes.artifacts.facts import Count, Name, Positive
 from subbayes.training.configuration import Training
 
-__all__ = ["PRESETS", "PRESET_REMEDY", "Preset", "describe_preset", "largest", "preset_warnings"]
+__all__ = [
+    "PRESETS",
+    "PRESET_REMEDY",
+    "Preset",
+    "PresetRecord",
+    "describe_preset",
+    "largest",
+    "preset_warnings",
+]
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,39 @@ def largest(ladder: Sequence[int], most: float) -> int | None:
         (20, None)
     """
     return max((entry for entry in ladder if entry <= most), default=None)
+
+
+class _Compared(TypedDict):
+    hidden: list[Count]
+    score: float
+
+
+class _Chains(_Compared):
+    prior: Positive
+    steps: Count
+    gain: float
+    gain_error: float
+
+
+class _Seconds(TypedDict):
+    choice: float
+    training: float
+    sampling: float
+
+
+class PresetRecord(TypedDict):
+    """What a preset chose, and how long each part took."""
+
+    name: Name
+    budget: Positive | None
+    hidden: list[Count]
+    weight_decay: float
+    prior: Positive
+    epochs: Count
+    networks: list[_Compared]
+    chains: list[_Chains]
+    candidates: tuple[Count, Count]
+    seconds: _Seconds
 
 
 def _best_chains(record: Mapping[str, Any]) -> dict[str, Any] | None:

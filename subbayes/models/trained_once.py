@@ -11,20 +11,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from subbayes.artifacts.facts import decode, encode
+from subbayes.artifacts.saving import rebuild
+from subbayes.artifacts.tensors import as_tensors, fingerprint
 from subbayes.data.data import Data
 from subbayes.distributed.devices import check_devices
 from subbayes.distributed.divided_rows import SAME_ROWS, agreed_rows
 from subbayes.distributed.processes import current
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood
-from subbayes.models.fitted import FittedModel, rebuild
+from subbayes.models.fitted import FittedModel
 from subbayes.networks.network import Network
 from subbayes.networks.validation import check_same_outputs
 from subbayes.utils.addresses import without_addresses
-from subbayes.utils.artifact import fingerprint
-from subbayes.utils.saving import nested_facts
-from subbayes.utils.strict_json import decode, encode
-from subbayes.utils.tensor_file import as_tensors
 from subbayes.utils.trees import to_device
 from subbayes.utils.version import __version__
 
@@ -64,14 +63,17 @@ def trained_once(
 
     def content() -> tuple[dict[str, Tensor], dict[str, Any]]:
         trained.append(train())
-        facts = dict(decode(encode(nested_facts(trained[0])["facts"])))
+        facts = decode(encode(trained[0].facts()))
         tensors = as_tensors(trained[0].tensors())
         return {name: tensor.cpu() for name, tensor in tensors.items()}, facts
 
     tensors, facts = processes.on_first(content)
     if trained:
         return trained[0]
-    return rebuild(to_device(tensors, device), facts, model, output=output, likelihood=likelihood)
+    given = {"module": model, "output": output, "likelihood": likelihood}
+    options = {name: value for name, value in given.items() if value is not None}
+    found: FittedModel = rebuild(FittedModel.kind, to_device(tensors, device), facts, options)
+    return found
 
 
 def check_agreement(

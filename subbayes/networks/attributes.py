@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from subbayes.artifacts.files import fail_damaged
 from subbayes.utils.checks import fail
-from subbayes.utils.files import fail_damaged
 from subbayes.utils.trees import tensors_of, with_tensors
 
 __all__ = ["as_complex", "as_real", "attribute_tensors", "set_attributes"]

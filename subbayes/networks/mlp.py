@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from itertools import pairwise
+from typing import Annotated, Any
 
 import torch
+from msgspec import Meta, structs
 from torch import Tensor, nn
 
+from subbayes.artifacts.facts import Count, Facts
+from subbayes.artifacts.files import fail_damaged
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.seeding import fork_rng
 
-__all__ = ["MLP"]
+__all__ = ["MLP", "MLPSettings"]
 
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
@@ -68,7 +72,7 @@ class MLP(nn.Module):
             "dropout": dropout,
         }
         sizes = [*widths, check_count("n_outputs", n_outputs)]
-        weights = sum((before + 1) * after for before, after in zip(sizes, sizes[1:], strict=False))
+        weights = _n_weights(sizes)
         what = f"{weights:,} weights for {', '.join(map(str, widths[1:]))} hidden units"
         size = weights * torch.get_default_dtype().itemsize
         check_memory("hidden", what, size, "Use narrower layers")
@@ -84,3 +88,29 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Outputs (N, n_outputs) of inputs (N, n_inputs)."""
         return self.layers(x)
+
+
+class MLPSettings(Facts):
+    """The arguments of an `MLP` in an artifact."""
+
+    n_inputs: Count
+    hidden: Annotated[list[Count], Meta(max_length=1000)]
+    n_outputs: Count
+    activation: str
+    dropout: float
+
+    def build(self, tensors: Mapping[str, Tensor]) -> MLP:
+        """The network, with any weights, without touching torch's global generator.
+
+        Args:
+            tensors: those of its artifact, which have as many numbers as the network has weights.
+        """
+        stored = sum(tensor.numel() for tensor in tensors.values())
+        weights = _n_weights([self.n_inputs, *self.hidden, self.n_outputs])
+        if weights > stored:
+            fail_damaged(f"a network of at most {stored} weights, as are stored", f"{weights}")
+        return MLP(**structs.asdict(self), seed=0)
+
+
+def _n_weights(sizes: Iterable[int]) -> int:
+    return sum((before + 1) * after for before, after in pairwise(sizes))

@@ -8,11 +8,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping
 from itertools import zip_longest
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from subbayes.artifacts.arrays import ANY, Array, Arrays
+from subbayes.artifacts.facts import Facts, Name
+from subbayes.artifacts.files import fail_damaged
+from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.networks.adapters import check_active, has_adapters, settings_digest
 from subbayes.networks.adapters_in_use import (
     active_adapters,
@@ -25,7 +29,7 @@ from subbayes.networks.adapters_in_use import (
 )
 from subbayes.networks.architecture import architecture_of
 from subbayes.networks.attributes import as_complex, as_real
-from subbayes.networks.mlp import MLP
+from subbayes.networks.mlp import MLP, MLPSettings
 from subbayes.networks.module_copy import private_copy
 from subbayes.networks.network import Network
 from subbayes.networks.sharded_network import ShardedNetwork, plain_module
@@ -33,10 +37,11 @@ from subbayes.networks.shared_weights import changed_weights
 from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.networks.validation import HALF
 from subbayes.utils.checks import fail
-from subbayes.utils.files import fail_damaged
-from subbayes.utils.tensor_file import add_prefix, strip_prefix
 
 __all__ = [
+    "NETWORK_ARRAYS",
+    "BaseFacts",
+    "NetworkFacts",
     "base_identity",
     "check_base",
     "known_outputs",
@@ -50,6 +55,60 @@ __all__ = [
 _ADAPTED = "load(path, PeftModel.from_pretrained(base model, folder of the adapter))"
 _DIGESTED = 2**24  # numbers that are read at once
 
+NETWORK_ARRAYS: Arrays = {
+    "network.attribute.*": ANY,
+    "network.frozen.*": ANY,
+    "network.mask.*": Array(None, dtype="flag"),
+}
+"""What the tensors of a network have to be, beside its weights."""
+Float = Literal["float16", "bfloat16", "float32", "float64"]
+
+
+class BaseFacts(Facts):
+    """What identifies the base model beside adapters.
+
+    Attributes:
+        own: names of frozen parameters that the artifact holds.
+        active: the adapters in use.
+        adapters: dtype of their weights.
+        settings: digest of the configurations.
+        shapes: digest of the names and shapes of the parameters.
+        values: digest of their values.
+        dtypes: their dtypes.
+        model: the name that the base model was loaded by, for messages.
+    """
+
+    own: list[str]
+    active: list[str]
+    adapters: Float
+    settings: str
+    shapes: str
+    values: str
+    dtypes: list[str]
+    model: Name
+
+
+class NetworkFacts(Facts):
+    """A network but for its tensors.
+
+    Attributes:
+        architecture: see `architecture_of`.
+        names: names of the parameters whose weights are random.
+        module: the settings of an `MLP`; None of other modules.
+        base: the base model of adapters.
+        dtypes: of the parameters, if some have 16 bits.
+    """
+
+    architecture: str
+    names: list[str]
+    module: MLPSettings | None = None
+    base: BaseFacts | None = None
+    dtypes: list[Float] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.names or len(self.dtypes or self.names) != len(self.names):
+            raise ValueError("expected names of parameters, and a dtype of each")
+
 
 def network_tensors(network: Network) -> dict[str, Tensor]:
     """Frozen parameters but those of a base model, buffers, plain tensors and masks of a network.
@@ -62,7 +121,7 @@ def network_tensors(network: Network) -> dict[str, Tensor]:
     return found | add_prefix("network.mask", network.masks)
 
 
-def network_facts(network: Network) -> dict[str, Any]:
+def network_facts(network: Network) -> NetworkFacts:
     """The architecture of a network, the settings of an `MLP`, and the identity of a base model.
 
     Raises:
@@ -72,7 +131,7 @@ def network_facts(network: Network) -> dict[str, Any]:
         Weights that peft does not save, so that they are not in a model that it loads.
 
     Example:
-        >>> network_facts(Network(MLP(2, (), 1)))["module"]["n_inputs"]
+        >>> network_facts(Network(MLP(2, (), 1))).module.n_inputs
         2
     """
     if (name := changed_weights(network, every_number=True)) is not None:
@@ -87,26 +146,25 @@ def network_facts(network: Network) -> dict[str, Any]:
     if network.base_names:
         warn_of_unsaved_prompts(network.names)
         shown = without_unused(module)
-    facts = {
-        "architecture": architecture_of(shown),
-        "names": list(network.names),
-        "module": module.settings if isinstance(module, MLP) else None,
-    }
+    facts = NetworkFacts(
+        architecture=architecture_of(shown),
+        names=list(network.names),
+        module=MLPSettings(**module.settings) if isinstance(module, MLP) else None,
+    )
     dtypes = [network.dtype_of(name) for name in network.names]
     if not network.base_names and any(dtype in HALF for dtype in dtypes):
-        facts["dtypes"] = [
-            str(dtype)[6:] for dtype in dtypes
-        ]  # of parameters; `weights` is float32
+        halves: Any = [str(dtype)[6:] for dtype in dtypes]  # `weights` is float32
+        facts.dtypes = halves
     if network.base_names and isinstance(network, ShardedNetwork):
-        facts["base"] = network.identity  # of `save_together`
+        facts.base = network.identity  # of `save_together`
     elif network.base_names:
-        facts["base"] = base_identity(network, network.base_names, network.unused)
+        facts.base = base_identity(network, network.base_names, network.unused)
     return facts
 
 
 def base_identity(
     network: Network, names: Collection[str], unused: Collection[str] = ()
-) -> dict[str, Any]:
+) -> BaseFacts:
     """What identifies the base model of a network.
 
     All processes of a sharded network have to call it; that of the first one counts.
@@ -137,16 +195,17 @@ def base_identity(
     known, others = dict(module.named_parameters()), {*names, *unused, *network.names}
     if unused:
         module = without_unused(module)
-    return {
-        "own": sorted(known.keys() - others),  # frozen parameters that the artifact holds
-        "active": active_adapters(module),
-        "shapes": shapes.hexdigest(),
-        "values": values.hexdigest(),
-        "dtypes": sorted(map(str, dtypes)),
-        "adapters": str(network.dtype_of(network.names[0]))[6:],
-        "model": _model_name(module),
-        "settings": settings_digest(module),
-    }
+    adapters: Any = str(network.dtype_of(network.names[0]))[6:]
+    return BaseFacts(
+        own=sorted(known.keys() - others),
+        active=active_adapters(module),
+        adapters=adapters,
+        settings=settings_digest(module),
+        shapes=shapes.hexdigest(),
+        values=values.hexdigest(),
+        dtypes=sorted(map(str, dtypes)),
+        model=_model_name(module),
+    )
 
 
 def _model_name(module: nn.Module) -> str:
@@ -156,19 +215,19 @@ def _model_name(module: nn.Module) -> str:
     return str(next(filter(None, names), ""))[:1000]
 
 
-def known_outputs(facts: Mapping[str, Any], output: Any = None) -> int | None:
+def known_outputs(facts: NetworkFacts, output: Any = None) -> int | None:
     """Number of outputs of a saved `MLP`; None for other modules, or if `output` picks some.
 
     Example:
         >>> known_outputs(network_facts(Network(MLP(2, (), 1))))
         1
     """
-    return None if facts["module"] is None or output is not None else facts["module"]["n_outputs"]
+    return None if facts.module is None or output is not None else facts.module.n_outputs
 
 
 def network_from(
     tensors: Mapping[str, Tensor],
-    facts: Mapping[str, Any],
+    facts: NetworkFacts,
     weights: Tensor,
     module: nn.Module | None = None,
     output: Callable[[Any], Tensor] | None = None,
@@ -186,29 +245,29 @@ def network_from(
         InputError: no module, or one of another architecture.
     """
     if module is None:
-        if facts["module"] is None:
+        if facts.module is None:
             remedy = "Pass load(path, module=...): code is not saved, only weights"
-            if facts.get("base") is not None:
+            if facts.base is not None:
                 remedy = f"Pass {_ADAPTED}"
             fail(
                 "module",
-                f"a module of the saved architecture {_short(facts['architecture'])}",
+                f"a module of the saved architecture {_short(facts.architecture)}",
                 "none",
                 remedy,
             )
-        module = MLP(**facts["module"], seed=0)  # does not touch torch's global generator
+        module = facts.module.build(tensors)
         saved_dtypes = _dtypes_of(facts)
         for name, parameter in module.named_parameters():
             parameter.data = parameter.data.to(saved_dtypes.get(name))
     masks = strip_prefix("network.mask", tensors)
-    chosen = masks or facts["names"]
+    chosen = masks or facts.names
     known = chosen
     if isinstance(module, nn.Module):
         module = uncompiled(module)
         known = dict(module.named_parameters(remove_duplicate=False))
-    base = facts.get("base")
-    if base is not None and "active" in base and isinstance(module, nn.Module):
-        check_active_adapters(base["active"], module)
+    base = facts.base
+    if base is not None and isinstance(module, nn.Module):
+        check_active_adapters(base.active, module)
     if any(name not in known for name in chosen):
         check_encoders(chosen, known)
         refuse_module(facts, module)
@@ -220,7 +279,7 @@ def network_from(
         module = private_copy(module, set(chosen), copy_frozen=False)
         for name, parameter in module.named_parameters():
             if name in chosen:  # peft may have loaded them in another dtype
-                parameter.data = parameter.data.to(getattr(torch, base["adapters"]))
+                parameter.data = parameter.data.to(getattr(torch, base.adapters))
     network = Network(module, chosen, output, copy_frozen=base is None)
     if base is None:
         _check_halves(network, facts)
@@ -249,13 +308,9 @@ def network_from(
     return network.with_buffers(frozen).with_weights(weights)
 
 
-def _check_own(network: Network, frozen: Mapping[str, Tensor], base: Mapping[str, Any]) -> None:
-    """Raise `InputError` for frozen parameters in a file that are not those that it lists.
-
-    Files of earlier versions have no list; the digests tell what belongs to the base model.
-    """
-    if (own := base.get("own")) is None:
-        return
+def _check_own(network: Network, frozen: Mapping[str, Tensor], base: BaseFacts) -> None:
+    """Raise `InputError` for frozen parameters in a file that are not those that it lists."""
+    own = base.own
     known = dict(network.module_with().named_parameters(remove_duplicate=False))
     for name in own:
         if name not in known or name in network.names:
@@ -267,17 +322,13 @@ def _check_own(network: Network, frozen: Mapping[str, Tensor], base: Mapping[str
         fail_damaged(f"the frozen parameter {min(missing)}, which it lists", "none")
 
 
-def _dtypes_of(facts: Mapping[str, Any]) -> dict[str, torch.dtype]:
+def _dtypes_of(facts: NetworkFacts) -> dict[str, torch.dtype]:
     """Dtypes of the parameters by name, if some have 16 bits; else empty."""
-    names, dtypes = facts["names"], facts.get("dtypes")
-    if dtypes is None:
-        return {}
-    if len(dtypes) != len(names):
-        fail_damaged("a dtype of each parameter", f"{len(dtypes)} of {len(names)}")
-    return {name: getattr(torch, dtype) for name, dtype in zip(names, dtypes, strict=True)}
+    dtypes = [getattr(torch, dtype) for dtype in facts.dtypes or ()]
+    return dict(zip(facts.names, dtypes, strict=False))
 
 
-def _check_halves(network: Network, facts: Mapping[str, Any]) -> None:
+def _check_halves(network: Network, facts: NetworkFacts) -> None:
     """Raise `InputError` where parameters have 16 bits and had not when saved, or the reverse."""
     saved = _dtypes_of(facts)
     for name in network.names:
@@ -288,10 +339,10 @@ def _check_halves(network: Network, facts: Mapping[str, Any]) -> None:
             fail("module", f"{expected}, as saved", found, remedy)
 
 
-def names_left_out(facts: Mapping[str, Any], module: nn.Module) -> set[str]:
+def names_left_out(facts: NetworkFacts, module: nn.Module) -> set[str]:
     """Names of the parameters and buffers of a module that its artifact does not count.
 
-    They are `Network.unused`; files of earlier versions count all adapters that were loaded.
+    They are `Network.unused`.
 
     Args:
         facts: the result of `network_facts`.
@@ -300,50 +351,50 @@ def names_left_out(facts: Mapping[str, Any], module: nn.Module) -> set[str]:
     Raises:
         InputError: a module of another architecture.
     """
-    if architecture_of(module) == facts["architecture"]:
-        return replaced_names(module) if facts.get("base") is not None else set()
+    if architecture_of(module) == facts.architecture:
+        return replaced_names(module) if facts.base is not None else set()
     shown = without_unused(module)
-    if facts.get("base") is None or architecture_of(shown) != facts["architecture"]:
+    if facts.base is None or architecture_of(shown) != facts.architecture:
         refuse_module(facts, shown)
     return unused_names(module)
 
 
-def check_base(found: Mapping[str, Any], base: Mapping[str, Any]) -> None:
+def check_base(found: BaseFacts, base: BaseFacts) -> None:
     """Raise `InputError` for a base model whose identity is another than the saved one.
 
     Args:
         found: its `base_identity`.
         base: the saved one.
     """
-    name = f"the base model {base['model']}".strip()
+    name = f"the base model {base.model}".strip()
     expected, remedy = f"{name} that the posterior was fitted beside", "Load that base model"
-    if found["shapes"] != base["shapes"]:
+    if found.shapes != base.shapes:
         fail("module", expected, "one with parameters of other names or shapes", remedy)
-    if found["dtypes"] != base["dtypes"]:
-        wanted, got = (", ".join(of["dtypes"]) for of in (base, found))
+    if found.dtypes != base.dtypes:
+        wanted, got = (", ".join(of.dtypes) for of in (base, found))
         fail("module", f"{name} in {wanted}", got, "Load it in that dtype")
-    if found["values"] != base["values"]:
+    if found.values != base.values:
         fail("module", expected, "one with other values of its weights", remedy)
-    if found["settings"] != base["settings"]:
+    if found.settings != base.settings:
         other = "other settings, such as the number of heads or the scaling of the adapters"
         fail("module", f"the configuration of {expected}", other, "Load both with their settings")
 
 
-def refuse_module(facts: Mapping[str, Any], module: Any) -> NoReturn:
+def refuse_module(facts: NetworkFacts, module: Any) -> NoReturn:
     """Raise `InputError` for a module of another architecture than that of `network_facts`.
 
     Args:
         facts: the result of `network_facts`.
         module: the module; a base model may lack the adapters beside which it was saved.
     """
-    if facts.get("base") is not None and not has_adapters(module):
+    if facts.base is not None and not has_adapters(module):
         fail(
             "module",
             "a base model with the adapters that the posterior is over",
             f"{type(module).__name__} without adapters",
             f"Wrap it first: {_ADAPTED}",
         )
-    saved = facts["architecture"]
+    saved = facts.architecture
     lines = zip_longest(
         saved.splitlines(), architecture_of(module).splitlines(), fillvalue="no such line"
     )

@@ -104,7 +104,7 @@ class ShardedNetwork(Network):
         self._frozen_layout = shard_layout(module, frozen, processes)
         if has_base:
             self.use_base(unused_names(module))
-        self.identity: dict[str, Any] | None = None
+        self.identity: Any = None  # of the base model, while it is saved
         self._frozen = dict(module.named_buffers())
         self._replaced: dict[str, Tensor] = {}
         self.weights = self.layout.flatten(named)

@@ -13,8 +13,22 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+from msgspec import ValidationError
 from torch import Tensor, nn
 
+from subbayes.artifacts.facts import as_facts
+from subbayes.artifacts.files import StrPath, as_path
+from subbayes.artifacts.folder import Artifact
+from subbayes.artifacts.saving import Saveable, save
+from subbayes.artifacts.tensors import (
+    DividedTensor,
+    Kept,
+    add_prefix,
+    fingerprint,
+    safetensors_pieces,
+    strip_prefix,
+    whole_tensors,
+)
 from subbayes.distributed.processes import ProcessError, Processes
 from subbayes.distributed.sharded_weights import (
     Stopped,
@@ -28,21 +42,16 @@ from subbayes.distributed.sharded_weights import (
 from subbayes.networks.adapters import check_active
 from subbayes.networks.adapters_in_use import check_active_adapters
 from subbayes.networks.network import Network
-from subbayes.networks.saving import base_identity, check_base, names_left_out
+from subbayes.networks.saving import (
+    BaseFacts,
+    NetworkFacts,
+    base_identity,
+    check_base,
+    names_left_out,
+)
 from subbayes.networks.selection import requiring_gradients
 from subbayes.networks.sharded_network import ShardedNetwork
-from subbayes.utils.artifact import Artifact, fingerprint
 from subbayes.utils.checks import check_finite, fail
-from subbayes.utils.files import StrPath, as_path
-from subbayes.utils.saving import Saveable, save
-from subbayes.utils.tensor_file import (
-    DividedTensor,
-    add_prefix,
-    safetensors_pieces,
-    strip_prefix,
-    whole_tensors,
-)
-from subbayes.utils.tensor_parts import Kept
 
 __all__ = ["read_shares", "save_together", "sharded_network_from", "sharded_tensors"]
 
@@ -73,7 +82,7 @@ def save_together(
     card: Callable[[], str] | None = None,
     network: ShardedNetwork | None = None,
 ) -> Path:
-    """Save an object with tensors that are divided among processes; see `utils.saving.save`.
+    """Save an object with tensors that are divided among processes; see `artifacts.saving.save`.
 
     All processes have to call it, and return when the artifact is complete.
 
@@ -106,7 +115,7 @@ def save_together(
     return Path(path)
 
 
-def identify_base(network: ShardedNetwork) -> dict[str, Any] | None:
+def identify_base(network: ShardedNetwork) -> BaseFacts | None:
     """The identity of the base model beside adapters, in all processes; None without adapters.
 
     Each process sends its shards to the first one, piece by piece.
@@ -145,7 +154,7 @@ def read_shares(
 
     Args:
         module: the module that is given to `load`.
-        read: reads the artifact, as `utils.saving.read`.
+        read: reads the artifact, as `artifacts.saving.read`.
         device: where to put the tensors of a module that is not sharded.
 
     Raises:
@@ -176,17 +185,15 @@ def _finite(artifact: Artifact) -> Artifact:
 
 def _kept(module: nn.Module, processes: Processes, facts: Mapping[str, Any]) -> Kept:
     """Which parts of the tensors of an artifact this process keeps."""
-    given, named = facts.get("network"), dict(module.named_parameters())
-    network = given if isinstance(given, dict) else {}  # checked after all has been read
-    whole, base = without_shards(module), network.get("base")
-    active = base.get("active") if isinstance(base, dict) else None
-    if isinstance(active, list) and all(isinstance(name, str) for name in active):
-        check_active_adapters(active, whole)
-    if isinstance(network.get("architecture"), str):
-        names_left_out(network, whole)
-    names = network.get("names")
-    given_names = names if isinstance(names, list) else []
-    chosen = list(dict.fromkeys(n for n in given_names if isinstance(n, str) and n in named))
+    whole, named = without_shards(module), dict(module.named_parameters())
+    try:
+        network = as_facts(facts.get("network"), NetworkFacts)
+    except ValidationError:  # refused after all has been read
+        return lambda name, shape: None
+    if network.base is not None:
+        check_active_adapters(network.base.active, whole)
+    names_left_out(network, whole)
+    chosen = list(dict.fromkeys(name for name in network.names if name in named))
 
     def kept(name: str, shape: tuple[int, ...]) -> list[slice] | None:
         if name in (_SHIFT, _BASIS):
@@ -214,7 +221,7 @@ def _kept(module: nn.Module, processes: Processes, facts: Mapping[str, Any]) -> 
 
 def sharded_network_from(
     tensors: Mapping[str, Any],
-    facts: Mapping[str, Any],
+    facts: NetworkFacts,
     module: nn.Module,
     output: Callable[[Any], Tensor] | None = None,
 ) -> ShardedNetwork:
@@ -233,16 +240,15 @@ def sharded_network_from(
     if strip_prefix("network.mask", tensors):
         expected, remedy = "weights in one process for a model with masks", _IN_ONE_PROCESS
         fail("module", expected, "sharded ones", remedy)
-    with requiring_gradients(module, facts["names"]):  # adapters loaded for inference do not
-        network = ShardedNetwork(module, facts["names"], output)
-    if (base := facts.get("base")) is not None:
+    with requiring_gradients(module, facts.names):  # adapters loaded for inference do not
+        network = ShardedNetwork(module, facts.names, output)
+    if (base := facts.base) is not None:
         check_active(network.module_without_shards)
         network.use_base(names_left_out(facts, network.module_without_shards))
-        if (own := base.get("own")) is not None:
-            kept = {*own} | network.unused
-            network.base_names = tuple(n for n in network.frozen_shards if n not in kept)
-        if network.base_names:
-            check_base(identify_base(network) or {}, base)
+        kept = {*base.own} | network.unused
+        network.base_names = tuple(n for n in network.frozen_shards if n not in kept)
+        if (found := identify_base(network)) is not None:
+            check_base(found, base)
     frozen = strip_prefix(_FROZEN, tensors)
     own = whole_tensors(sharded_tensors(network))
     saved = add_prefix(_FROZEN, whole_tensors(frozen))
@@ -258,9 +264,9 @@ def sharded_network_from(
         remedy = f"Convert it with .to({shift.dtype}) before fully_shard"
         fail("module", f"weights of {shift.dtype}, as saved", network.dtype, remedy)
     dtype = str(network.dtype_of(network.names[0]))[6:]
-    if base is not None and dtype != base["adapters"]:  # by default peft loads 16 bits as float32
+    if base is not None and dtype != base.adapters:  # by default peft loads 16 bits as float32
         remedy = "Pass autocast_adapter_dtype=False to PeftModel.from_pretrained"
-        fail("module", f"adapters of {base['adapters']}, as saved", dtype, remedy)
+        fail("module", f"adapters of {base.adapters}, as saved", dtype, remedy)
     parts = {name: t.part if isinstance(t, DividedTensor) else t for name, t in frozen.items()}
     for name, values in {"shift": shift, **parts}.items():
         check_finite(f"path: {name}", values)

@@ -25,9 +25,9 @@ from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, LogFormatter, ScalarFormatter
 
+from subbayes.artifacts.files import atomic_write_bytes
 from subbayes.plots.fonts import use_fallback_font
 from subbayes.utils.checks import fail_type
-from subbayes.utils.files import atomic_write_bytes
 from subbayes.utils.text_table import printable, shortened
 from subbayes.utils.warning import filtered_warnings, warn_user
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import subbayes
 from subbayes import plots
+from subbayes.artifacts.files import atomic_write_text
 from subbayes.comparison.comparison import SCORE_HEADINGS, Comparison, format_score
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
@@ -32,7 +33,6 @@ from subbayes.reports.rendering import Picture, Table, picture, render
 from subbayes.sparse.result import SparseNetwork
 from subbayes.tables.array_model import SPARSE_DRAWS
 from subbayes.utils.checks import check_choice, fail_type
-from subbayes.utils.files import atomic_write_text
 from subbayes.utils.warning import warnings_once
 
 __all__ = ["WORDS", "write_report"]

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from subbayes.artifacts.files import atomic_write_text
 from subbayes.draws import Draws
 from subbayes.plots.chains import ranks, trace
 from subbayes.plots.effects import effect, forest
 from subbayes.reports.rendering import Picture, Table, picture, render
-from subbayes.utils.files import atomic_write_text
 from subbayes.utils.warning import warnings_once
 
 if TYPE_CHECKING:

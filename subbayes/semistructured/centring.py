@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from subbayes.artifacts.tensors import fingerprint
 from subbayes.semistructured.structured_predictor import StructuredPredictor
-from subbayes.utils import artifact
 
 __all__ = ["Centring", "Information"]
 
@@ -71,7 +71,7 @@ class Centring:
     def fingerprint(self) -> str:
         """A digest of the exponents and scales."""
         parts = {"columns": self.columns, "c": self.exponent, "scale": self.log_scale}
-        return artifact.fingerprint(parts, {"first": self.first})
+        return fingerprint(parts, {"first": self.first})
 
 
 @dataclass(frozen=True)

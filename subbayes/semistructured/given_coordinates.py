@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
+from subbayes.artifacts.tensors import fingerprint
 from subbayes.priors import Normal
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
-from subbayes.utils import artifact
 
 __all__ = ["GivenCoordinates", "with_fixed"]
 
@@ -59,4 +59,4 @@ class GivenCoordinates:
 
     def fingerprint(self) -> str:
         """A digest of the values that are kept."""
-        return artifact.fingerprint({"at": self.at, "free": np.array(self.free)}, {})
+        return fingerprint({"at": self.at, "free": np.array(self.free)}, {})

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from scipy import stats
 
+from subbayes.artifacts.facts import encode
 from subbayes.draws import Draws
 from subbayes.likelihoods.families import Family, is_own_family
 from subbayes.predictions.averaging import evenly_spaced
@@ -19,7 +20,6 @@ from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.saved_priors import SavedPriors, prior_config
 from subbayes.utils.addresses import without_addresses
 from subbayes.utils.checks import closest, fail, fail_type
-from subbayes.utils.strict_json import encode
 from subbayes.utils.warning import unsaid_warnings
 
 __all__ = ["check_given_family", "check_given_priors", "check_log_likelihood"]

@@ -11,6 +11,8 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
+from subbayes.artifacts.saving import artifact, read, save
+from subbayes.artifacts.saving import rebuild as rebuild_model
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
@@ -30,7 +32,7 @@ from subbayes.semistructured.response_terms import (
     read_response_terms,
 )
 from subbayes.semistructured.results import Results
-from subbayes.semistructured.saving import facts_of, state_from, tensors_of
+from subbayes.semistructured.saving import SemiStructuredFacts, facts_of, state_from, tensors_of
 from subbayes.semistructured.specification import Specification
 from subbayes.semistructured.subspace import (
     TRAINING,
@@ -44,8 +46,6 @@ from subbayes.semistructured.tools.predictive_checks import Replicates, draw_pri
 from subbayes.semistructured.tools.updating import updated_formula
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_fraction, check_positive, fail, fail_type
-from subbayes.utils.saving import read, save
-from subbayes.utils.saving import rebuild as rebuild_model
 from subbayes.utils.text_table import aligned
 from subbayes.utils.warning import warn_user, warnings_once
 
@@ -189,7 +189,7 @@ class SemiStructuredRegression(Results):
         """The tensors to save, see `save`."""
         return tensors_of(self.state)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> SemiStructuredFacts:
         """The facts to save, see `save`."""
         return facts_of(self.state)
 
@@ -447,9 +447,10 @@ class SemiStructuredRegression(Results):
         )
 
 
+@artifact("semi-structured-model", SemiStructuredFacts)
 def rebuild(
     tensors: dict[str, Tensor],
-    facts: dict[str, Any],
+    facts: SemiStructuredFacts,
     *,
     deep: Mapping[str, nn.Module] | None = None,
     family: Any = None,

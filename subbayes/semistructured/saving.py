@@ -13,18 +13,24 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from numbers import Real
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn, TypedDict
 
 import numpy as np
 import pandas as pd
 import torch
+from msgspec import Meta
 from torch import Tensor, nn
 
-from subbayes.draws import Draws
-from subbayes.likelihoods.families import Family, OrdinalFamily, family_from_config, is_own_family
+from subbayes.artifacts.arrays import ANY, LARGEST, Array, Arrays
+from subbayes.artifacts.facts import Facts, Finite, Name, Positive, Size, check_known
+from subbayes.artifacts.files import fail_damaged
+from subbayes.artifacts.saving import KindFacts
+from subbayes.artifacts.tensors import add_prefix, strip_prefix
+from subbayes.draws import Draws, DrawsFacts
+from subbayes.likelihoods.families import Family, family_from_config, is_own_family
 from subbayes.networks.architecture import architecture_of
 from subbayes.networks.attributes import attribute_tensors, set_attributes
-from subbayes.networks.mlp import MLP
+from subbayes.networks.mlp import MLP, MLPSettings
 from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.priors import Normal
@@ -41,19 +47,112 @@ from subbayes.semistructured.saved_priors import SavedPriors, prior_config
 from subbayes.semistructured.specification import PreparedModel, Specification
 from subbayes.semistructured.subspace import SUBSPACES, JointSpace
 from subbayes.semistructured.terms.parsing import least_effects
-from subbayes.subspace import JointSubspace
-from subbayes.subspace import from_config as subspace_from_config
+from subbayes.subspace import JointSubspace, SubspaceFacts
 from subbayes.training.weight_curve import WeightCurve
 from subbayes.utils.checks import InputError, fail, fail_type
-from subbayes.utils.files import fail_damaged
-from subbayes.utils.tensor_file import add_prefix, strip_prefix
+from subbayes.utils.text_table import MOST_MARKS
 from subbayes.utils.warning import unsaid_warnings
 
-__all__ = ["facts_of", "state_from", "tensors_of"]
+__all__ = ["SemiStructuredFacts", "facts_of", "state_from", "tensors_of"]
 
-_MAX_CLASSES = 10_000
+_Formula = Annotated[str, Meta(max_length=10_000)]  # as `formula_grammar` allows
+_Level = Name | int | float | bool
+_MOST_TABLES = 1000
 _NUMBERS = re.compile(r"(u?int|float)(8|16|32|64)|U?Int(8|16|32|64)|Float(32|64)|bool(ean)?")
 _LEVELS = re.compile(r"object|str|string(\[(python|pyarrow)\])?|bool(ean)?")
+
+
+class ColumnFacts(Facts):
+    """A column of the training rows: numbers of a dtype, or indices of levels."""
+
+    name: Name
+    levels: list[_Level] | None = None
+    ordered: bool | None = None
+    dtype: str | None = None
+
+
+class DeepFacts(Facts):
+    """A network but for its tensors."""
+
+    architecture: str
+    parameter: str | None
+    columns: list[Name] | None
+    module: MLPSettings | None
+    trained: list[str]
+
+
+class SpaceFacts(Facts):
+    """The coordinates of effects and weights, but for tensors."""
+
+    subspace: SubspaceFacts
+    prior: dict[str, Any]
+    rank: Size
+    kind: Literal["curve", "naive", "full", "last-layer", "ensemble", "own"]
+    history: dict[Name, list[float]]
+    projected: bool
+    curve: Literal["bezier", "polygon"] | None
+
+
+class _Named(TypedDict):
+    name: Literal[
+        "NormalPrior", "Exponential", "HalfNormal", "LKJ", "Dirichlet", "Horseshoe", "Flat",
+        "scipy", "own",
+    ]  # fmt: skip
+
+
+class _Prior(_Named, total=False):
+    options: dict[str, Finite]
+    distribution: str
+    args: list[Finite]
+    kwds: dict[str, Finite]
+    factor: Positive
+    student: bool
+    shown: str
+
+
+class SemiStructuredFacts(KindFacts):
+    """A fitted semi-structured model but for its tensors."""
+
+    formula: _Formula | dict[Name, _Formula]
+    family: dict[str, Any]
+    priors: dict[str, int | float | dict[str, Any]]
+    weights: str | None
+    offset: str | None
+    exposure: str | None
+    missing: Literal["drop", "error"]
+    response_terms: Annotated[
+        list[Literal["cens", "trunc", "trials", "weights"]], Meta(max_length=4)
+    ]
+    orthogonal: bool | Literal["auto"]
+    effects: Literal["population", "sample"]
+    smooth: Literal["bayes", "reml"]
+    seed: Size
+    mode: Literal["trace", "compile", "eager"]
+    columns: list[ColumnFacts]
+    dropped: Annotated[int, Meta(ge=0, lt=2**53)]
+    networks: dict[Name, DeepFacts]
+    space: SpaceFacts
+    draws: DrawsFacts
+    missing_values: Annotated[list[str], Meta(max_length=MOST_MARKS)] = []
+
+    def __post_init__(self) -> None:
+        made = [prior for prior in self.priors.values() if isinstance(prior, dict)]
+        for prior in made:
+            check_known(prior, _Prior)
+        tables = {repr(prior) for prior in made if prior["name"] == "scipy"}
+        if len(tables) > _MOST_TABLES:
+            raise ValueError(f"expected at most {_MOST_TABLES} distributions of SciPy")
+
+    def arrays(self) -> Arrays:
+        """Draws, subspace, start points, rows, networks and their inputs."""
+        rank = self.space.subspace.rank
+        arrays = {**self.draws.arrays(rank), **self.space.subspace.arrays("space")}
+        arrays |= {"starts": Array("starts", rank, below=LARGEST), "inputs.*": ANY}
+        if self.space.curve is not None:
+            arrays["curve"] = Array("points", "curve size")
+        arrays |= {f"rows.{i}": Array("rows", dtype="any") for i in range(len(self.columns))}
+        networks = range(len(self.networks))
+        return arrays | {f"{of}{i}.*": ANY for of in ("network", "attribute") for i in networks}
 
 
 def tensors_of(state: FittedState) -> dict[str, Tensor | np.ndarray]:
@@ -73,16 +172,20 @@ def tensors_of(state: FittedState) -> dict[str, Tensor | np.ndarray]:
     return found
 
 
-def facts_of(state: FittedState) -> dict[str, Any]:
+def facts_of(state: FittedState) -> SemiStructuredFacts:
     """The facts to save: arguments of the model, types of its columns, and facts of the draws."""
-    rows, space, specification = state.model, state.space, state.model.specification
+    rows, space = state.model, state.space
+    specification: Any = rows.specification  # whose texts were checked
     family = specification.family
     known = not is_own_family(family)
     formula = specification.formula
-    return {
-        "formula": formula if isinstance(formula, str) else dict(formula),
-        "family": family.to_config() if known else {"own": repr(family)},
-        "priors": {
+    subspace: Any = space.subspace.config()
+    kind: Any = space.kind if space.kind in (*SUBSPACES, "ensemble") else "own"
+    curve: Any = None if space.curve is None else space.curve.kind
+    return SemiStructuredFacts(
+        formula=formula if isinstance(formula, str) else dict(formula),
+        family=family.to_config() if known else {"own": repr(family)},
+        priors={
             name: prior_config(
                 float(prior)  # of a column or of all standard deviations: a number fits both
                 if name == "sd" and isinstance(prior, Real)
@@ -91,32 +194,34 @@ def facts_of(state: FittedState) -> dict[str, Any]:
             for name, prior in specification.priors.items()
         },
         **vars(specification.auxiliary),
-        "missing": specification.missing,
-        "response_terms": list(specification.response_terms),
-        "orthogonal": specification.orthogonal,
-        "effects": specification.effects,
-        "smooth": specification.smooth,
-        "seed": state.joint.seed,
-        "mode": state.joint.mode,
-        "columns": [{"name": name} | _store(rows.frame[name])[1] for name in _columns_of(state)],
-        "dropped": rows.dropped,
-        "networks": {name: _network_facts(network) for name, network in specification.deep.items()},
-        "space": {
-            "subspace": space.subspace.config(),
-            "prior": space.prior.to_config(),
-            "rank": space.rank,
-            "kind": space.kind if space.kind in (*SUBSPACES, "ensemble") else "own",
-            "history": space.history,
-            "projected": space.projected,
-            "curve": None if space.curve is None else space.curve.kind,
-        },
-        "draws": state.draws.state()[1],
-    }
+        missing=specification.missing,
+        response_terms=list(specification.response_terms),
+        orthogonal=specification.orthogonal,
+        effects=specification.effects,
+        smooth=specification.smooth,
+        seed=state.joint.seed,
+        mode=state.joint.mode,
+        columns=[
+            ColumnFacts(name=name, **_store(rows.frame[name])[1]) for name in _columns_of(state)
+        ],
+        dropped=rows.dropped,
+        networks={name: _network_facts(network) for name, network in specification.deep.items()},
+        space=SpaceFacts(
+            subspace=subspace,
+            prior=space.prior.to_config(),
+            rank=space.rank,
+            kind=kind,
+            history=space.history,
+            projected=space.projected,
+            curve=curve,
+        ),
+        draws=state.draws.state()[1],
+    )
 
 
 def state_from(
     tensors: dict[str, Tensor],
-    facts: dict[str, Any],
+    facts: SemiStructuredFacts,
     deep: Mapping[str, nn.Module] | None = None,
     family: Any = None,
     priors: Mapping[str, Any] | None = None,
@@ -127,34 +232,34 @@ def state_from(
         InputError: a module, family or prior that the artifact cannot hold is not given.
     """
     given, own = dict(deep or {}), dict(priors or {})
-    check_network_names("deep", given, facts["networks"])
+    check_network_names("deep", given, facts.networks)
     _check_columns(facts, tensors)
-    likelihood = _family(facts["family"], family)
-    check_given_priors(own, facts["priors"], likelihood)
+    likelihood = _family(facts.family, family)
+    check_given_priors(own, facts.priors, likelihood)
     networks = {
         name: _network(name, network, strip_prefix(f"network{i}", tensors), given.get(name))
-        for i, (name, network) in enumerate(facts["networks"].items())
+        for i, (name, network) in enumerate(facts.networks.items())
     }
     for i, network in enumerate(networks.values()):
         set_attributes(network.module, strip_prefix(f"attribute{i}", tensors))
-    saved_priors = SavedPriors(facts["priors"], own, likelihood)
+    saved_priors = SavedPriors(facts.priors, own, likelihood)
     specification = Specification(
-        facts["formula"],
+        facts.formula,
         likelihood,
         networks_from(networks, likelihood),
         saved_priors,
-        AuxiliaryColumns(facts["weights"], facts["offset"], facts["exposure"]),
-        facts["orthogonal"],
-        facts["effects"],
-        facts["missing"],
-        facts.get("smooth", "bayes"),
-        tuple(facts.get("response_terms", ())),
+        AuxiliaryColumns(facts.weights, facts.offset, facts.exposure),
+        facts.orthogonal,
+        facts.effects,
+        facts.missing,
+        facts.smooth,
+        tuple(facts.response_terms),
     )
-    columns = facts["columns"]
+    columns = facts.columns
     frame = pd.DataFrame(
-        {column["name"]: _restore(tensors[f"rows.{i}"], column) for i, column in enumerate(columns)}
+        {column.name: _restore(tensors[f"rows.{i}"], column) for i, column in enumerate(columns)}
     )
-    space = _space(facts["space"], tensors)
+    space = _space(facts.space, tensors)
     _check_splines(specification, space.subspace.size)
     with unsaid_warnings():  # `fit` has given the warnings about these rows
         inputs = strip_prefix("inputs", tensors)
@@ -162,11 +267,11 @@ def state_from(
     rows = replace(rows, specification=replace(specification, priors=dict(saved_priors)))
     _check_sizes(space, rows)
     # a file does not start a compiler, which writes elsewhere
-    mode: Mode = "trace" if facts["mode"] == "compile" else facts["mode"]
-    joint = JointPosterior(replace(rows, dropped=facts["dropped"]), space, facts["seed"], mode)
-    draws = Draws.from_state(tensors, facts["draws"])
+    mode: Mode = "trace" if facts.mode == "compile" else facts.mode
+    joint = JointPosterior(replace(rows, dropped=facts.dropped), space, facts.seed, mode)
+    draws = Draws.from_state(tensors, facts.draws)
     state = FittedState(joint, draws)
-    unread = {column["name"] for column in columns} - set(_columns_of(state))
+    unread = {column.name for column in columns} - set(_columns_of(state))
     if unread:
         _damaged("facts['columns']", "the columns that the model reads", f"{sorted(unread)} too")
     objects = {"deep": given, "family": family, "priors": own}
@@ -191,15 +296,15 @@ def _columns_of(state: FittedState) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _network_facts(network: Deep) -> dict[str, Any]:
+def _network_facts(network: Deep) -> DeepFacts:
     module = network.module
-    return {
-        "architecture": architecture_of(module),
-        "parameter": network.parameter,
-        "columns": None if network.columns is None else list(network.columns),
-        "module": module.settings if isinstance(module, MLP) else None,
-        "trained": [n for n, p in module.named_parameters() if p.requires_grad],
-    }
+    return DeepFacts(
+        architecture=architecture_of(module),
+        parameter=network.parameter,
+        columns=None if network.columns is None else list(network.columns),
+        module=MLPSettings(**module.settings) if isinstance(module, MLP) else None,
+        trained=[n for n, p in module.named_parameters() if p.requires_grad],
+    )
 
 
 def _family(config: dict[str, Any], own: Any) -> Family:
@@ -212,26 +317,23 @@ def _family(config: dict[str, Any], own: Any) -> Family:
             "none",
             "Pass load(path, family=...): code is not saved",
         )
-    name, where = config["name"], "facts['family']"
-    if name == OrdinalFamily.label and not 2 <= (config.get("n_classes") or 0) <= _MAX_CLASSES:
-        _damaged(where, f"an ordinal family of 2 to {_MAX_CLASSES} classes", config)
     try:
-        return family_from_config(config, where)
+        return family_from_config(config, "facts['family']")
     except InputError as error:
         _damaged(error.argument, error.expected, error.got)
 
 
-def _space(config: dict[str, Any], tensors: dict[str, Tensor]) -> JointSpace:
-    curve = WeightCurve(tensors["curve"], config["curve"]) if config["curve"] else None
+def _space(facts: SpaceFacts, tensors: dict[str, Tensor]) -> JointSpace:
+    curve = WeightCurve(tensors["curve"], facts.curve) if facts.curve else None
     return JointSpace(
-        subspace_from_config(config["subspace"], strip_prefix("space", tensors)),
-        Normal.from_config(config["prior"]),
+        facts.subspace.build(strip_prefix("space", tensors)),
+        Normal.from_config(facts.prior),
         tensors["starts"].numpy(),
-        config["rank"],
-        config["kind"],
+        facts.rank,
+        facts.kind,
         curve,
-        config["history"],
-        config["projected"],
+        facts.history,
+        facts.projected,
     )
 
 
@@ -269,41 +371,42 @@ def _check_splines(specification: Specification, size: int) -> None:
 
 
 def _network(
-    name: str, facts: dict[str, Any], state: dict[str, Tensor], module: nn.Module | None
+    name: str, facts: DeepFacts, state: dict[str, Tensor], module: nn.Module | None
 ) -> Deep:
     """A saved network, in a copy of the module that the user passes or in a new `MLP`."""
-    if module is None and facts["module"] is None:
+    if module is None and facts.module is None:
         fail(
             f"deep[{name!r}]",
-            f"a module of the saved architecture {facts['architecture']}",
+            f"a module of the saved architecture {facts.architecture}",
             "none",
             f"Pass load(path, deep={{{name!r}: module}}): code is not saved, only weights",
         )
     where = f"facts['networks'][{name!r}]"
     if module is None:
         dtype = next((t.dtype for t in state.values() if t.is_floating_point()), None)
-        module = MLP(**facts["module"], seed=0).to(dtype)
+        assert facts.module is not None
+        module = facts.module.build(state).to(dtype)
     else:
         module = copy.deepcopy(uncompiled(module))
     if not isinstance(module, nn.Module):
         fail_type(f"deep[{name!r}]", "a module", module)
-    if architecture_of(module) != facts["architecture"]:
+    if architecture_of(module) != facts.architecture:
         fail(
             f"deep[{name!r}]",
-            f"the saved architecture {facts['architecture']}",
+            f"the saved architecture {facts.architecture}",
             architecture_of(module),
             "Build it with the same layers and sizes",
         )
     shapes = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
     if {key: tuple(tensor.shape) for key, tensor in state.items()} != shapes:
         _damaged(f"the tensors of {where}", "those of its architecture", "others")
-    unknown = set(facts["trained"]) - {key for key, _ in module.named_parameters()}
+    unknown = set(facts.trained) - {key for key, _ in module.named_parameters()}
     if unknown:
         _damaged(f"{where}['trained']", "names of parameters", sorted(unknown))
     module.load_state_dict(state)
     for key, parameter in module.named_parameters():
-        parameter.requires_grad_(key in facts["trained"])
-    return Deep(module, facts["columns"], facts["parameter"])
+        parameter.requires_grad_(key in facts.trained)
+    return Deep(module, facts.columns, facts.parameter)
 
 
 # --- columns of data frames ---------------------------------------------------------------------
@@ -331,23 +434,23 @@ def _store(values: pd.Series) -> tuple[np.ndarray, dict[str, Any]]:
     return np.asarray(codes, dtype=np.int64), facts
 
 
-def _check_columns(facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _check_columns(facts: SemiStructuredFacts, tensors: dict[str, Tensor]) -> None:
     """Raise for columns that `_store` does not write, before any of them is built."""
-    names = [column["name"] for column in facts["columns"]]
+    names = [column.name for column in facts.columns]
     if len(set(names)) < len(names):
         _damaged("facts['columns']", "columns with different names", names)
-    read = [facts[key] for key in ("weights", "offset", "exposure")]
-    read += [name for network in facts["networks"].values() for name in network["columns"] or ()]
+    read = [facts.weights, facts.offset, facts.exposure]
+    read += [name for network in facts.networks.values() for name in network.columns or ()]
     unknown = {name for name in read if name is not None} - set(names)
     if unknown:
         _damaged("facts['columns']", "all columns that the model reads", f"none of {unknown}")
-    with_inputs = {name for name, net in facts["networks"].items() if net["columns"] is None}
+    with_inputs = {name for name, net in facts.networks.items() if net.columns is None}
     if with_inputs != set(inputs := strip_prefix("inputs", tensors)):
         _damaged("tensors 'inputs'", f"of the networks {sorted(with_inputs)}", sorted(inputs))
-    for i, column in enumerate(facts["columns"]):
+    for i, column in enumerate(facts.columns):
         where, values = f"facts['columns'][{i}]", tensors[f"rows.{i}"]
-        levels, dtype = column.get("levels"), column.get("dtype")
-        if (dtype is None) == (levels is None or "ordered" not in column):
+        levels, dtype = column.levels, column.dtype
+        if (dtype is None) == (levels is None or column.ordered is None):
             _damaged(where, "a column with a dtype, or ordered or unordered levels", column)
         if dtype is not None and not (_NUMBERS if levels is None else _LEVELS).fullmatch(dtype):
             _damaged(f"{where}['dtype']", "a dtype of numbers or text", repr(dtype))
@@ -356,7 +459,7 @@ def _check_columns(facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         if values.is_complex() or (levels is not None and kind != "int"):
             _damaged(f"tensor 'rows.{i}'", "numbers, whole ones for levels", values.dtype)
         if levels is None:
-            if kind not in dtype.lower():
+            if kind not in (dtype or "").lower():
                 _damaged(f"{where}['dtype']", f"one of {values.dtype}", repr(dtype))
             continue
         if not all(map(_can_be_level, levels)):
@@ -374,12 +477,12 @@ def _can_be_level(level: Any) -> bool:
     return isinstance(level, str) or (isinstance(level, float) and math.isfinite(level))
 
 
-def _restore(stored: Tensor, facts: dict[str, Any]) -> pd.Series:
+def _restore(stored: Tensor, facts: ColumnFacts) -> pd.Series:
     values = stored.numpy()
-    if "levels" not in facts:
-        return pd.Series(values).astype(facts["dtype"])
-    if "ordered" in facts:
-        return pd.Series(pd.Categorical.from_codes(values, facts["levels"], facts["ordered"]))
-    levels = np.empty(len(facts["levels"]), dtype=object)
-    levels[:] = facts["levels"]
-    return pd.Series(levels[values]).astype(facts["dtype"])
+    if facts.levels is None:
+        return pd.Series(values).astype(facts.dtype)
+    if facts.ordered is not None:
+        return pd.Series(pd.Categorical.from_codes(values, facts.levels, facts.ordered))
+    levels = np.empty(len(facts.levels), dtype=object)
+    levels[:] = facts.levels
+    return pd.Series(levels[values]).astype(facts.dtype)

@@ -16,10 +16,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subbayes.artifacts.arrays import ANY, Array, Arrays
+from subbayes.artifacts.facts import DrawCount, Name, Numbers
+from subbayes.artifacts.files import fail_damaged
+from subbayes.artifacts.saving import KindFacts, artifact
+from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood, saved_likelihood
 from subbayes.networks.network import Network
-from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
+from subbayes.networks.saving import (
+    NETWORK_ARRAYS,
+    NetworkFacts,
+    known_outputs,
+    network_facts,
+    network_from,
+    network_tensors,
+)
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import BatchOutputs, average_of_batches, outputs
 from subbayes.predictions.predictive import Predictive
@@ -34,13 +46,11 @@ from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import replace_layer
 from subbayes.sparse.path_inclusion import path_probability
 from subbayes.sparse.priors import NormalSlab, Slab, StudentTSlab
-from subbayes.sparse.saving import layer_facts, layers_from
+from subbayes.sparse.saving import LayerFacts, layer_facts, layers_from
 from subbayes.sparse.variational_families import ALWAYS_INCLUDED
 from subbayes.subspace import CoordinateSubspace
 from subbayes.training.loop import History
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail
-from subbayes.utils.files import fail_damaged
-from subbayes.utils.tensor_file import add_prefix, strip_prefix
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
 
@@ -51,6 +61,20 @@ WEIGHT_MODES = ("sample", "mean")
 _MIN_WEIGHTS = 50_000  # sparse products are faster from this many weights of linear layers
 _MAX_DENSITY = 0.25  # up to this density
 _BYTES = 40  # of a weight of a draw: its value, the positions in its pattern, and in a vector
+
+
+class SparseFacts(KindFacts):
+    """A `SparseNetwork` but for its tensors."""
+
+    network: NetworkFacts
+    likelihood: dict[str, Any]
+    layers: dict[Name, LayerFacts]
+    history: Numbers
+    n_draws: DrawCount
+
+    def arrays(self) -> Arrays:
+        """The original network, and the state of the converted module."""
+        return {**NETWORK_ARRAYS, "weights": Array("D"), "state.*": ANY}
 
 
 def revert(module: nn.Module) -> nn.Module:
@@ -156,15 +180,15 @@ class SparseNetwork(Predictor):
             **add_prefix("state", self.module.state_dict()),
         }
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> SparseFacts:
         """Settings of the layers, priors, likelihood and history."""
-        return {
-            "network": network_facts(self.network),
-            "likelihood": self.likelihood.to_config(),
-            "layers": {name: layer_facts(layer) for name, layer in self.layers.items()},
-            "history": self.history,
-            "n_draws": self.n_draws,
-        }
+        return SparseFacts(
+            network=network_facts(self.network),
+            likelihood=self.likelihood.to_config(),
+            layers={name: layer_facts(layer) for name, layer in self.layers.items()},
+            history=self.history,
+            n_draws=self.n_draws,
+        )
 
     # --- structure --------------------------------------------------------------------------
 
@@ -449,26 +473,27 @@ class SparseNetwork(Predictor):
         )
 
 
+@artifact("sparse-network", SparseFacts)
 def rebuild(
     tensors: dict[str, Tensor],
-    facts: dict[str, Any],
+    facts: SparseFacts,
     module: nn.Module | None = None,
     *,
     likelihood: Likelihood | None = None,
     output: Callable[[Any], Tensor] | None = None,
 ) -> SparseNetwork:
     """Rebuild a sparse network from its artifact; see `subbayes.load`."""
-    network = network_from(tensors, facts["network"], tensors["weights"], module)
+    network = network_from(tensors, facts.network, tensors["weights"], module)
     state = strip_prefix("state", tensors)
-    _check_state(layers_from(network.module_with().to("meta"), facts["layers"], state), state)
-    made = layers_from(network.module_with(), facts["layers"], state)
+    _check_state(layers_from(network.module_with().to("meta"), facts.layers, state), state)
+    made = layers_from(network.module_with(), facts.layers, state)
     made.eval().load_state_dict(state)
     return SparseNetwork(
         made,
-        saved_likelihood(facts["likelihood"], likelihood, known_outputs(facts["network"], output)),
-        facts["history"],
+        saved_likelihood(facts.likelihood, likelihood, known_outputs(facts.network, output)),
+        facts.history,
         output,
-        facts["n_draws"],
+        facts.n_draws,
     )
 
 

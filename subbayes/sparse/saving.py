@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
+from msgspec import structs
 from torch import Tensor, nn
 
+from subbayes.artifacts.facts import Facts, Positive
 from subbayes.sparse import priors
 from subbayes.sparse.baselines import HorseshoeLayer, layer_class
 from subbayes.sparse.layers import SparseLayer
@@ -16,11 +18,31 @@ from subbayes.sparse.priors import Horseshoe, Inclusion, Slab, SpikeSlab
 from subbayes.sparse.variational_families import LayerSettings, Noise
 from subbayes.utils.checks import fail
 
-__all__ = ["layer_facts", "layers_from"]
+__all__ = ["LayerFacts", "layer_facts", "layers_from"]
+
+
+class HorseshoeFacts(Facts):
+    """The scales of a horseshoe prior."""
+
+    scale: Positive
+    threshold: float
+
+
+class LayerFacts(Facts):
+    """Settings and priors of a sparse layer."""
+
+    posterior: Literal["mean-field", "mvn", "low-rank", "all", "dropout", "horseshoe"]
+    estimator: Literal["local", "relaxed"]
+    structure: Literal["weights", "units"]
+    temperature: Positive
+    phase: Literal["learned", "fixed", "median"]
+    slab: dict[str, Any]
+    inclusion: dict[str, Any]
+    horseshoe: HorseshoeFacts | None
 
 
 def layers_from(
-    module: nn.Module, facts: Mapping[str, dict[str, Any]], state: Mapping[str, Tensor]
+    module: nn.Module, facts: Mapping[str, LayerFacts], state: Mapping[str, Tensor]
 ) -> nn.Module:
     """Replace layers of a module by sparse ones, whose parameters have yet to be loaded.
 
@@ -44,46 +66,48 @@ def layers_from(
 
 
 def _layer_from(
-    plain: nn.Module, config: dict[str, Any], name: str, state: Mapping[str, Tensor], noise: Noise
+    plain: nn.Module, config: LayerFacts, name: str, state: Mapping[str, Tensor], noise: Noise
 ) -> SparseLayer:
     factor = state.get(f"{name}.logits.factor".lstrip("."))
     settings = LayerSettings(
-        config["posterior"],
-        config["structure"],
-        config["estimator"],
+        config.posterior,
+        config.structure,
+        config.estimator,
         rank=1 if factor is None or not factor.ndim else factor.shape[-1],
-        temperature=config["temperature"],
+        temperature=config.temperature,
     )
-    slab, inclusion = _prior(config["slab"]), _prior(config["inclusion"])
+    slab, inclusion = _prior(config.slab), _prior(config.inclusion)
     prior = (
-        Horseshoe(slab=slab, inclusion=inclusion, **config["horseshoe"])
-        if "horseshoe" in config
+        Horseshoe(slab=slab, inclusion=inclusion, **structs.asdict(config.horseshoe))
+        if config.horseshoe is not None
         else SpikeSlab(slab, inclusion)
     )
     made = layer_class(settings.posterior)(plain, settings, prior, noise)
-    made.phase = config["phase"]
+    made.phase = config.phase
     return made
 
 
-def layer_facts(layer: SparseLayer) -> dict[str, Any]:
+def layer_facts(layer: SparseLayer) -> LayerFacts:
     """The settings and the priors of a layer.
 
     Raises:
         InputError: a prior of your own, which the file cannot hold.
     """
-    settings = layer.settings
-    config = {
-        "posterior": settings.posterior,
-        "estimator": settings.estimator,
-        "structure": settings.structure,
-        "temperature": settings.temperature,
-        "phase": layer.phase,
-        "slab": _prior_facts(layer.slab),
-        "inclusion": _prior_facts(layer.inclusion),
-    }
+    settings: Any = layer.settings
+    phase: Any = layer.phase
+    horseshoe = None
     if isinstance(layer, HorseshoeLayer):
-        config["horseshoe"] = {"scale": math.exp(layer.log_scale), "threshold": layer.threshold}
-    return config
+        horseshoe = HorseshoeFacts(scale=math.exp(layer.log_scale), threshold=layer.threshold)
+    return LayerFacts(
+        posterior=settings.posterior,
+        estimator=settings.estimator,
+        structure=settings.structure,
+        temperature=settings.temperature,
+        phase=phase,
+        slab=_prior_facts(layer.slab),
+        inclusion=_prior_facts(layer.inclusion),
+        horseshoe=horseshoe,
+    )
 
 
 def _prior_facts(prior: Slab | Inclusion) -> dict[str, Any]:

@@ -15,6 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subbayes.artifacts.facts import decode, encode
+from subbayes.artifacts.files import as_path
+from subbayes.artifacts.folder import write
+from subbayes.artifacts.saving import fail_checkpoint, read_checkpoint
+from subbayes.artifacts.tensors import add_prefix, fingerprint, strip_prefix
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.target_parts import has_weights, split_targets
 from subbayes.likelihoods.validation import warn_of_absent_classes
@@ -30,13 +35,8 @@ from subbayes.sparse.steps import Steps
 from subbayes.sparse.variational_families import Noise
 from subbayes.training.loop import Diverged, History, Trainable, log_scale, run
 from subbayes.training.minibatches import Minibatches
-from subbayes.utils import artifact
 from subbayes.utils.checks import fail, fail_type, is_finite
-from subbayes.utils.files import as_path
-from subbayes.utils.saving import fail_checkpoint, read_checkpoint
 from subbayes.utils.seeding import derive_seed, fork_rng
-from subbayes.utils.strict_json import decode, encode
-from subbayes.utils.tensor_file import add_prefix, fingerprint, strip_prefix
 from subbayes.utils.trees import n_rows, named_leaves, tree_map
 from subbayes.utils.types import Inputs, Outputs, Targets
 from subbayes.utils.warning import warn_user
@@ -559,6 +559,6 @@ class _Checkpoint:
 
     def _flush(self) -> None:
         if self.unsaved is not None:
-            artifact.write(self.path, KIND, *self.unsaved, overwrite=True)
+            write(self.path, KIND, *self.unsaved, overwrite=True)
             self.written = time.monotonic()
         self.unsaved = None

@@ -19,6 +19,7 @@ from subbayes.subspace import (
     DenseSubspace,
     RandomSubspace,
     SparseRandomSubspace,
+    SubspaceFacts,
     check_finite_weights,
 )
 from subbayes.utils.checks import check_count, check_seed, fail
@@ -27,7 +28,7 @@ from subbayes.utils.memory import check_memory
 if TYPE_CHECKING:
     from subbayes.networks.sharded_network import ShardedNetwork
 
-__all__ = ["ShardedRandomSubspace", "ShardedSparseRandomSubspace", "sharded_from_config"]
+__all__ = ["ShardedRandomSubspace", "ShardedSparseRandomSubspace", "sharded_from_facts"]
 
 _CHUNK = 2**18  # numbers of a direction that are generated at once
 
@@ -146,26 +147,26 @@ def _check_rank(rank: int, network: ShardedNetwork) -> None:
         fail("rank", f"at most {network.size}, the number of weights", rank)
 
 
-def sharded_from_config(
-    network: ShardedNetwork, config: dict[str, Any], tensors: Mapping[str, Any]
+def sharded_from_facts(
+    network: ShardedNetwork, facts: SubspaceFacts, tensors: Mapping[str, Any]
 ) -> ShardedSubspace:
     """Rebuild a subspace around a network at its centre from `Subspace.stored`.
 
     Args:
         network: the network, whose weights are the shift.
-        config: facts of the subspace.
+        facts: those of the subspace.
         tensors: tensors of the artifact, with the shards of this process.
 
     Raises:
         InputError: a kind that needs all weights in one process.
     """
-    if config["name"] == RandomSubspace.__name__:
-        return ShardedRandomSubspace(network, config["rank"], config["seed"])
-    if config["name"] == SparseRandomSubspace.__name__:
-        return ShardedSparseRandomSubspace(network, config["rank"], config["seed"])
-    if config["name"] != DenseSubspace.__name__:
+    if facts.name == RandomSubspace.__name__:
+        return ShardedRandomSubspace(network, facts.rank, facts.seed)
+    if facts.name == SparseRandomSubspace.__name__:
+        return ShardedSparseRandomSubspace(network, facts.rank, facts.seed)
+    if facts.name != DenseSubspace.__name__:
         expected = "random directions or a basis, for a sharded module"
-        fail("module", expected, f"a {config['name']}", "Load it around a module in one process")
-    basis = tensors["subspace.basis"].part.reshape(config["rank"], -1)
+        fail("module", expected, f"a {facts.name}", "Load it around a module in one process")
+    basis = tensors["subspace.basis"].part.reshape(facts.rank, -1)
     check_finite_weights("path", basis)
     return ShardedDenseSubspace(network.layout, network.weights, basis)

@@ -11,6 +11,8 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Shaped
 
+from subbayes.artifacts.files import fail_damaged
+from subbayes.artifacts.saving import Nested
 from subbayes.comparison.methods import Setup, sparse_training
 from subbayes.comparison.registry import BASELINES, named_methods
 from subbayes.data.data import Data
@@ -39,7 +41,6 @@ from subbayes.sparse.training import fit as train_sparse
 from subbayes.tables.preset_choice import choose_settings, with_record
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, fail
-from subbayes.utils.files import fail_damaged
 
 __all__ = [
     "SPARSE",
@@ -266,19 +267,19 @@ def check_modes(model: Predictor, mode: dict[str, Any]) -> None:
             )
 
 
-def check_saved_size(name: str, count: int, facts: dict[str, Any]) -> None:
+def check_saved_size(name: str, count: int, model: Nested) -> None:
     """Check what an artifact says of columns or classes against the sizes of its network.
 
     Args:
         name: "n_inputs" or "n_outputs".
         count: the number that they need.
-        facts: of the model, which may hold another one.
+        model: the model, which may hold another one.
 
     Raises:
         ArtifactError: another number.
     """
-    while "model" in facts:
-        facts = facts["model"]["facts"]
-    module = facts["network"]["module"]
-    if module is not None and module[name] != count:
-        fail_damaged(f"a network of {count} {name.removeprefix('n_')}", f"one of {module[name]}")
+    while isinstance(inner := getattr(model.facts, "model", None), Nested):
+        model = inner
+    module = model.facts.network.module
+    if module is not None and (size := getattr(module, name)) != count:
+        fail_damaged(f"a network of {count} {name.removeprefix('n_')}", f"one of {size}")

@@ -10,10 +10,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from jaxtyping import Shaped
+from msgspec import structs
 from torch import Tensor
 
+from subbayes.artifacts.arrays import Arrays
+from subbayes.artifacts.facts import Count, Facts, Name, as_facts
+from subbayes.artifacts.saving import KindFacts, Nested, artifact, read, save
+from subbayes.artifacts.saving import rebuild as rebuild_model
+from subbayes.artifacts.tensors import fingerprint
 from subbayes.data.encoder import TabularEncoder
-from subbayes.data.encoder_state import encoded_columns
+from subbayes.data.encoder_state import EncoderFacts, encoded_columns
 from subbayes.data.frames import row_index
 from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
@@ -34,15 +40,40 @@ from subbayes.tables.array_model import (
     labelled,
     predict_matrix,
 )
-from subbayes.utils import artifact
 from subbayes.utils.checks import fail
-from subbayes.utils.saving import nested_facts, read, save
-from subbayes.utils.saving import rebuild as rebuild_model
 
 if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = ["DataFrameModel", "describe_row_mismatch", "infer_target"]
+
+
+class RowsFacts(Facts):
+    """Number of rows, and a digest of their targets."""
+
+    n: Count
+    targets: str
+
+
+class DataFrameFacts(KindFacts):
+    """A `DataFrameModel` but for its tensors, which are those of its model."""
+
+    model: Nested
+    column: Name
+    target: Target
+    encoder: EncoderFacts
+    rows: RowsFacts | None
+    notes: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        self.target.check()
+        self.model.check_kind(
+            "fitted-model", "sparse-network", "weight-samples", "mc-dropout", "temperature-scaled"
+        )
+
+    def arrays(self) -> Arrays:
+        """Those of the model."""
+        return self.model.arrays()
 
 
 @dataclass(frozen=True)
@@ -281,16 +312,16 @@ class DataFrameModel:
         """Tensors of the model of the encoded rows."""
         return self.model.tensors()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DataFrameFacts:
         """The model of the encoded rows, the encoding, and the notes."""
-        return {
-            "model": nested_facts(self.model),
-            "column": self.column,
-            "target": self.target.to_config(),
-            "encoder": self.encoder.to_config(),
-            "rows": self.rows,
-            "notes": self.notes,
-        }
+        return DataFrameFacts(
+            model=Nested.of(self.model),
+            column=self.column,
+            target=self.target,
+            encoder=as_facts(self.encoder.to_config(), EncoderFacts),
+            rows=None if self.rows is None else RowsFacts(**self.rows),
+            notes=self.notes,
+        )
 
     def save(
         self, path: str | Path, *, overwrite: bool = False, n_draws: int | None = None
@@ -325,30 +356,26 @@ class DataFrameModel:
         return rebuild_model(kind, tensors, facts, {}, path)
 
 
-def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> DataFrameModel:
+@artifact("data-frame-model", DataFrameFacts)
+def rebuild(tensors: dict[str, Tensor], facts: DataFrameFacts) -> DataFrameModel:
     """Rebuild a model of data frames from its artifact; see `subbayes.load`."""
-    kind, inner = facts["model"]["kind"], facts["model"]["facts"]
-    check_saved_size("n_inputs", encoded_columns(facts["encoder"]), inner)
-    found, encoder = (
-        rebuild_model(kind, tensors, inner, {}),
-        TabularEncoder.from_config(facts["encoder"]),
-    )
-    if facts["target"]["task"] == "classification":
-        check_saved_size("n_outputs", len(facts["target"]["classes"]), inner)
+    check_saved_size("n_inputs", encoded_columns(facts.encoder), facts.model)
+    if facts.target.task == "classification":
+        check_saved_size("n_outputs", len(facts.target.classes), facts.model)
     return DataFrameModel(
-        found,
-        encoder,
-        Target.from_config(facts["target"]),
-        facts["column"],
-        facts["rows"],
-        facts["notes"],
+        rebuild_model(facts.model.kind, tensors, facts.model.facts, {}),
+        TabularEncoder.from_config(facts.encoder),
+        facts.target,
+        facts.column,
+        None if facts.rows is None else structs.asdict(facts.rows),
+        facts.notes,
     )
 
 
 def _row_digest(y: Shaped[np.ndarray, "n"]) -> dict[str, Any]:
     if y.dtype.kind == "f":
         y = y.astype(np.float32)  # not every reader of text files returns the last bits alike
-    return {"n": len(y), "targets": artifact.fingerprint({"y": np.sort(y)}, {})}
+    return {"n": len(y), "targets": fingerprint({"y": np.sort(y)}, {})}
 
 
 def describe_row_mismatch(

@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypedDict, TypeVar
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Shaped
+from msgspec import Meta
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
@@ -23,6 +24,10 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor
 
+from subbayes.artifacts.arrays import Arrays
+from subbayes.artifacts.facts import DrawCount, Finite, Name, Positive, check_known
+from subbayes.artifacts.files import fail_damaged
+from subbayes.artifacts.saving import KindFacts, Nested, read, rebuild, save
 from subbayes.data.arrays import check_not_masked, native_array
 from subbayes.data.data import check_weights
 from subbayes.data.frames import LEAST_SCALE, check_names, check_text, row_index
@@ -42,13 +47,42 @@ from subbayes.utils.checks import (
     fail,
 )
 from subbayes.utils.configuration import change
-from subbayes.utils.files import fail_damaged
-from subbayes.utils.saving import nested_facts, read, rebuild, save
 from subbayes.utils.text_table import printable
 
-__all__ = ["Classifier", "Estimator", "Regressor"]
+__all__ = ["Classifier", "Estimator", "EstimatorFacts", "Regressor"]
+
+_LABELS = r"^(\|[bO]1?|\|[iu]1|[<>][iuf][248]|[<>]U([1-9][0-9]{0,2}|1000))$"  # dtypes of NumPy
 
 _Estimator = TypeVar("_Estimator", bound="Estimator")
+
+
+class _Params(TypedDict, total=False):
+    draws: DrawCount
+
+
+class EstimatorFacts(KindFacts):
+    """An estimator but for its tensors, which are those of its model."""
+
+    estimator: str
+    model: Nested
+    params: dict[str, Any]
+    seed: int
+    mean: list[Finite]
+    scale: list[Positive]
+    feature_names: list[Name] | None
+    classes: list[Name | int | float | bool] | None = None
+    dtype: Annotated[str, Meta(pattern=_LABELS)] = "|O"
+
+    def __post_init__(self) -> None:
+        self.model.check_kind("fitted-model", "sparse-network")
+        check_known(self.params, _Params)
+        lists = (self.mean, self.scale, self.feature_names or self.mean)
+        if len({len(values) for values in lists}) > 1:
+            raise ValueError("expected a mean, a scale and a name of each column")
+
+    def arrays(self) -> Arrays:
+        """Those of the model."""
+        return self.model.arrays()
 
 
 class Estimator(BaseEstimator):
@@ -248,7 +282,7 @@ class Estimator(BaseEstimator):
     # --- saving -----------------------------------------------------------------------------
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Save as a folder of safetensors and JSON; see `subbayes.utils.saving.save`."""
+        """Save as a folder of safetensors and JSON; see `subbayes.artifacts.saving.save`."""
         check_is_fitted(self)
         return save(self, path, overwrite=overwrite)
 
@@ -256,26 +290,23 @@ class Estimator(BaseEstimator):
         """Tensors of the model."""
         return self.model_.tensors()
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> EstimatorFacts:
         """The model, and the parameters and fitted attributes of the estimator."""
-        return {"model": nested_facts(self.model_), **self._state()}
-
-    def _state(self) -> dict[str, Any]:
-        """Parameters and fitted attributes, without the model."""
         saved = saved_class(type(self))
         params = {name: getattr(self, name) for name in saved._get_param_names()}
         params = encode_parameters(params, self._defaults)
         if not isinstance(self.random_state, (int, np.integer, type(None))):
             params["random_state"] = self.seed_
         names = getattr(self, "feature_names_in_", None)
-        return {
-            "class": saved.__name__,
-            "params": params,
-            "seed": self.seed_,
-            "mean": self.mean_.tolist(),
-            "scale": self.scale_.tolist(),
-            "feature_names": None if names is None else names.tolist(),
-        }
+        return EstimatorFacts(
+            estimator=saved.__name__,
+            model=Nested.of(self.model_),
+            params=params,
+            seed=self.seed_,
+            mean=self.mean_.tolist(),
+            scale=self.scale_.tolist(),
+            feature_names=None if names is None else names.tolist(),
+        )
 
     @classmethod
     def load(cls: type[_Estimator], path: str | Path) -> _Estimator:
@@ -286,19 +317,19 @@ class Estimator(BaseEstimator):
         """
         tensors, facts, kind = read(path)
         is_estimator = kind == "estimator"
-        name = str(facts["class"]) if is_estimator else f"a {kind}"
+        name = facts.estimator if is_estimator else f"a {kind}"
         if name != cls.__name__:
             remedy = f"Use {name}.load" if is_estimator else "Use subbayes.load"
             fail("path", f"a saved {cls.__name__}", f"{name} at '{path}'", remedy)
         estimator: _Estimator = rebuild(kind, tensors, facts, {}, path)
         return estimator
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        self.seed_, self.n_features_in_ = state["seed"], len(state["mean"])
-        self.mean_ = np.array(state["mean"], dtype=np.float64)
-        self.scale_ = np.array(state["scale"], dtype=np.float64)
-        if state["feature_names"] is not None:
-            self.feature_names_in_ = np.array(state["feature_names"], dtype=object)
+    def _restore(self, facts: EstimatorFacts) -> None:
+        self.seed_, self.n_features_in_ = facts.seed, len(facts.mean)
+        self.mean_ = np.array(facts.mean, dtype=np.float64)
+        self.scale_ = np.array(facts.scale, dtype=np.float64)
+        if facts.feature_names is not None:
+            self.feature_names_in_ = np.array(facts.feature_names, dtype=object)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without `model_.posterior`, which holds the training data."""
@@ -444,15 +475,16 @@ class Classifier(ClassifierMixin, Estimator):
         codes = self.predict_proba(X).argmax(1)
         return self.classes_[codes]
 
-    def _state(self) -> dict[str, Any]:
-        return super()._state() | {
-            "classes": self.classes_.tolist(),
-            "dtype": self.classes_.dtype.str,
-        }
+    def facts(self) -> EstimatorFacts:
+        """The facts of any estimator, and the labels."""
+        facts = super().facts()
+        facts.classes, facts.dtype = self.classes_.tolist(), self.classes_.dtype.str
+        return facts
 
-    def _restore(self, state: dict[str, Any]) -> None:
-        super()._restore(state)
-        self.classes_ = _labels(state["classes"], state["dtype"])
+    def _restore(self, facts: EstimatorFacts) -> None:
+        super()._restore(facts)
+        assert facts.classes is not None
+        self.classes_ = _labels(facts.classes, facts.dtype)
 
 
 _TEXT = 2**24  # bytes of labels that are held as text of one length

@@ -11,6 +11,9 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from subbayes.artifacts.files import fail_damaged
+from subbayes.artifacts.saving import artifact
+from subbayes.artifacts.saving import rebuild as rebuild_model
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.models.fitted import FittedModel
@@ -27,12 +30,10 @@ from subbayes.sparse.export.table_units import export_in_table_units
 from subbayes.sparse.result import SparseNetwork
 from subbayes.subspaces.base import SubspaceMethod
 from subbayes.tables.array_model import SPARSE, check_saved_size
-from subbayes.tables.estimator_base import Classifier, Estimator, Regressor
+from subbayes.tables.estimator_base import Classifier, Estimator, EstimatorFacts, Regressor
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count
-from subbayes.utils.files import fail_damaged
 from subbayes.utils.keywords import suggest_keywords
-from subbayes.utils.saving import rebuild as rebuild_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -347,20 +348,19 @@ _ESTIMATORS: dict[str, type[Estimator]] = {
 }
 
 
-def rebuild(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Estimator:
+@artifact("estimator", EstimatorFacts)
+def rebuild(tensors: dict[str, Tensor], facts: EstimatorFacts) -> Estimator:
     """Rebuild an estimator from its artifact; see `subbayes.load`."""
-    check_choice("class", facts["class"], _ESTIMATORS)
-    cls = _ESTIMATORS[facts["class"]]
-    if unknown := sorted(facts["params"].keys() - set(cls._get_param_names())):
+    check_choice("estimator", facts.estimator, _ESTIMATORS)
+    cls = _ESTIMATORS[facts.estimator]
+    if unknown := sorted(facts.params.keys() - set(cls._get_param_names())):
         fail_damaged(f"parameters of {cls.__name__}", repr(unknown[0]))
-    estimator = cls(**decode_parameters(facts["params"], cls._defaults))
-    model = facts["model"]
-    estimator.model_ = rebuild_model(model["kind"], tensors, model["facts"], {})
-    check_saved_size("n_inputs", len(facts["mean"]), model["facts"])
-    classifies = issubclass(cls, Classifier)
-    if ("classes" in facts) != classifies or ("dtype" in facts) != classifies:
-        fail_damaged("labels and their dtype of a classifier, and of no regressor", cls.__name__)
-    if classifies:
-        check_saved_size("n_outputs", len(facts["classes"]), model["facts"])
+    estimator = cls(**decode_parameters(facts.params, cls._defaults))
+    estimator.model_ = rebuild_model(facts.model.kind, tensors, facts.model.facts, {})
+    check_saved_size("n_inputs", len(facts.mean), facts.model)
+    if (facts.classes is not None) != issubclass(cls, Classifier):
+        fail_damaged("labels of a classifier, and of no regressor", cls.__name__)
+    if facts.classes is not None:
+        check_saved_size("n_outputs", len(facts.classes), facts.model)
     estimator._restore(facts)
     return estimator

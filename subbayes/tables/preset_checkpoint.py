@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from subbayes.artifacts.folder import write
+from subbayes.artifacts.saving import fail_checkpoint, read_checkpoint
+from subbayes.artifacts.tensors import fingerprint
 from subbayes.models.settings import TableSettings
 from subbayes.models.table_networks import Rows
-from subbayes.utils import artifact
 from subbayes.utils.configuration import to_mapping
-from subbayes.utils.saving import fail_checkpoint, read_checkpoint
 
 __all__ = ["PresetCheckpoint"]
 
@@ -39,9 +40,7 @@ class PresetCheckpoint:
         if settings.given:  # also values that are those of the defaults
             facts["given"] = sorted(settings.given)
         arrays = {"x": rows[0], "y": rows[1]} | ({} if weights is None else {"weights": weights})
-        return cls(
-            Path(settings.sampling.checkpoint) / "preset", artifact.fingerprint(arrays, facts)
-        )
+        return cls(Path(settings.sampling.checkpoint) / "preset", fingerprint(arrays, facts))
 
     def read(self, part: str) -> dict[str, Any] | None:
         """What was saved of a part, "choice" or "plan", or None."""
@@ -59,4 +58,4 @@ class PresetCheckpoint:
         facts = {"identity": self.identity, "choice": values, "plan": None}
         if part == "plan":
             facts |= {"choice": self.read("choice"), "plan": values}
-        artifact.write(self.folder, _KIND, {}, facts, overwrite=True)
+        write(self.folder, _KIND, {}, facts, overwrite=True)

@@ -18,13 +18,13 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
+from subbayes.artifacts.tensors import fingerprint
 from subbayes.data.data import Data, join_targets
 from subbayes.distributed.divided_rows import exchanged
 from subbayes.distributed.processes import Processes, current
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.validation import ignored_label
 from subbayes.networks.network import Network
-from subbayes.utils.artifact import fingerprint
 from subbayes.utils.checks import fail
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import n_rows, take, to_device

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from subbayes.utils.checks import InputError, closest, fail, fail_type, one_of
-from subbayes.utils.files import read_start
 
 __all__ = ["Setting", "change", "parse", "read_toml", "settings_of", "to_mapping"]
 
@@ -194,7 +193,8 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         if file.exists() and not file.is_file():  # a pipe would block, a device would never end
             fail("config", "a file that can be read", f"'{path}', which is something else")
-        text = read_start(file, _MOST_BYTES + 1)
+        with file.open("rb") as opened:
+            text = opened.read(_MOST_BYTES + 1)
         if len(text) > _MOST_BYTES:
             fail("config", f"a TOML file of at most {_MOST_BYTES} bytes", f"a longer one: '{path}'")
         # editors of Windows begin files with a byte order mark, which is no TOML

@@ -24,6 +24,7 @@ from cases import table_settings
 from sklearn.metrics import roc_auc_score
 
 from subbayes import load
+from subbayes.artifacts import folder as artifact
 from subbayes.cli import run, settings_options
 from subbayes.data.table_batches import TableBatches
 from subbayes.data.tables import read_table
@@ -31,7 +32,6 @@ from subbayes.inference.tempering import choose_temperature
 from subbayes.models.checkpoint import PARTS
 from subbayes.models.fit import ENGINES, SUBSPACES
 from subbayes.tables.data_frame_model import DataFrameModel
-from subbayes.utils import artifact
 
 pytestmark = pytest.mark.slow  # real processes, a minute and more
 
@@ -439,9 +439,7 @@ def test_baselines_are_saved_and_predict(call, files, tmp_path):
         model = DataFrameModel.load(out / "model")
         assert model.predict(frame).n_draws == networks
         assert call("evaluate", out, files / "people.csv")[0] == 0
-    assert (
-        len(DataFrameModel.load(tmp_path / "ensemble" / "model").model.facts()["likelihoods"]) == 2
-    )
+    assert len(DataFrameModel.load(tmp_path / "ensemble" / "model").model.facts().likelihoods) == 2
 
 
 def test_compare_prints_one_table(call, files, tmp_path, monkeypatch):

@@ -8,7 +8,6 @@ import pytest
 
 from subbayes.data.columns import as_labels, as_numpy, kind_of, mask_markers
 from subbayes.data.encoder import TabularEncoder
-from subbayes.data.encoder_state import check_state
 from subbayes.data.frames import check_lengths, check_text
 from subbayes.data.tables import split_target
 from subbayes.tables.estimators import SubspaceRegressor
@@ -56,7 +55,7 @@ def test_a_configuration_with_a_column_twice_is_refused():
     config["columns"] = ["a", "a"]
     config["numeric"]["columns"] = ["a", "a"]
     with pytest.raises(InputError, match="columns of different names, got 'a', 'a'"):
-        check_state(config, 100)
+        TabularEncoder.from_config(config)
 
 
 def test_true_and_one_are_different_values():

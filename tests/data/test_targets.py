@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 
@@ -9,7 +10,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from msgspec import ValidationError
 
+from subbayes.artifacts.facts import as_facts
 from subbayes.data.targets import Target
 from subbayes.utils.checks import InputError
 
@@ -54,7 +57,7 @@ def test_the_task_is_inferred_by_the_rule(y, task, classes):
 )
 def test_decode_inverts_encode_also_through_json(y, task):
     target = Target.infer(y, task)
-    again = Target.from_config(json.loads(json.dumps(target.to_config())))
+    again = as_facts(json.loads(json.dumps(dataclasses.asdict(target))), Target)
     assert again == target
     codes = again.encode(y)
     assert codes.dtype == (np.float64 if target.task == "regression" else np.int64)
@@ -158,23 +161,25 @@ def test_unknown_labels_raise_with_the_classes():
 
 
 def test_a_damaged_target_configuration_raises():
-    good = Target.infer(["u", "v"]).to_config()
+    good = dataclasses.asdict(Target.infer(["u", "v"]))
     for damage in (
         {},
         {**good, "task": "rank"},
-        {**good, "classes": ["u"]},
-        {**good, "classes": [[1], [2]]},
+        {**good, "classes": [[1]]},
         {**good, "classes": 3},
     ):
-        with pytest.raises(InputError, match=r"^config: expected what Target.to_config gives"):
-            Target.from_config(damage)
+        with pytest.raises(ValidationError):
+            as_facts(damage, Target)
+    for classes in (("u",), ("v", "u"), ("u", "u"), ("1", 2)):
+        with pytest.raises(InputError, match=r"^classes: expected"):
+            Target("classification", classes).check()
 
 
 @pytest.mark.parametrize("label", [2**63, -(2**63) - 1, "b" * 1001])
 def test_labels_of_a_configuration_that_no_column_holds(label):
     classes = sorted([label, "a" if isinstance(label, str) else 0])
-    with pytest.raises(InputError, match="config: expected"):
-        Target.from_config({"task": "classification", "classes": classes})
+    with pytest.raises(InputError, match="classes: expected"):
+        Target("classification", tuple(classes)).check()
 
 
 def test_whole_numbers_of_64_bits_are_decoded_exactly():

@@ -16,13 +16,14 @@ import torch
 
 import subbayes
 from subbayes import Sampling, Training, distributed
+from subbayes.artifacts import files
 from subbayes.data.data import Data
 from subbayes.inference.engine import engine_of
+from subbayes.inference.samplers import chains
 from subbayes.inference.samplers.chains import Sampler
 from subbayes.likelihoods import Gaussian
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.subspace import RandomSubspace
-from subbayes.utils import artifact, files
 
 ENGINES = {
     "elliptical-slice": {},
@@ -176,7 +177,7 @@ def sample_divided(name: str, shares: list[int]) -> dict[str, Any]:
 
 def killed_while_saving(name: str, folder: str, save: int, piece: int) -> dict[str, Any]:
     """A run whose first process is killed in a save, in the middle of a piece of its bytes."""
-    write, write_all, saves, pieces = artifact.write, files._write_all, [0], [0]
+    write, write_all, saves, pieces = chains.write, files._write_all, [0], [0]
 
     def counted(*arguments: Any, **options: Any) -> None:
         saves[0] += 1
@@ -190,5 +191,5 @@ def killed_while_saving(name: str, folder: str, save: int, piece: int) -> dict[s
             os.kill(os.getpid(), signal.SIGKILL)
         write_all(descriptor, data)
 
-    artifact.write, files._write_all = counted, interrupted
+    chains.write, files._write_all = counted, interrupted
     return stopped(name, folder, 0)

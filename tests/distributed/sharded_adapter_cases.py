@@ -15,6 +15,8 @@ from torch import nn
 import subbayes
 from distributed.sharded_cases import UNTRAINED, bits, off, plain, sharded, table
 from subbayes import Sampling, distributed
+from subbayes.artifacts import folder as artifact
+from subbayes.artifacts.facts import encode
 from subbayes.distributed.sharded_weights import local_part
 from subbayes.likelihoods import Gaussian
 from subbayes.networks.saving import base_identity
@@ -22,7 +24,6 @@ from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.networks.token_outputs import TokenOutputs
 from subbayes.subspace import Subspace
 from subbayes.subspaces.random import Random
-from subbayes.utils import artifact
 
 OPTIONS: dict[str, Any] = {
     "parameters": "adapters",
@@ -247,7 +248,7 @@ def sharded_artifacts(folder: str) -> dict[str, Any]:
     return {
         "facts": read[0].facts["network"] == read[1].facts["network"],
         "identity": read[0].facts["network"]["base"]
-        == base_identity(plain_network, plain_network.base_names, plain_network.unused),
+        == encode(base_identity(plain_network, plain_network.base_names, plain_network.unused)),
         "names": sorted(read[0].tensors) == sorted(read[1].tensors),
         "predict": [off(one.predict(inputs).outputs, predictions) for one in (found, *loaded)],
         "gradient": off(*(gradient(one, data) for one in (loaded[1], expected))),

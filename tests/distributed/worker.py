@@ -33,12 +33,12 @@ from distributed import (
 )
 from distributed.engine_cases import digest, module, posterior, rows, sample, stopped
 from subbayes import Sampling, Training, distributed
+from subbayes.artifacts import folder as artifact
 from subbayes.inference.engine import engine_of
 from subbayes.likelihoods import Gaussian
 from subbayes.models import trained_once
 from subbayes.priors import Normal
 from subbayes.subspace import RandomSubspace
-from subbayes.utils import artifact
 from subbayes.utils.first_process import set_first_process
 
 

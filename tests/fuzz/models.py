@@ -78,13 +78,11 @@ class Example:
     Attributes:
         make: writes it to a path.
         use: loads it, and returns what it predicts.
-        file: whether it is a single file.
         checkpoint: whether it is a checkpoint, which only the user who wrote it resumes.
     """
 
     make: Callable[[Path], Any]
     use: Callable[[Path], Arrays]
-    file: bool = False
     checkpoint: bool = False
 
 
@@ -320,7 +318,7 @@ MODELS: dict[str, Example] = {
         for posterior in ("mean-field", "low-rank", "horseshoe")
     },
     **{
-        f"small-{layout}": Example(partial(_small, layout), _load_small, file=True)
+        f"small-{layout}": Example(partial(_small, layout), _load_small)
         for layout in ("dense", "csr")
     },
     "semi-structured": Example(_semistructured, partial(_load, rows=FRAME)),

@@ -20,7 +20,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from subbayes.utils.tensor_file import safetensors_pieces
+from subbayes.artifacts.tensors import safetensors_pieces
 
 __all__ = ["Case", "damages", "forgeries"]
 
@@ -80,7 +80,7 @@ class Case:
 
 def damages(original: Path, rng: random.Random) -> Iterator[Case]:
     """Endless random changes of the bytes of an artifact."""
-    files = [original] if original.is_file() else sorted(original.iterdir())
+    files = sorted(original.iterdir())
     while True:
         file = rng.choice(files)
         data = bytearray(file.read_bytes())
@@ -107,21 +107,12 @@ def damages(original: Path, rng: random.Random) -> Iterator[Case]:
             case "swap":
                 to = rng.randrange(len(data))
                 data[at], data[to] = data[to], data[at]
-        where = "" if original.is_file() else file.name
 
-        def write(path: Path, where: str = where, changed: bytes = bytes(data)) -> None:
-            _copy(original, path)
-            (path / where if where else path).write_bytes(changed)
+        def write(path: Path, where: str = file.name, changed: bytes = bytes(data)) -> None:
+            shutil.copytree(original, path)
+            (path / where).write_bytes(changed)
 
         yield Case(f"{file.suffix} {how} {size} at {at}", write, damaged=True)
-
-
-def _copy(original: Path, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if original.is_file():
-        shutil.copy(original, path)
-    else:
-        shutil.copytree(original, path)
 
 
 # --- forgeries ------------------------------------------------------------------------------------
@@ -135,38 +126,30 @@ def forgeries(original: Path) -> Iterator[Case]:
             yield Case(
                 f"{'/'.join(map(str, place))} = {name}",
                 lambda path, place=place, text=text: _write(
-                    path, original.is_file(), tensors, _replaced(manifest, place, text)
+                    path, tensors, _replaced(manifest, place, text)
                 ),
             )
-        if place[0] != "tensors":
-            yield Case(
-                f"{'/'.join(map(str, place))} removed",
-                lambda path, place=place: _write(
-                    path, original.is_file(), tensors, _replaced(manifest, place, None)
-                ),
-            )
+        yield Case(
+            f"{'/'.join(map(str, place))} removed",
+            lambda path, place=place: _write(path, tensors, _replaced(manifest, place, None)),
+        )
     for name, tensor in tensors.items():
         for label, changed in _changed_tensors(tensor):
             others = {key: value for key, value in tensors.items() if key != name}
             given = others if changed is None else others | {name: changed}
             yield Case(
-                f"tensor {name} {label}",
-                lambda path, given=given: _write(path, original.is_file(), given, manifest),
+                f"tensor {name} {label}", lambda path, given=given: _write(path, given, manifest)
             )
     more = tensors | {"network.frozen.more": torch.zeros(3), "z9": torch.zeros(2**10)}
-    yield Case("more tensors", lambda path: _write(path, original.is_file(), more, manifest))
+    yield Case("more tensors", lambda path: _write(path, more, manifest))
 
 
 def _parts(original: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The manifest as JSON has it, and the tensors."""
-    file = original
-    if original.is_dir():
-        manifest = json.loads((original / "manifest.json").read_text())
-        (file,) = original.glob("tensors-*.safetensors")
+    manifest = json.loads((original / "manifest.json").read_text())
+    (file,) = original.glob("tensors-*.safetensors")
     with safe_open(file, framework="pt") as opened:
         tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}  # noqa: SIM118
-        if original.is_file():
-            manifest = json.loads(opened.metadata()["subbayes"])
     return manifest, tensors
 
 
@@ -183,10 +166,7 @@ def _places(manifest: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
             for i in sorted({0, len(value) - 1}) if value else ():
                 yield from walk(value[i], (*place, i))
 
-    first_tensor = next(iter(manifest["tensors"]), None)
-    for place in walk(manifest, ()):
-        if place[0] != "tensors" or len(place) == 1 or place[1] == first_tensor:
-            yield place
+    yield from walk(manifest, ())
 
 
 def _replaced(manifest: dict[str, Any], place: tuple[Any, ...], text: str | None) -> Any:
@@ -202,16 +182,11 @@ def _replaced(manifest: dict[str, Any], place: tuple[Any, ...], text: str | None
     return made, text, place
 
 
-def _write(path: Path, single: bool, tensors: dict[str, Tensor], forged: Any) -> None:
+def _write(path: Path, tensors: dict[str, Tensor], forged: Any) -> None:
     """Write a manifest and tensors with digests that fit, where the manifest leaves that to us."""
     made, text, place = forged if isinstance(forged, tuple) else (forged, None, ("",))
     made = json.loads(json.dumps(made))
     digest = hashlib.sha256(b"".join(safetensors_pieces(tensors))).hexdigest()
-    if place[0] != "tensors":
-        made["tensors"] = {
-            name: {"dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape)}
-            for name, t in tensors.items()
-        }
     if place[0] != "tensors_sha256":
         made["tensors_sha256"] = digest
     if place[0] != "manifest_sha256":
@@ -219,12 +194,7 @@ def _write(path: Path, single: bool, tensors: dict[str, Tensor], forged: Any) ->
     whole = json.dumps(made, ensure_ascii=False)
     if text is not None:
         whole = whole.replace(json.dumps(_MARK, ensure_ascii=False), text)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if single:
-        metadata = {"format": "pt", "subbayes": whole}
-        path.write_bytes(b"".join(safetensors_pieces(tensors, metadata)))
-        return
-    path.mkdir()
+    path.mkdir(parents=True)
     (path / "manifest.json").write_text(whole, encoding="utf-8")
     named = made["tensor_file"] if place[0] != "tensor_file" else "tensors-" + "0" * 16
     (path / named).with_suffix(".safetensors").write_bytes(b"".join(safetensors_pieces(tensors)))

@@ -19,7 +19,8 @@ from torch import Tensor
 
 import subbayes
 from fuzz.models import FRAME, MODELS, X, Y, _wide
-from subbayes import InputError
+from subbayes import InputError, InputTypeError
+from subbayes.artifacts import folder as artifact
 from subbayes.inference.samplers.chains import Info
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.hmc import HMC
@@ -30,7 +31,6 @@ from subbayes.inference.samplers.parallel_tempering import ParallelTempering
 from subbayes.inference.samplers.slice import SliceSampling
 from subbayes.likelihoods import Gaussian
 from subbayes.semistructured import formula_columns
-from subbayes.utils import artifact
 
 Facts = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -157,7 +157,7 @@ def encoding(name: str, value: Any) -> Change:
 
 
 def option(name: str, value: Any) -> Change:
-    return lambda tensors, facts: facts["options"].update({name: value})
+    return lambda tensors, facts: facts["precision"]["options"].update({name: value})
 
 
 def fact(place: str, value: Any) -> Change:
@@ -173,7 +173,7 @@ OF_LAPLACE: dict[str, tuple[str, Change]] = {
     "factors of groups": ("laplace-kfac", factors_of_groups),
     "a basis of NaN": ("laplace-subspace", tensor("metric", lambda t: t * np.nan)),
     "a negative matrix in a subspace": ("laplace-subspace", tensor("matrix", torch.neg)),
-    "no subspace": ("laplace-subspace", lambda tensors, facts: facts.update(form="primal")),
+    "no subspace": ("laplace-subspace", fact("precision/form", "primal")),
     "an indefinite matrix": (
         "laplace-primal",
         tensor("matrix", lambda t: t.diag().diag() + t.max() * (1 - torch.eye(len(t)))),
@@ -188,7 +188,7 @@ OF_LAPLACE: dict[str, tuple[str, Change]] = {
     "a tolerance below rounding": ("laplace-low-rank", option("tolerance", 1e-300)),
     "an option of text": ("laplace-low-rank", option("seed", "0")),
     "another option": ("laplace-low-rank", option("rank", 3)),
-    "no error of the draws": (SAMPLED, fact("residual", None)),
+    "no error of the draws": (SAMPLED, fact("precision/residual", None)),
     "negative standard deviations": (FITTED, tensor("moments.sd", torch.neg)),
 }
 
@@ -254,7 +254,7 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     "a level of many characters in a formula": (
         "semi-structured",
         lambda tensors, facts: [
-            c["levels"].append(LONG) for c in facts["columns"] if "levels" in c
+            c["levels"].append(LONG) for c in facts["columns"] if c["levels"] is not None
         ],
     ),
     "a full subspace of fewer coordinates": ("fitted-full-linearised", full_of_rank_1),
@@ -318,21 +318,6 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     "a list as marker": ("data-frame", encoding("missing_values", [[0]])),
     "a numeric column named as categorical": ("data-frame", encoding("categorical", ["a"])),
     "an unknown option": ("data-frame", encoding("seed", 0)),
-    "weights of weights": (
-        "fitted-pca",
-        likelihood_of(
-            "Weighted", likelihood={"name": "Weighted", "likelihood": {"name": "Poisson"}}
-        ),
-    ),
-    "units of weights": (
-        "fitted-pca",
-        likelihood_of(
-            "Standardized",
-            likelihood={"name": "Weighted", "likelihood": {"name": "Gaussian", "noise": 1.0}},
-            shift=[0.0],
-            scale=[1.0],
-        ),
-    ),
     "fewer classes than outputs": ("data-frame-sparse", classification("x", "y")),
     "equal classes": ("data-frame-sparse", classification("x", "x", "z")),
     "labels that are cut": ("estimator-classifier", of_labels(["abc", "abd", "b"], "<U2")),
@@ -414,9 +399,9 @@ FAMILIES: dict[str, tuple[Any, str]] = {
     "ordinal": ({"name": "ordinal", "n_classes": 3}, "expected 3 outputs for ordinal"),
     "ordinal of too many classes": (
         {"name": "ordinal", "n_classes": 30_000_000},
-        r"n_classes'\] to be a whole number from 2 to \d+ in ",
+        r"n_classes'\]: expected at most 100000",
     ),
-    "ordinal without classes": ({"name": "ordinal", "n_classes": None}, "to be a whole number"),
+    "ordinal without classes": ({"name": "ordinal", "n_classes": None}, "n_classes: expected"),
     "categorical": ({"name": "categorical"}, "expected 2 outputs for categorical"),
     "weibull": ({"name": "weibull", "links": ["log", "log"]}, "expected 2 outputs for weibull"),
     "piecewise": ({"name": "piecewise-exponential", "cuts": [0.1, 0.2]}, "expected 3 outputs"),
@@ -452,7 +437,7 @@ def test_families_of_other_numbers_of_outputs_are_refused(
     else:
         facts["likelihood"] = config
     artifact.write(tmp_path / "forged", kind, tensors, facts)
-    with pytest.raises(InputError, match=words):
+    with pytest.raises((InputError, InputTypeError), match=words):
         subbayes.load(tmp_path / "forged")
 
 
@@ -575,11 +560,11 @@ def test_names_beside_an_exported_network(tmp_path: Path, names: list[str], what
     MODELS["small-dense"].make(tmp_path / "small")
     tensors, facts, kind = artifact.read(tmp_path / "small")
     right = {"inputs": ["a", "b"], "outputs": ["y"]}
-    artifact.write_file(tmp_path / "genuine", kind, tensors, {**facts, **right})
+    artifact.write(tmp_path / "genuine", kind, tensors, {**facts, **right})
     subbayes.load(tmp_path / "genuine", _wide())
     if names == right[what] or (what, names) == ("outputs", ["a"]):
         return
-    artifact.write_file(tmp_path / "forged", kind, tensors, {**facts, what: names})
+    artifact.write(tmp_path / "forged", kind, tensors, {**facts, what: names})
     with pytest.raises(InputError, match="different names of inputs or outputs"):
         subbayes.load(tmp_path / "forged", _wide())
 
@@ -589,7 +574,7 @@ def test_layers_that_no_memory_holds_dense(tmp_path: Path):
     MODELS["small-csr"].make(tmp_path / "small")
     tensors, facts, kind = artifact.read(tmp_path / "small")
     first = min(name for name in tensors if name.endswith(".inputs"))
-    artifact.write_file(tmp_path / "forged", kind, {**tensors, first: torch.tensor(2**40)}, facts)
+    artifact.write(tmp_path / "forged", kind, {**tensors, first: torch.tensor(2**40)}, facts)
     small = subbayes.load(tmp_path / "forged", _wide())
     with pytest.raises(InputError, match="dense weight of .* to fit into"):
         small.to_onnx(tmp_path / "net.onnx", X)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from subbayes import MLP, Draws, Network, Posterior, Sampling, Training, fit
+from subbayes.artifacts.facts import as_facts
 from subbayes.data.data import Data
 from subbayes.diagnostics import loo
 from subbayes.inference import LinearisedLaplace, MeanFieldVI
@@ -25,7 +26,6 @@ from subbayes.models.fitted import _temperature
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
 from subbayes.utils.checks import InputError
-from subbayes.utils.schema_parts import CHOICE
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
@@ -157,11 +157,10 @@ def test_a_model_says_if_its_temperature_was_chosen_by_an_unreliable_score():
         ((-1.0, -2.0), None, False),
     ):
         found = json.loads(json.dumps(entries | {"scores": scores, "n_bad": bad}))
-        CHOICE(found, "choice", {})
+        as_facts(found, TemperatureChoice)
         model = SimpleNamespace(settings={"temperatures": found}, temperature=1.0)
         assert ("unreliable: Pareto k is too large at 7 rows" in _temperature(model)) == told
-    del found["n_bad"]  # as in files of earlier versions
-    CHOICE(found, "choice", {})
+    del found["n_bad"]
     assert TemperatureChoice.of(found).n_bad_of_best == 0
 
 

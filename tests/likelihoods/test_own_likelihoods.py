@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from subbayes import InputError, Sampling, SemiStructuredRegression, Training, fit, load
+from subbayes.artifacts.facts import decode, encode
 from subbayes.baselines.ensemble import WeightSamples, stack_likelihoods
 from subbayes.data.data import Data
 from subbayes.likelihoods import (
@@ -24,7 +25,6 @@ from subbayes.likelihoods import (
 from subbayes.likelihoods.families import Custom, MixtureFamily, NormalFamily, PoissonFamily
 from subbayes.networks.network import Network
 from subbayes.subspaces.random import Random
-from subbayes.utils.strict_json import decode, encode
 
 SHORT = dict(
     subspace=Random(rank=2),

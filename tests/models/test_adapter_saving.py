@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 import torch
 from adapted import peft
+from msgspec import ValidationError
 
 import subbayes
 from subbayes import InputError, Network, Posterior, Sampling, Training
+from subbayes.artifacts import folder as artifact
+from subbayes.artifacts.facts import decode, encode
+from subbayes.artifacts.saving import checked_facts
+from subbayes.artifacts.tensors import as_tensors, read_tensors
 from subbayes.baselines import point_estimate
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical
 from subbayes.networks.adapters import _peft_settings, settings_digest
 from subbayes.networks.adapters_in_use import replaced_names
-from subbayes.utils import artifact
-from subbayes.utils.tensor_file import read_tensors
 
 TASKS = {"CausalLM": "causal-lm", "SequenceClassification": "categorical"}
 
@@ -71,7 +74,7 @@ def test_the_base_is_not_saved(tmp_path):
     model, result, *_ = fitted("SequenceClassification")
     result.save(tmp_path / "own")
     (file,) = (tmp_path / "own").glob("*.safetensors")
-    names = [n for n in read_tensors(file) if n.startswith("network.frozen.")]
+    names = [n for n in read_tensors(file)[0] if n.startswith("network.frozen.")]
     assert [n for n in names if "rotary" not in n] == [
         "network.frozen.base_model.model.score.modules_to_save.default.weight"
     ]  # the head, which was trained beside the adapters
@@ -266,18 +269,15 @@ def test_other_kinds_of_models_are_saved_likewise(tmp_path):
 
 
 def test_a_forged_identity_is_refused(tmp_path):
-    """Facts are checked by the schema before they are used."""
-    from subbayes.utils.kinds import SCHEMAS
-    from subbayes.utils.schema import SchemaError
-
+    """Facts are checked before they are used."""
     _, result, *_ = fitted()
-    facts = result.facts()
-    SCHEMAS["fitted-model"].facts(facts, "facts", {"stored": 10**6})
-    for forged in ({"shapes": 1}, {"values": "a" * 65}, {"dtypes": "float32"}, {"more": 1}):
+    facts, tensors = decode(encode(result.facts())), as_tensors(result.tensors())
+    checked_facts("fitted-model", tensors, facts)
+    for forged in ({"shapes": 1}, {"adapters": "float8"}, {"dtypes": "float32"}, {"more": 1}):
         base = facts["network"]["base"] | forged
         bad = facts | {"network": facts["network"] | {"base": base}}
-        with pytest.raises(SchemaError):
-            SCHEMAS["fitted-model"].facts(bad, "facts", {"stored": 10**6})
+        with pytest.raises(ValidationError):
+            checked_facts("fitted-model", tensors, bad)
 
 
 def test_other_settings_of_model_or_adapters_are_refused(tmp_path):

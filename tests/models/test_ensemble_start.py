@@ -6,10 +6,14 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from msgspec import ValidationError
 from torch import nn
 
 import subbayes
 from subbayes import MLP, Sampling, Training
+from subbayes.artifacts.facts import decode, encode
+from subbayes.artifacts.saving import checked_facts
+from subbayes.artifacts.tensors import as_tensors
 from subbayes.baselines.deep_ensemble import deep_ensemble, train_members
 from subbayes.comparison.comparison import compare_methods
 from subbayes.data.data import Data
@@ -316,17 +320,12 @@ def test_an_artifact_has_the_starts(fitted, tmp_path):
 
 
 def test_starts_of_an_artifact_are_finite(fitted):
-    from subbayes.utils.kinds import SCHEMAS
-    from subbayes.utils.schema import SchemaError
-    from subbayes.utils.strict_json import decode, encode
-    from subbayes.utils.tensor_file import as_tensors
-
     tensors = as_tensors(fitted.tensors())
     facts = decode(encode(fitted.facts()))
-    SCHEMAS["fitted-model"].check(tensors, facts)
+    checked_facts("fitted-model", tensors, facts)
     tensors["starts"] = torch.full_like(tensors["starts"], torch.nan)
-    with pytest.raises(SchemaError, match="starts"):
-        SCHEMAS["fitted-model"].check(tensors, facts)
+    with pytest.raises(ValidationError, match="starts"):
+        checked_facts("fitted-model", tensors, facts)
 
 
 def test_a_checkpoint_resumes_without_training_the_members_again(fitted, tmp_path, monkeypatch):

@@ -21,6 +21,7 @@ from subbayes import (
     load,
     plots,
 )
+from subbayes.artifacts import folder as artifact
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.targets import Target
 from subbayes.inference.configuration import Sampling
@@ -29,7 +30,6 @@ from subbayes.models.settings import TableSettings
 from subbayes.subspaces.pca import PCA
 from subbayes.tables.data_frame_model import DataFrameModel
 from subbayes.tables.estimators import SparseRegressor, SubspaceClassifier, SubspaceRegressor
-from subbayes.utils import artifact
 from subbayes.utils.seeding import derive_seed, fork_rng
 
 TRAINING, SAMPLING = Training(epochs=2, swa_epochs=4), Sampling(draws=8, chains=2, progress=False)

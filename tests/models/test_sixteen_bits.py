@@ -13,6 +13,7 @@ from torch import nn
 
 import subbayes
 from subbayes import MLP, InputError, Network, Posterior, Sampling, Training, baselines, sparse
+from subbayes.artifacts import folder as artifact
 from subbayes.inference import (
     SMC,
     FullRankVI,
@@ -25,7 +26,6 @@ from subbayes.likelihoods import CategoricalTokens
 from subbayes.networks.token_outputs import TokenOutputs
 from subbayes.subspace import RandomSubspace
 from subbayes.subspaces import PCA, Curve, Optimal, Random, Subnetwork
-from subbayes.utils import artifact
 
 HALF = [torch.bfloat16, torch.float16]
 SHORT = Training(epochs=4, swa_epochs=4, batch_size=10, learning_rate=1e-2)

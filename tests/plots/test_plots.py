@@ -17,6 +17,7 @@ from matplotlib.image import imread
 from scipy import stats
 
 from subbayes import Draws, InputError, InputTypeError, Network, Posterior, Predictive, plots
+from subbayes.artifacts.files import ArtifactError
 from subbayes.curvature import Eigenpairs, SpectralDensity
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.calibration import calibration_curve, wilson_interval
@@ -29,7 +30,6 @@ from subbayes.plots.style import limits, new_axes
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
 from subbayes.training.trajectory import TrajectoryRecorder
-from subbayes.utils.files import ArtifactError
 
 
 def generator(seed=0):

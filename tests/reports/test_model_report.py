@@ -16,6 +16,7 @@ from matplotlib.image import imread
 
 import subbayes
 from subbayes import MLP, Draws, InputError, InputTypeError, Training, fit
+from subbayes.artifacts.files import ArtifactError
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
@@ -37,7 +38,6 @@ from subbayes.priors import Normal
 from subbayes.reports import model_report as report
 from subbayes.reports.model_report import WORDS, write_report
 from subbayes.reports.rendering import Table, _environment, render
-from subbayes.utils.files import ArtifactError
 
 PLAN = Training(epochs=4, swa_epochs=5, swa_learning_rate=1e-3, batch_size=20)
 VOID = {"meta", "img", "br"}

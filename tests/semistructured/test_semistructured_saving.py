@@ -15,6 +15,7 @@ from scipy import stats
 from torch import nn
 
 from subbayes import MLP, InputError, Training, load
+from subbayes.artifacts import folder as artifact
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods.families import Custom, NormalFamily, StudentTFamily
 from subbayes.semistructured import (
@@ -29,7 +30,6 @@ from subbayes.semistructured import (
     saved_priors,
 )
 from subbayes.semistructured.specification import Specification
-from subbayes.utils import artifact
 
 QUICK = {
     "inference": "elliptical-slice",
@@ -408,7 +408,7 @@ def test_few_priors_of_a_file_have_tables_and_terms_share_them(small):
     priors = reloaded(saved, folder / "forged", facts).state.model.structured.priors
     assert priors["x"] is priors["C(g)"]
     many = {f"x{i}": scipy_prior(args=[float(i)]) for i in range(1001)}
-    with pytest.raises(InputError, match="at most 1000 distributions of SciPy.*got 1001"):
+    with pytest.raises(InputError, match="at most 1000 distributions of SciPy"):
         reloaded(saved, folder / "forged", replaced(saved.facts, ("priors",), many))
 
 

@@ -11,7 +11,6 @@ from torch import nn
 
 import subbayes
 from subbayes import InputError, sparse
-from subbayes.utils import artifact
 
 
 class Power(nn.Module):
@@ -86,11 +85,3 @@ def test_settings_without_effect_may_differ(tmp_path):
         small = sparse.export_network(module(0.1, False, 0.1), layout=layout, example=x)
         file = small.save(tmp_path / f"{layout}.safetensors")
         torch.testing.assert_close(subbayes.load(file, module(0.5, True, 0.2))(x), small(x))
-
-
-def test_files_without_settings_have_to_be_exported_again(tmp_path):
-    small = sparse.export_network(between(nn.ReLU()))
-    facts = {name: value for name, value in small.facts().items() if name != "settings"}
-    artifact.write_file(tmp_path / "earlier", small.kind, small.tensors(), facts)
-    with pytest.raises(InputError, match="one of an earlier version. Export the network again"):
-        subbayes.load(tmp_path / "earlier", between(nn.ReLU()))

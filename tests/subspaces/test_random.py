@@ -7,10 +7,10 @@ from torch import nn
 
 import subbayes
 from subbayes import InputError, Network, Posterior, Sampling, Training
+from subbayes.artifacts import folder as artifact
 from subbayes.likelihoods import Gaussian
 from subbayes.subspace import DenseSubspace, RandomSubspace, SparseRandomSubspace
 from subbayes.subspaces import Random
-from subbayes.utils import artifact
 
 
 def module():

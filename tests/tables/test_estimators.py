@@ -23,12 +23,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from subbayes import InputError, Predictive, Sampling, SubspaceClassifier, SubspaceRegressor
+from subbayes.artifacts import folder as artifact
 from subbayes.data.encoder import TabularEncoder
 from subbayes.diagnostics import metrics
 from subbayes.models.fit import ENGINES, SUBSPACES
 from subbayes.models.settings import TableSettings
 from subbayes.tables.array_model import fit_arrays
-from subbayes.utils import artifact
 
 SMALL = dict(hidden=(10,), epochs=25, learning_rate=0.03, swa_epochs=5, rank=2, draws=8, chains=2)
 QUICK = SMALL | dict(random_state=0)

@@ -5,8 +5,8 @@ import warnings
 import numpy as np
 import pytest
 
-from subbayes.utils import artifact
-from subbayes.utils.files import atomic_write_text
+from subbayes.artifacts import folder as artifact
+from subbayes.artifacts.files import atomic_write_text
 from subbayes.utils.first_process import is_first_process, set_first_process
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.warning import warn_user

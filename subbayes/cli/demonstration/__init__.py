@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from subbayes.artifacts.files import atomic_write_text
+from subbayes.artifacts.overwritable_files import OverwritableFiles
 from subbayes.cli.demonstration.curve import between_and_beyond
 from subbayes.cli.demonstration.digits import abstention
 from subbayes.cli.demonstration.effect import effect_beside_a_network
@@ -30,8 +32,6 @@ from subbayes.reports.rendering import Picture, render
 from subbayes.subspaces.pca import PCA
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_seed
-from subbayes.utils.files import atomic_write_text
-from subbayes.utils.overwritable_files import OverwritableFiles
 
 if TYPE_CHECKING:
     from subbayes.predictions.predictive import Predictive

@@ -51,7 +51,7 @@ def small_network(
         progress=progress,
     )
     small = result.export(inputs)
-    small.save(folder / "small.safetensors", overwrite=True)
+    small.to_safetensors(folder / "small.safetensors", overwrite=True)
     with torch.no_grad():
         outputs = small.module(test)[None].double()
     predictives = {

@@ -26,6 +26,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from subbayes.artifacts.arrays import Array, Arrays
+from subbayes.artifacts.saving import KindFacts, artifact
+from subbayes.artifacts.tensors import add_prefix, fingerprint, strip_prefix
 from subbayes.curvature.jacobian import Jacobian, check_covariance_memory
 from subbayes.curvature.low_rank import LowRank
 from subbayes.curvature.many_products import MANY_OUTPUTS
@@ -39,6 +42,7 @@ from subbayes.diagnostics.predictor import Predictor
 from subbayes.distributed.divided_rows import exchanged
 from subbayes.draws import Draws, Moments
 from subbayes.inference.laplace.saving import (
+    PrecisionFacts,
     jacobian_from,
     precision_facts,
     precision_from,
@@ -49,14 +53,19 @@ from subbayes.likelihoods.base import column, target_values
 from subbayes.likelihoods.target_parts import has_weights, split_targets
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.networks.network import Network, check_network
-from subbayes.networks.saving import known_outputs, network_facts, network_from, network_tensors
+from subbayes.networks.saving import (
+    NETWORK_ARRAYS,
+    NetworkFacts,
+    known_outputs,
+    network_facts,
+    network_from,
+    network_tensors,
+)
 from subbayes.networks.token_outputs import output_for
 from subbayes.predictions.averaging import average, with_noise
 from subbayes.predictions.gaussian import Method, default_method, draws, predictive_of
 from subbayes.predictions.predictive import Predictive, check_outputs
-from subbayes.subspace import FullSubspace, Subspace
-from subbayes.subspace import from_config as subspace_from_config
-from subbayes.utils.artifact import fingerprint
+from subbayes.subspace import FullSubspace, Subspace, SubspaceFacts
 from subbayes.utils.checks import (
     check_choice,
     check_count,
@@ -66,7 +75,6 @@ from subbayes.utils.checks import (
     fail_type,
 )
 from subbayes.utils.memory import check_memory
-from subbayes.utils.tensor_file import add_prefix, strip_prefix
 from subbayes.utils.trees import to_device
 from subbayes.utils.warning import warn_user
 
@@ -82,6 +90,23 @@ __all__ = [
 ]
 
 _DRAWS = 200  # of outputs, for predictions without a closed form
+
+
+class LaplaceFacts(KindFacts):
+    """A `LinearisedPosterior` but for its tensors and its data."""
+
+    network: NetworkFacts
+    likelihood: dict[str, Any]
+    subspace: SubspaceFacts | None
+    precision: PrecisionFacts
+
+    def arrays(self) -> Arrays:
+        """Network, weights, subspace and matrices."""
+        arrays = {**NETWORK_ARRAYS, "weights": Array("D")}
+        if self.subspace is None:
+            return {**arrays, **self.precision.arrays(0)}
+        return {**arrays, **self.subspace.arrays(), **self.precision.arrays(self.subspace.rank)}
+
 
 METHODS = get_args(Method)
 
@@ -240,14 +265,15 @@ class LinearisedPosterior(Predictor):
             found |= add_prefix("subspace", self.subspace.tensors())
         return found
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> LaplaceFacts:
         """Everything but the tensors; the training data are not saved."""
-        return {
-            "network": network_facts(self.network),
-            "likelihood": self.likelihood.to_config(),
-            "subspace": None if self.subspace is None else self.subspace.config(),
-            **precision_facts(self.precision),
-        }
+        subspace: Any = None if self.subspace is None else self.subspace.config()
+        return LaplaceFacts(
+            network=network_facts(self.network),
+            likelihood=self.likelihood.to_config(),
+            subspace=subspace,
+            precision=precision_facts(self.precision),
+        )
 
     @outside_inference_mode
     def predict(
@@ -408,9 +434,10 @@ class LinearisedPosterior(Predictor):
         )
 
 
+@artifact("linearised-laplace", LaplaceFacts)
 def rebuild(
     tensors: dict[str, Tensor],
-    facts: dict[str, Any],
+    facts: LaplaceFacts,
     module: nn.Module | None = None,
     *,
     data: Any = None,
@@ -422,16 +449,16 @@ def rebuild(
     The dual and low-rank forms require the training data, other forms only for the evidence.
     """
     likelihood = saved_likelihood(
-        facts["likelihood"], likelihood, known_outputs(facts["network"], output)
+        facts.likelihood, likelihood, known_outputs(facts.network, output)
     )
     output = output_for(likelihood, output)
-    network = network_from(tensors, facts["network"], tensors["weights"], module, output)
+    network = network_from(tensors, facts.network, tensors["weights"], module, output)
     subspace = None
-    if facts["subspace"] is not None:
-        subspace = subspace_from_config(facts["subspace"], strip_prefix("subspace", tensors))
+    if facts.subspace is not None:
+        subspace = facts.subspace.build(strip_prefix("subspace", tensors))
         _check_centre(network, subspace)
-    V = jacobian_from(tensors, facts, network, likelihood, data)
-    precision = precision_from(tensors, facts, V, subspace)
+    V = jacobian_from(tensors, facts.precision, network, likelihood, data)
+    precision = precision_from(tensors, facts.precision, V, subspace)
     return LinearisedPosterior(precision, likelihood, subspace)
 
 

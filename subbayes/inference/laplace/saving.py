@@ -10,11 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, Literal, TypedDict
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 
+from subbayes.artifacts.arrays import ANY, Array, Arrays
+from subbayes.artifacts.facts import Count, Facts, Positive, Size, check_known
+from subbayes.artifacts.files import fail_artifact, fail_damaged
+from subbayes.artifacts.tensors import fingerprint
 from subbayes.curvature.diagonal import Diagonal
 from subbayes.curvature.exact import Dual, Primal
 from subbayes.curvature.jacobian import MEMORY_LIMIT, Jacobian, UnavailableRows
@@ -30,13 +36,17 @@ from subbayes.distributed.divided_rows import exchanged
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.subspace import Subspace
-from subbayes.utils.artifact import fingerprint
 from subbayes.utils.checks import fail
-from subbayes.utils.files import fail_artifact, fail_damaged
 from subbayes.utils.trees import leaves, n_rows, take, to_device, tree_map
 from subbayes.utils.types import Inputs
 
-__all__ = ["jacobian_from", "precision_facts", "precision_from", "precision_tensors"]
+__all__ = [
+    "PrecisionFacts",
+    "jacobian_from",
+    "precision_facts",
+    "precision_from",
+    "precision_tensors",
+]
 
 _FACTORS = [field.name for field in fields(Factors) if field.name != "layer"]
 _MATRICES: dict[type[Precision], tuple[str, ...]] = {
@@ -48,6 +58,8 @@ _MATRICES: dict[type[Precision], tuple[str, ...]] = {
     Kfac: ("diagonal",),
 }
 _PRODUCTS = 1e-3  # relative error of products in the dtype of the network
+_matrix = partial(Array, dtype="float64", below=1e150)  # as its prior precision
+_Many = Annotated[int, Meta(ge=1, le=10**6)]
 _ROWS = 3  # of the random inputs that replace the data
 
 
@@ -65,23 +77,71 @@ def precision_tensors(precision: Precision) -> dict[str, Tensor]:
     fail("precision", "one of the forms of this library", type(precision).__name__)
 
 
-def precision_facts(precision: Precision) -> dict[str, Any]:
+class _Options(TypedDict, total=False):
+    """Settings of the low-rank and of the sampled form."""
+
+    tolerance: Annotated[float, Meta(ge=1e-15, lt=1)] | None
+    iterations: Annotated[int, Meta(ge=1, le=10**5)]
+    rounds: _Many
+    samples: _Many
+    solver: Literal["auto", "dual", "primal", "minibatch"]
+    seed: Size
+
+
+class PrecisionFacts(Facts):
+    """A precision but for its matrices, and a description of its data."""
+
+    form: Literal["dual", "primal", "diagonal", "low-rank", "kfac", "sampled", "subspace"]
+    prior_precision: Positive
+    rows: Count
+    memory_limit: Count
+    data: str
+    structure: Literal["tensor", "tuple", "dict"]
+    inputs: list[str | None]
+    options: dict[str, Any]
+    residual: float | None
+    layers: list[str]
+
+    def __post_init__(self) -> None:
+        check_known(self.options, _Options)
+
+    def arrays(self, rank: int) -> Arrays:
+        """The matrices, and examples of inputs."""
+        forms = {
+            "dual": {"matrix": _matrix("m", "m")},
+            "primal": {"matrix": _matrix("D", "D")},
+            "diagonal": {"squares": _matrix("D", low=0)},
+            "low-rank": {"values": _matrix("r", low=0), "vectors": _matrix("r", "D")},
+            "kfac": {"diagonal": _matrix("D", low=0)},
+            "sampled": {"draws": Array("S", "D"), "fitted": _matrix("S", low=0)},
+            "subspace": {"matrix": _matrix(rank, rank), "metric": _matrix(rank, rank)},
+        }
+        arrays = {**forms[self.form], **{f"example.{i}": ANY for i in range(len(self.inputs))}}
+        for i in range(len(self.layers)):
+            groups, out, inputs = f"groups {i}", f"out {i}", f"in {i}"
+            arrays[f"outer.{i}"] = _matrix(groups, out, out)
+            arrays[f"inner.{i}"] = _matrix(groups, inputs, inputs)
+            arrays[f"values.{i}"] = _matrix(groups, out, inputs, low=0)
+        return arrays
+
+
+def precision_facts(precision: Precision) -> PrecisionFacts:
     """The form of a precision, and a description of its data."""
     inputs = _example_of(precision.V)
-    return {
-        "form": precision.form,
-        "prior_precision": precision.prior_precision,
-        "rows": precision.V.n,
-        "memory_limit": precision.V.memory_limit,
-        "data": _digest(precision.V),
-        "structure": "tensor" if isinstance(inputs, Tensor) else type(inputs).__name__,
-        "inputs": list(inputs) if isinstance(inputs, dict) else [None] * len(leaves(inputs)),
-        "options": _options(precision),
-        "residual": _residual(precision),
-        "layers": [one.layer.name for one in precision.factors]
-        if isinstance(precision, Kfac)
-        else [],
-    }
+    structure: Any = "tensor" if isinstance(inputs, Tensor) else type(inputs).__name__
+    form: Any = precision.form
+    return PrecisionFacts(
+        form=form,
+        prior_precision=precision.prior_precision,
+        rows=precision.V.n,
+        memory_limit=precision.V.memory_limit,
+        data=_digest(precision.V),
+        structure=structure,
+        inputs=list(inputs) if isinstance(inputs, dict) else [None] * len(leaves(inputs)),
+        options=_options(precision),
+        residual=_residual(precision),
+        layers=[one.layer.name for one in precision.factors] if isinstance(precision, Kfac) else [],
+    )
 
 
 def _options(precision: Precision) -> dict[str, Any]:
@@ -98,7 +158,7 @@ def _residual(precision: Precision) -> float | None:
 
 def jacobian_from(
     tensors: Mapping[str, Tensor],
-    facts: Mapping[str, Any],
+    facts: PrecisionFacts,
     network: Network,
     likelihood: Likelihood,
     data: Any,
@@ -109,16 +169,14 @@ def jacobian_from(
         InputError: data of another number of rows or with another first row than those of the
             fit, or no data for a form that needs them.
     """
-    limit = min(facts["memory_limit"], MEMORY_LIMIT)  # a file does not decide how much is taken
+    limit = min(facts.memory_limit, MEMORY_LIMIT)  # a file does not decide how much is taken
     if data is None:
-        if facts["form"] in ("dual", "low-rank"):
-            fail("data", f"the training data, from which the {facts['form']} form predicts", "none",
+        if facts.form in ("dual", "low-rank"):
+            fail("data", f"the training data, from which the {facts.form} form predicts", "none",
                  "Pass load(path, data=...)")  # fmt: skip
         example = to_device(_example(tensors, facts), network.device)
-        rows = UnavailableRows(example, facts["data"])
-        return Jacobian.without_data(
-            Layers(network, example), rows, likelihood, facts["rows"], limit
-        )
+        rows = UnavailableRows(example, facts.data)
+        return Jacobian.without_data(Layers(network, example), rows, likelihood, facts.rows, limit)
     given = exchanged(data).to(network.device)
     first = to_device(given.first()[0], network.device)
     network.check(first)
@@ -126,18 +184,18 @@ def jacobian_from(
     V = Jacobian.of_data(plan, likelihood, given, limit)
     if given.division is not None:
         share_rows(V, given)
-    if (V.n, _digest(V)) != (facts["rows"], facts["data"]):
-        fail("data", f"the {facts['rows']} rows of the fit, in their order", f"{V.n} other rows",
+    if (V.n, _digest(V)) != (facts.rows, facts.data):
+        fail("data", f"the {facts.rows} rows of the fit, in their order", f"{V.n} other rows",
              "Pass the training data")  # fmt: skip
     return V
 
 
 def precision_from(
-    tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobian, subspace: Subspace | None
+    tensors: Mapping[str, Tensor], facts: PrecisionFacts, V: Jacobian, subspace: Subspace | None
 ) -> Precision:
     """Rebuild a precision from its fitted matrices."""
-    prior_precision = facts["prior_precision"]
-    match facts["form"]:
+    prior_precision = facts.prior_precision
+    match facts.form:
         case "dual":
             if len(tensors["matrix"]) != V.rows:
                 fail_damaged(f"a matrix of {V.rows} rows", len(tensors["matrix"]))
@@ -148,9 +206,9 @@ def precision_from(
         case "diagonal":
             return Diagonal(V, prior_precision, tensors["squares"])
         case "low-rank":
-            pairs = tensors["values"], tensors["vectors"], float(facts["residual"])
+            pairs = tensors["values"], tensors["vectors"], facts.residual or 0.0
             _check_pairs(*pairs, V)
-            options: dict[str, Any] = dict(facts["options"])
+            options: dict[str, Any] = dict(facts.options)
             return LowRank(V, prior_precision, len(pairs[0]), pairs=pairs, **options)
         case "sampled":
             return _sampled(tensors, facts, V)
@@ -195,11 +253,11 @@ def _check_product(what: str, found: Tensor, expected: Tensor, slack: float = 0.
         )
 
 
-def _sampled(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobian) -> Sampled:
+def _sampled(tensors: Mapping[str, Tensor], facts: PrecisionFacts, V: Jacobian) -> Sampled:
     names = [field.name for field in fields(SampleThenOptimise)]
-    options = {name: facts["options"][name] for name in names if name in facts["options"]}
-    settings, lam = SampleThenOptimise(**options), facts["prior_precision"]
-    x, error = tensors["draws"], facts["residual"]
+    options = {name: facts.options[name] for name in names if name in facts.options}
+    settings, lam = SampleThenOptimise(**options), facts.prior_precision
+    x, error = tensors["draws"], facts.residual
     if len(x) != settings.samples:
         fail("path", f"{settings.samples} draws", len(x))
     if error is None:
@@ -209,10 +267,10 @@ def _sampled(tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobia
 
 
 def _factors(
-    tensors: Mapping[str, Tensor], facts: Mapping[str, Any], V: Jacobian
+    tensors: Mapping[str, Tensor], facts: PrecisionFacts, V: Jacobian
 ) -> tuple[Factors, ...]:
     layers = {layer.name: layer for layer in V.plan.layers if layer.is_matrix}
-    names = facts["layers"]
+    names = facts.layers
     missing = [name for name in names if name not in layers]
     if missing:
         fail("module", "the layers that were factored", f"none named {missing[0]!r}")
@@ -251,12 +309,12 @@ def _example_rows(leaf: Tensor) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(leaf.dtype)
 
 
-def _example(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Inputs:
-    parts = [tensors[f"example.{i}"] for i in range(len(facts["inputs"]))]
+def _example(tensors: Mapping[str, Tensor], facts: PrecisionFacts) -> Inputs:
+    parts = [tensors[f"example.{i}"] for i in range(len(facts.inputs))]
     if any(n_rows(part) != _ROWS for part in parts):
         fail("path", f"examples of {_ROWS} rows", "others")
-    if facts["structure"] == "tensor":
+    if facts.structure == "tensor":
         return parts[0]
-    if facts["structure"] == "tuple":
+    if facts.structure == "tuple":
         return tuple(parts)
-    return dict(zip(facts["inputs"], parts, strict=True))
+    return dict(zip(map(str, facts.inputs), parts, strict=True))

@@ -24,6 +24,9 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 
+from subbayes.artifacts.folder import write
+from subbayes.artifacts.saving import fail_checkpoint, has_checkpoint, read_checkpoint
+from subbayes.artifacts.tensors import add_prefix, fingerprint, strip_prefix
 from subbayes.diagnostics.thinning import TRANSITION_STATISTICS, interval_statistics, interval_types
 from subbayes.distributed.chain_groups import ChainGroups, divided_chains
 from subbayes.distributed.processes import on_first
@@ -35,12 +38,9 @@ from subbayes.inference.samplers.random_numbers import copy_state
 from subbayes.networks.validation import FirstOutputs
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
-from subbayes.utils import artifact
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar
-from subbayes.utils.saving import fail_checkpoint, has_checkpoint, read_checkpoint
-from subbayes.utils.tensor_file import add_prefix, strip_prefix
 from subbayes.utils.warning import warn_user
 
 __all__ = [
@@ -226,7 +226,7 @@ class Checkpoint:
         if (outputs := self._first_outputs) is not None:
             tensors["first_outputs"] = outputs.values.numpy()
             meta["device"] = outputs.device
-        artifact.write(self.path, KIND, tensors, meta, overwrite=True)
+        write(self.path, KIND, tensors, meta, overwrite=True)
 
     def read(self, fresh: Any, rngs: Rngs) -> tuple[Any, Store] | None:
         """The state and the draws of the chains of this process, or None if nothing is saved.
@@ -651,7 +651,7 @@ def _identity(kernel: Kernel, posterior: Density, sampling: Sampling) -> dict[st
     """What a checkpoint must have in common with a run that resumes from it."""
     initial = sampling.initial
     if not isinstance(initial, str):
-        initial = artifact.fingerprint({"initial": np.asarray(initial, dtype=np.float64)}, {})
+        initial = fingerprint({"initial": np.asarray(initial, dtype=np.float64)}, {})
     identity = {
         "posterior": posterior.fingerprint(),
         "sampler": kernel.name,

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float, Int
 
+from subbayes.artifacts.tensors import fingerprint
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.laplace import Laplace
@@ -30,7 +31,6 @@ from subbayes.inference.samplers.chains import (
 )
 from subbayes.inference.samplers.random_numbers import refill
 from subbayes.priors import Normal, check_normal
-from subbayes.utils import artifact
 from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.log_densities import reject_undefined
 
@@ -189,9 +189,7 @@ class RelativeDensity:
 
     def fingerprint(self) -> str:
         """A digest of the posterior and q."""
-        return artifact.fingerprint(
-            {}, {"of": self.posterior.fingerprint(), "q": self.prior.to_config()}
-        )
+        return fingerprint({}, {"of": self.posterior.fingerprint(), "q": self.prior.to_config()})
 
     def original(self, draws: Draws) -> Draws:
         """The draws with the log-likelihood and temperature of the posterior."""

@@ -304,10 +304,6 @@ class Family(Likelihood):
     def _any_target(self, rows: Tensor) -> Tensor:
         return self.mean(rows)[..., 0].detach()
 
-    def to_config(self) -> dict[str, Any]:
-        """Name and links, for JSON."""
-        return {"name": self.label, "links": list(self.links)}
-
     def __repr__(self) -> str:
         shown = ", ".join(
             f"{name}: {link}" for name, link in zip(self.parameters, self.links, strict=True)
@@ -467,14 +463,6 @@ class CommonParameters(WrappedLikelihood):
         if isinstance(self.values, Tensor) and self.values.ndim == 3:
             return replace(self, values=self.values[index])
         return self
-
-    def to_config(self) -> dict[str, Any]:
-        """A description that JSON can hold."""
-        return {
-            "name": "CommonParameters",
-            "likelihood": self.likelihood.to_config(),
-            "values": to_numbers(self.values),
-        }
 
 
 def moment(values: Tensor) -> Moments:

@@ -172,9 +172,3 @@ class BoundedFamily(AroundFamily):
     def _bounded(self) -> tuple[bool, bool]:
         """Whether there is a lower and an upper bound."""
         return self.lower != -math.inf, self.upper != math.inf
-
-    def to_config(self) -> dict[str, Any]:
-        """Family and bounds, or their columns, for JSON; infinite bounds are None."""
-        ends = zip(_ENDS, self._bounded, strict=True)
-        found = {name: getattr(self, name) if bounded else None for name, bounded in ends}
-        return {"name": self.label, "family": self.family.to_config(), **found}

@@ -82,6 +82,7 @@ class OrdinalFamily(Family):
     cumulative: str = "logit"
     kind: ClassVar[Kind] = "classification"
     label = "ordinal"
+    unsaved = ("links",)
     allowed = {"mu": ("identity",)}
     support = "ordered classes 0..K-1"
 
@@ -224,11 +225,6 @@ class OrdinalFamily(Family):
         hessian = torch.func.vmap(torch.func.jacrev(torch.func.jacrev(negative)))(rows)
         return hessian.reshape(*outputs.shape, outputs.shape[-1])
 
-    def to_config(self) -> dict[str, Any]:
-        """Name, number of classes and link, for JSON."""
-        found = {"name": self.label, "n_classes": self.n_classes}
-        return found if self.cumulative == "logit" else found | {"cumulative": self.cumulative}
-
     def __repr__(self) -> str:
         link = "" if self.cumulative == "logit" else f", {self.cumulative}"
         return f"ordinal(classes={self.n_classes}{link})"
@@ -268,6 +264,7 @@ class CategoricalFamily(Family):
     labels: tuple[Any, ...] = (0, 1)
     kind: ClassVar[Kind] = "classification"
     label = "categorical"
+    unsaved = ("links", "labels")
     allowed = {"mu": ("identity",)}
     support = "classes 0..K-1"
 
@@ -342,10 +339,6 @@ class CategoricalFamily(Family):
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""$\mathrm{diag}(p) - p p^\top$."""
         return Categorical().curvature(outputs)
-
-    def to_config(self) -> dict[str, Any]:
-        """Name, for JSON: classes are those of the rows."""
-        return {"name": self.label}
 
     def __repr__(self) -> str:
         return f"categorical(classes={len(self.labels)})"

@@ -303,10 +303,6 @@ class BinomialFamily(CountFamily):
 
         return stats.binom(trials, mu)
 
-    def to_config(self) -> dict[str, Any]:
-        """Name, links and trials, for JSON."""
-        return super().to_config() | {"trials": self.trials}
-
 
 def _times(count: Tensor, log_probability: Tensor) -> Tensor:
     """Counts times logarithms, 0 where the count is, also beside a probability of 0."""

@@ -222,9 +222,5 @@ class AsymmetricLaplaceFamily(ScipyFamily):
         kappa = math.sqrt(tau / (1 - tau))
         return stats.laplace_asymmetric(kappa, mu, sigma / math.sqrt(tau * (1 - tau)))
 
-    def to_config(self) -> dict[str, Any]:
-        """Name, links and quantile, for JSON."""
-        return super().to_config() | {"quantile": self.quantile}
-
     def __repr__(self) -> str:
         return f"asymmetric-laplace(quantile={self.quantile:g})"

@@ -36,6 +36,7 @@ class AroundFamily(Family):
     """
 
     family: Any = field(kw_only=True)  # a name becomes a family
+    unsaved = ("links",)
 
     def __post_init__(self) -> None:
         if isinstance(self.family, str):
@@ -316,15 +317,6 @@ class CensoredFamily(AroundFamily):
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         """The Fisher information of responses without censoring."""
         return self.family.curvature(outputs)
-
-    def to_config(self) -> dict[str, Any]:
-        """Family and columns, for JSON."""
-        return {
-            "name": self.label,
-            "family": self.family.to_config(),
-            "status": self.status,
-            "upper": self.upper,
-        }
 
 
 def _status_values(column: Any) -> np.ndarray:

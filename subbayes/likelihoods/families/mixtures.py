@@ -57,6 +57,7 @@ class MixtureFamily(Family):
     first: Any = field(kw_only=True)  # a name becomes a family
     second: Any = field(kw_only=True)
     label = "mixture"
+    unsaved = ("links",)
 
     def __post_init__(self) -> None:
         for name in ("first", "second"):
@@ -215,11 +216,6 @@ class MixtureFamily(Family):
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         """The Fisher information, as the mean over 1024 draws of the outer product of scores."""
         return information_from_draws(self, outputs)
-
-    def to_config(self) -> dict[str, Any]:
-        """The two families, for JSON."""
-        parts = {"first": self.first.to_config(), "second": self.second.to_config()}
-        return {"name": self.label, **parts}
 
     def __repr__(self) -> str:
         return f"mixture({self.first!r}, {self.second!r})"

@@ -192,6 +192,7 @@ class PiecewiseExponentialFamily(PositiveFamily):
 
     cuts: tuple[float, ...] = (1.0,)
     label = "piecewise-exponential"
+    unsaved = ("links",)
     allowed = {"mu": ("log",)}
 
     def __post_init__(self) -> None:
@@ -323,10 +324,6 @@ class PiecewiseExponentialFamily(PositiveFamily):
         """The distribution at hazards, with `cdf` and `ppf`."""
         eta = [np.log(values["mu"]), *(values[name] for name in self.parameters[1:])]
         return self._distribution_at(torch.from_numpy(np.stack(np.broadcast_arrays(*eta), -1)))
-
-    def to_config(self) -> dict[str, Any]:
-        """Name and cuts, for JSON."""
-        return {"name": self.label, "cuts": list(self.cuts)}
 
     def __repr__(self) -> str:
         return f"piecewise-exponential(cuts={self.cuts})"

@@ -43,10 +43,6 @@ class _ZeroFamily(CountFamily):
     base: Any = field(default_factory=PoissonFamily, init=False)
     zero: ClassVar[str]
 
-    def to_config(self) -> dict[str, Any]:
-        """Name and links, for JSON."""
-        return {"name": self.label, "links": list(self.links)}
-
     def _seen(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor]:
         """Share of the counts of the family; their mean, and what their mean square is times it."""
         inner = outputs[..., :-1]

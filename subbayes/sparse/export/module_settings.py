@@ -49,26 +49,29 @@ def settings_of(module: nn.Module) -> dict[str, dict[str, str]]:
     return {name: found for name, own in module.named_modules() if (found := _settings(own))}
 
 
-def differences(module: nn.Module, facts: Mapping[str, Any]) -> list[str]:
-    """Submodules with another class or other settings than in the facts, in words.
+def differences(
+    module: nn.Module, layers: Mapping[str, str], settings: Mapping[str, Mapping[str, str]]
+) -> list[str]:
+    """Submodules of another class or with other settings than those of a network, in words.
 
     Settings that one of two versions of torch does not have are not compared.
 
     Args:
         module: a module.
-        facts: "layers" and "settings", as `classes_of` and `settings_of` return them.
+        layers: as `classes_of` returns them.
+        settings: as `settings_of` returns them.
 
     Example:
-        >>> saved = {"layers": classes_of(nn.ELU()), "settings": settings_of(nn.ELU())}
-        >>> differences(nn.ELU(2.0), saved), differences(nn.Tanh(), saved)
+        >>> saved = classes_of(nn.ELU()), settings_of(nn.ELU())
+        >>> differences(nn.ELU(2.0), *saved), differences(nn.Tanh(), *saved)
         (['the module (alpha=2.0 instead of 1.0)'], ['the module (Tanh)'])
     """
     found = []
     for name, kind in classes_of(module).items():
-        if facts["layers"].get(name, kind) != kind:
+        if layers.get(name, kind) != kind:
             found.append(f"{name or 'the module'} ({kind})")
     for name, own in settings_of(module).items():
-        saved = facts["settings"].get(name, {})
+        saved = settings.get(name, {})
         for key in own:
             if saved.get(key, own[key]) != own[key]:
                 change = f"{key}={own[key][:_SHOWN]} instead of {saved[key][:_SHOWN]}"

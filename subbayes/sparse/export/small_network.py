@@ -11,11 +11,22 @@ from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, TypeGuard
+from typing import Any, ClassVar, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
+from subbayes.artifacts.arrays import ANY, Array, Arrays
+from subbayes.artifacts.facts import Size
+from subbayes.artifacts.files import (
+    StrPath,
+    atomic_write_bytes,
+    fail_damaged,
+    new_file,
+    replace_file,
+)
+from subbayes.artifacts.saving import KindFacts, artifact, save
+from subbayes.artifacts.tensors import as_tensors, safetensors_pieces
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import arguments
 from subbayes.sparse.dependency_graph import DataFlow, edges
@@ -25,9 +36,7 @@ from subbayes.sparse.export.module_settings import classes_of, differences, sett
 from subbayes.sparse.export.tiled_layers import use_tiles
 from subbayes.sparse.kernels import check_csr, csr_tensor
 from subbayes.sparse.module_surgery import LAYERS, replace_layer
-from subbayes.utils.artifact import write_file
 from subbayes.utils.checks import MissingPackageError, fail, fail_type
-from subbayes.utils.files import StrPath, atomic_write_bytes, fail_damaged, new_file
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import filtered_warnings
 
@@ -35,6 +44,30 @@ __all__ = ["SmallNetwork", "rebuild", "set_sizes"]
 
 _RESIZED = (*LAYERS, *BATCH_NORMS)
 _PARTS = ("crow_indices", "col_indices", "values")
+
+
+class SmallFacts(KindFacts):
+    """A `SmallNetwork` but for its tensors, with the classes and settings of its layers."""
+
+    units: dict[str, tuple[Size, Size]]
+    layouts: dict[str, Literal["dense", "csr"]]
+    weights: tuple[Size, Size]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    fills: dict[str, int | float | bool | str]
+    layers: dict[str, str]
+    settings: dict[str, dict[str, str]]
+
+    def arrays(self) -> Arrays:
+        """Any, and the parts of the weights of CSR layers."""
+        arrays = {"*": ANY}
+        for name in (name for name, layout in self.layouts.items() if layout == "csr"):
+            key = f"{name}.weight" if name else "weight"
+            arrays[f"{key}.crow_indices"] = Array(f"{key} rows", dtype="whole", low=0)
+            arrays[f"{key}.col_indices"] = Array(f"{key} entries", dtype="whole", low=0)
+            arrays[f"{key}.values"] = Array(f"{key} entries")
+            arrays[f"{key}.inputs"] = Array(dtype="whole", low=0)
+        return arrays
 
 
 @dataclass(frozen=True)
@@ -72,34 +105,55 @@ class SmallNetwork:
                 found[name] = value
         return found
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> SmallFacts:
         """All fields but the module, and the classes and settings of its layers."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "module"}
         found = self.module
-        return values | {"layers": classes_of(found), "settings": settings_of(found)}
+        return SmallFacts(**values, layers=classes_of(found), settings=settings_of(found))
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> Path:
-        """Write an artifact that is a single safetensors file; `subbayes.load` opens it.
+        """Save as a folder of safetensors and JSON; `subbayes.load` opens it.
 
-        The names are those of `module.state_dict()`. The weight of a CSR layer is stored as four
-        tensors: its name with "crow_indices", "col_indices", "values", and "inputs", the number of
-        columns.
+        The names of the tensors are those of `module.state_dict()`. The weight of a CSR layer is
+        stored as four tensors: its name with "crow_indices", "col_indices", "values", and "inputs",
+        the number of columns.
 
         Args:
-            path: the file, preferably with the ending .safetensors.
+            path: the folder.
+            overwrite: replace an existing artifact.
+
+        Raises:
+            InputError: the path is taken, or cannot be written.
+
+        Example:
+            >>> folder = SmallNetwork(nn.Linear(3, 1)).save("small")
+            >>> from subbayes.artifacts.saving import load
+            >>> load(folder, nn.Linear(8, 1)).module
+            Linear(in_features=3, out_features=1, bias=True)
+        """
+        return save(self, path, overwrite=overwrite)
+
+    def to_safetensors(self, path: StrPath, *, overwrite: bool = False) -> Path:
+        """Write the tensors to a safetensors file, with the names of `save`.
+
+        Its metadata are those of `to_onnx`. `subbayes.load` opens what `save` writes.
+
+        Args:
+            path: the file.
             overwrite: replace an existing file.
 
         Raises:
             InputError: the file exists, or cannot be written.
-
-        Example:
-            >>> file = SmallNetwork(nn.Linear(3, 1)).save("small.safetensors")
-            >>> from subbayes.utils.saving import load
-            >>> load(file, nn.Linear(8, 1)).module
-            Linear(in_features=3, out_features=1, bias=True)
         """
-        write_file(path, self.kind, self.tensors(), self.facts(), overwrite=overwrite)
-        return Path(path)
+        file = new_file(path, overwrite)
+        pieces = safetensors_pieces(as_tensors(self.tensors()), self._metadata())
+        replace_file(file, pieces, overwrite)
+        return file
+
+    def _metadata(self) -> dict[str, str]:
+        """Names and fills, if known, as JSON."""
+        known = {name: getattr(self, name) for name in ("inputs", "outputs", "fills")}
+        return {name: json.dumps(value) for name, value in known.items() if value}
 
     def __call__(self, inputs: Any) -> Any:
         """Outputs of the module.
@@ -158,14 +212,7 @@ class SmallNetwork:
                 dynamic_axes={name: {0: "rows"} for name in (*names, "outputs")},
             )
             model = onnx.load(str(written))
-        onnx.helper.set_model_props(
-            model,
-            {
-                name: json.dumps(getattr(self, name))
-                for name in ("inputs", "outputs", "fills")
-                if getattr(self, name)
-            },
-        )
+        onnx.helper.set_model_props(model, self._metadata())
         atomic_write_bytes(file, model.SerializeToString(), overwrite)
         return file
 
@@ -194,38 +241,34 @@ def _onnx_arguments(module: nn.Module, inputs: Inputs) -> tuple[tuple[Any, ...],
     return ({name: inputs[name] for name in names},), names
 
 
+@artifact("small-network", SmallFacts)
 def rebuild(
-    tensors: dict[str, Tensor], facts: dict[str, Any], module: nn.Module | None = None
+    tensors: dict[str, Tensor], facts: SmallFacts, module: nn.Module | None = None
 ) -> SmallNetwork:
     """Rebuild a small network from its artifact; see `subbayes.load`.
 
     Raises:
         InputError: no module, one with other layers or other settings of a layer, layers whose
-            indices are out of range, or a file of an earlier version without settings.
+            indices are out of range.
     """
     if module is None:
         fail("module", "the module that was converted, of any width", "none",
              "Pass load(path, module): code is not saved, only weights")  # fmt: skip
     if not isinstance(module, nn.Module):
         fail_type("module", "the torch.nn.Module that was converted", module)
-    if "settings" not in facts:
-        fail("path", "a file with the settings of its layers", "one of an earlier version",
-             "Export the network again")  # fmt: skip
     made, tensors = copy.deepcopy(module).eval(), dict(tensors)
-    flow = DataFlow.of(made, facts["layouts"])
+    flow = DataFlow.of(made, facts.layouts)
     owners = dict(made.named_modules())
     own_sizes = {
         name: layer.weight.shape[:2] for name, layer in owners.items() if _has_units(layer)
     }
-    mismatched = sorted(facts["layouts"].keys() - owners.keys())
-    for name in (
-        () if mismatched else [n for n, layout in facts["layouts"].items() if layout == "csr"]
-    ):
+    mismatched = sorted(facts.layouts.keys() - owners.keys())
+    for name in () if mismatched else [n for n, layout in facts.layouts.items() if layout == "csr"]:
         made = _with_csr(made, name, tensors)
     owners = dict(made.named_modules())
     mismatched += sorted(made.state_dict().keys() - tensors.keys())
     mismatched += [name for name, value in tensors.items() if not _fits(owners, name, value)]
-    mismatched += differences(made, facts)
+    mismatched += differences(made, facts.layers, facts.settings)
     if mismatched:
         fail(
             "module",
@@ -236,23 +279,15 @@ def rebuild(
     for name, value in tensors.items():
         owner, _, last = name.rpartition(".")
         _assign(owners[owner], last, value)
-    _check_units(made, facts["units"])
+    _check_units(made, facts.units)
     _check_dtypes(module, tensors)
     _check_inputs(made, module, own_sizes)
     _check_names(made, facts)
-    if "csr" in facts["layouts"].values():
+    if "csr" in facts.layouts.values():
         flow.work_in_place(made)
         made = use_tiles(made) if flow.is_rowwise else made
-    before, after = facts["weights"]
-    return SmallNetwork(
-        made.requires_grad_(False),
-        {name: (before, after) for name, (before, after) in facts["units"].items()},
-        facts["layouts"],
-        (before, after),
-        tuple(facts["inputs"]),
-        tuple(facts["outputs"]),
-        facts["fills"],
-    )
+    values = {f.name: getattr(facts, f.name) for f in fields(SmallNetwork) if f.name != "module"}
+    return SmallNetwork(made.requires_grad_(False), **values)
 
 
 _ABSENT = object()
@@ -271,7 +306,7 @@ def _fits(owners: dict[str, nn.Module], name: str, value: Tensor) -> bool:
     return own.shape == value.shape
 
 
-def _check_units(module: nn.Module, units: dict[str, list[int]]) -> None:
+def _check_units(module: nn.Module, units: dict[str, tuple[int, int]]) -> None:
     """Check the sizes of layers against each other and against the numbers of units."""
     for name, own in module.named_modules():
         if not isinstance(own, (*_RESIZED, CsrLinear)):
@@ -324,10 +359,10 @@ def _check_inputs(made: nn.Module, module: nn.Module, sizes: dict[str, torch.Siz
                 fail_damaged(expected, got)
 
 
-def _check_names(made: nn.Module, facts: dict[str, Any]) -> None:
+def _check_names(made: nn.Module, facts: SmallFacts) -> None:
     """Check that there is a name for each input and output, which ONNX files repeat."""
     sizes = [tuple(own.weight.shape[:2]) for own in made.modules() if _has_units(own)] or [(0, 0)]
-    for names, size in ((facts["inputs"], sizes[0][1]), (facts["outputs"], sizes[-1][0])):
+    for names, size in ((facts.inputs, sizes[0][1]), (facts.outputs, sizes[-1][0])):
         if names and not len(names) == len(set(names)) == size:
             fail_damaged(f"{size} different names of inputs or outputs", len(names))
 

@@ -9,12 +9,12 @@ from torch import nn
 
 import subbayes
 from subbayes import InputError
+from subbayes.artifacts import folder as artifact
 from subbayes.curvature.jacobian import MEMORY_LIMIT
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.models.model import Model
 from subbayes.subspace import DenseSubspace
-from subbayes.utils import artifact
 
 X = torch.randn(12, 2, generator=torch.Generator().manual_seed(0)).double()
 Y = torch.sin(X[:, 0])
@@ -72,7 +72,8 @@ def test_a_file_does_not_decide_how_much_memory_predictions_take(tmp_path):
     posterior = fitted("primal")
     path = posterior.save(tmp_path / "model")
     tensors, facts, kind = artifact.read(path)
-    artifact.write(tmp_path / "forged", kind, tensors, {**facts, "memory_limit": 2**62})
+    facts["precision"]["memory_limit"] = 2**62
+    artifact.write(tmp_path / "forged", kind, tensors, facts)
     loaded = subbayes.load(tmp_path / "forged")
     assert loaded.precision.V.memory_limit == posterior.precision.V.memory_limit == MEMORY_LIMIT
     assert np.array_equal(loaded.predict(NEW).std, posterior.predict(NEW).std)

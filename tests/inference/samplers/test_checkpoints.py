@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from densities import Banana
 from oracles import LinearGaussian
 
+from subbayes.artifacts import folder as artifact
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.hmc import HMC
 from subbayes.inference.samplers.mams import MAMS
@@ -24,7 +24,6 @@ from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.samplers.parallel_tempering import ParallelTempering
 from subbayes.inference.samplers.slice import SliceSampling
-from subbayes.utils import artifact
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
@@ -207,15 +206,3 @@ def test_signal_handlers_are_restored(tmp_path):
         LinearGaussian().posterior(), draws=5, chains=2, progress=False, checkpoint=tmp_path / "run"
     )
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-
-
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
-def test_counts_of_another_dtype_are_refused(tmp_path, dtype):
-    posterior = LinearGaussian().posterior()
-    options = dict(chains=2, warmup=5, progress=False, checkpoint=tmp_path / "run")
-    EllipticalSlice().sample(posterior, draws=10, **options)
-    tensors, facts, kind = artifact.read(tmp_path / "run")
-    tensors["count"] = tensors["count"].to(dtype)
-    artifact.write(tmp_path / "run", kind, tensors, facts, overwrite=True)
-    with pytest.raises(InputError, match="tensor 'count' to be numbers of torch.int64"):
-        EllipticalSlice().sample(posterior, draws=300, **options)

@@ -10,12 +10,12 @@ import pytest
 from densities import Toy
 
 from subbayes import diagnostics
+from subbayes.artifacts import folder as artifact
 from subbayes.diagnostics.thinning import thinned, thinned_ebfmi
 from subbayes.draws import Draws
 from subbayes.inference.samplers.hmc import HMC
 from subbayes.inference.samplers.mams import MAMS
 from subbayes.inference.samplers.nuts import NUTS
-from subbayes.utils import artifact
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations

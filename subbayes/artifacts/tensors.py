@@ -1,4 +1,8 @@
-"""Tensors as the bytes of a safetensors file in pieces, and their digests."""
+"""Tensors as the bytes of a safetensors file: written in pieces, read whole or in parts.
+
+The file is read and not mapped, because a mapped file that another process cuts short ends the
+interpreter. Its sha256 is computed in the same pass.
+"""
 
 from __future__ import annotations
 
@@ -7,44 +11,40 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Annotated, Any, BinaryIO
 
+import msgspec
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
+from subbayes.artifacts.facts import canonical_bytes, encode, is_unicode
+from subbayes.artifacts.files import fail_artifact, open_file
 from subbayes.utils.checks import fail_type
-from subbayes.utils.files import fail_artifact, open_file, quoted
-from subbayes.utils.memory import available_memory, format_bytes
-from subbayes.utils.strict_json import canonical_bytes, encode, is_unicode, parse
+from subbayes.utils.memory import check_memory
 
 __all__ = [
     "DividedTensor",
+    "Kept",
     "Stored",
     "add_prefix",
     "add_to_digest",
     "as_tensors",
-    "dtype_and_shape",
-    "dtype_of_code",
     "fingerprint",
-    "header_and_order",
-    "read_header",
     "read_tensors",
     "safetensors_pieces",
     "strip_prefix",
-    "tensors_digest",
     "whole_tensors",
 ]
 
-_PIECE = 8 * 2**20  # bytes copied, hashed and written at a time
+Kept = Callable[[str, tuple[int, ...]], Sequence[slice] | None]
+"""The increasing ranges of the flat tensor of some name and shape that are kept; None for all."""
+
+_PIECE = 8 * 2**20  # bytes read, copied, hashed and written at a time
 _MOST_HEADER = 100 * 2**20  # bytes, as in the safetensors library
-_MOST_DIMENSIONS = 64
 _CODES = {  # torch's name -> the safetensors format's
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
@@ -52,6 +52,7 @@ _CODES = {  # torch's name -> the safetensors format's
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
 _DTYPES: dict[str, torch.dtype] = {code: getattr(torch, name) for name, code in _CODES.items()}
+_Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
 @dataclass(frozen=True)
@@ -115,14 +116,6 @@ def fingerprint(tensors: Mapping[str, Tensor | np.ndarray], facts: Mapping[str, 
     for _ in add_to_digest(safetensors_pieces(as_tensors(tensors)), digest):
         pass
     digest.update(canonical_bytes(encode(facts)))
-    return digest.hexdigest()
-
-
-def tensors_digest(tensors: Mapping[str, Stored]) -> str:
-    """The sha256 of names, dtypes, shapes and values, as 64 hex digits."""
-    digest = hashlib.sha256()
-    for piece in safetensors_pieces(tensors):
-        digest.update(piece)
     return digest.hexdigest()
 
 
@@ -208,9 +201,9 @@ def safetensors_pieces(
     tensors: Mapping[str, Stored], metadata: dict[str, str] | None = None
 ) -> Iterator[bytes]:
     """Yield the safetensors file in pieces of at most 8 MiB, to limit memory."""
-    header, order = header_and_order(whole_tensors(tensors), metadata)
-    yield header
-    for name in order:
+    whole = whole_tensors(tensors)
+    yield _header(whole, metadata)
+    for name, _ in _layout(whole):
         tensor = tensors[name]
         if isinstance(tensor, DividedTensor):
             assert tensor.pieces is not None
@@ -229,113 +222,86 @@ def _bytes_of(tensor: Tensor) -> Iterator[bytes]:
             yield flat[start : start + _PIECE].numpy().tobytes()
 
 
-def header_and_order(
-    tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
-) -> tuple[bytes, list[str]]:
-    """The header of the file of some tensors, and the order in which their numbers follow it."""
-    return _header(tensors, metadata), [name for name, _ in _layout(tensors)]
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """A tensor in the header of a file."""
+
+    dtype: str
+    shape: Annotated[list[_Size], msgspec.Meta(max_length=64)]
+    data_offsets: tuple[_Size, _Size]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"unknown dtype {self.dtype[:60]!r}")
+        start, stop = self.data_offsets
+        if stop - start != math.prod(self.shape) * _DTYPES[self.dtype].itemsize:
+            raise ValueError("numbers of another size than the shape")
 
 
-def read_header(file: BinaryIO | BytesIO) -> tuple[dict[str, Any], dict[str, str]]:
-    """Read the header of an open safetensors file, which then stands at its numbers.
+def read_tensors(path: Path, kept: Kept | None = None) -> tuple[dict[str, Stored], str]:
+    """Read the tensors of a file, or parts of them, in one pass over all its bytes.
+
+    Args:
+        path: a safetensors file.
+        kept: says which numbers of each tensor are kept; all by default.
 
     Returns:
-        The checked entries of the tensors by name, in the order of their numbers, and the metadata.
+        Tensors by name, in the order of their numbers, and the sha256 of the file.
 
     Raises:
-        ValueError: not a safetensors file, or dtypes, shapes or offsets that do not fit it.
-    """
-    size = file.seek(0, os.SEEK_END)
-    file.seek(0)
-    start = file.read(8)
-    length = int.from_bytes(start, "little")
-    if len(start) < 8 or length > min(size - 8, _MOST_HEADER):
-        raise ValueError("no header of a safetensors file")
-    entries = parse(file.read(length))
-    if not isinstance(entries, dict):
-        raise ValueError("a header that is no JSON object")
-    metadata = entries.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise ValueError("metadata that are no texts by name")
-    for name, entry in entries.items():
-        _check_entry(name, entry)
-    ordered = dict(sorted(entries.items(), key=lambda item: item[1]["data_offsets"]))
-    at = 0
-    for name, entry in ordered.items():
-        if entry["data_offsets"][0] != at:
-            raise ValueError(f"tensor {name[:60]!r} does not begin where the one before it ends")
-        at = entry["data_offsets"][1]
-    if 8 + length + at != size:
-        raise ValueError(f"{size} bytes instead of {8 + length + at}")
-    return ordered, metadata
-
-
-def _check_entry(name: str, entry: Any) -> None:
-    """Check the entry of a tensor in a header: its dtype, shape and number of bytes."""
-    label = f"tensor {name[:60]!r}"
-    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"{label} without dtype, shape and offsets")
-    code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(code, str) or code not in _DTYPES:
-        raise ValueError(f"{label} of the unknown dtype {str(code)[:60]!r}")
-    if not _are_sizes(shape) or len(shape) > _MOST_DIMENSIONS:
-        raise ValueError(f"{label} with a shape other than at most {_MOST_DIMENSIONS} sizes")
-    if not _are_sizes(offsets) or len(offsets) != 2:
-        raise ValueError(f"{label} without two offsets")
-    if offsets[1] - offsets[0] != math.prod(shape) * _DTYPES[code].itemsize:
-        raise ValueError(f"{label} with numbers of another size than its shape")
-
-
-def dtype_of_code(code: str) -> torch.dtype:
-    """The dtype that a checked header calls by a code.
-
-    Example:
-        >>> dtype_of_code("F32")
-        torch.float32
-    """
-    return _DTYPES[code]
-
-
-def _are_sizes(values: Any) -> bool:
-    return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**63 for v in values)
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file into memory of its own.
-
-    The file is not mapped, because a mapped file that another process cuts short ends the
-    interpreter. Its bytes and the tensors are in memory together for a moment.
-
-    Raises:
-        ValueError: as for `read_header`, or a file that has become shorter.
+        ValueError: not a safetensors file, or one that has become shorter.
         RuntimeError: a shape that torch does not represent.
-        ArtifactError: too little memory.
+        InputError: what `kept` raises, or too little memory.
     """
     with open_file(path) as file:
-        read_header(file)  # before memory is taken
-        size, free = os.fstat(file.fileno()).st_size, available_memory()
-        if free is not None and 2 * size > free:  # a file with holes may claim any size
-            _fail_of_memory(path, f"{format_bytes(free)} of free memory, twice", size)
-        file.seek(0)
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or length > min(size - 8, _MOST_HEADER):
+            raise ValueError("no header of a safetensors file")
+        header = file.read(length)
         try:
-            data = file.read(size + 1)
-        except MemoryError:
-            _fail_of_memory(path, "memory, twice", size)
-    entries, _ = read_header(BytesIO(data))  # of what was read, which may be another file by now
-    try:
-        tensors = load(data)  # in an order of its own at each call
-        del data
-        # copies are aligned as other tensors are; products of less aligned ones have other bits
-        return {name: tensors.pop(name).clone() for name in entries}
-    except (SafetensorError, KeyError) as error:
-        raise ValueError(str(error)) from None
-    except MemoryError:
-        _fail_of_memory(path, "memory, twice", size)
+            entries = msgspec.json.decode(header, type=dict[str, _Entry])
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ValueError(f"a header with {error}") from None
+        ordered = dict(sorted(entries.items(), key=lambda item: item[1].data_offsets))
+        ends = [0, *(entry.data_offsets[1] for entry in ordered.values())]
+        if [entry.data_offsets[0] for entry in ordered.values()] != ends[:-1]:
+            raise ValueError("tensors that do not begin where the one before ends")
+        if 8 + length + ends[-1] != size:
+            raise ValueError(f"{size} bytes instead of {8 + length + ends[-1]}")
+        digest = hashlib.sha256(start + header)
+        tensors = {name: _read(file, name, entry, kept, digest) for name, entry in ordered.items()}
+    sha256 = digest.hexdigest()
+    for name, held in tensors.items():
+        if isinstance(held, DividedTensor):
+            tensors[name] = replace(held, source=sha256)
+    return tensors, sha256
 
 
-def _fail_of_memory(path: Path, where: str, size: int) -> NoReturn:
-    expected, got = f"tensors that fit into {where}", f"{format_bytes(size)} in {quoted(path)}"
-    fail_artifact("path", expected, got, "Free some memory, or check where the file is from")
+def _read(file: BinaryIO, name: str, entry: _Entry, kept: Kept | None, digest: Any) -> Stored:
+    """The tensor whose numbers begin here in the file, or the ranges of them that are kept."""
+    whole = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype], device="meta")
+    ranges = None if kept is None else kept(name, tuple(entry.shape))
+    parts = [slice(0, whole.numel())] if ranges is None else ranges
+    size, count = whole.element_size(), sum(part.stop - part.start for part in parts)
+    check_memory("path", "the tensors that this process holds", count * size,
+                 "Free some memory, or check where the file is from")  # fmt: skip
+    values = torch.empty(count, dtype=whole.dtype)
+    held = values.view(torch.uint8).numpy() if count else np.empty(0, np.uint8)
+    starts = np.array([part.start for part in parts], dtype=np.int64) * size
+    stops = np.array([part.stop for part in parts], dtype=np.int64) * size
+    places = np.cumsum(stops - starts) - (stops - starts)
+    for begin in range(0, whole.numel() * size, _PIECE):
+        piece = file.read(min(_PIECE, whole.numel() * size - begin))
+        if len(piece) < min(_PIECE, whole.numel() * size - begin):
+            raise ValueError("a file that has become shorter")
+        digest.update(piece)
+        low, high = np.maximum(starts, begin), np.minimum(stops, begin + len(piece))
+        for i in np.flatnonzero(low < high):
+            place = places[i] + low[i] - starts[i]
+            numbers = np.frombuffer(piece, np.uint8)[low[i] - begin : high[i] - begin]
+            held[place : place + len(numbers)] = numbers
+    return values.reshape(whole.shape) if ranges is None else DividedTensor(whole, values)
 
 
 def add_to_digest(pieces: Iterable[bytes], digest: Any) -> Iterator[bytes]:
@@ -343,12 +309,6 @@ def add_to_digest(pieces: Iterable[bytes], digest: Any) -> Iterator[bytes]:
     for piece in pieces:
         digest.update(piece)
         yield piece
-
-
-def dtype_and_shape(tensor: Stored) -> dict[str, Any]:
-    """Dtype and shape, as a manifest lists them."""
-    tensor = tensor.whole if isinstance(tensor, DividedTensor) else tensor
-    return {"dtype": _dtype(tensor), "shape": list(tensor.shape)}
 
 
 def add_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Saving and loading of objects that have a kind, tensors and facts.
 
-`save` writes an artifact. `load` checks an artifact against the schema of its kind and calls the
-function that rebuilds the object. To make a class savable, give it `kind`, `tensors()` and
-`facts()`, and add its schema and the function to `subbayes.utils.kinds`.
+`save` writes an artifact. `load` reads the facts of an artifact in their class, compares its
+tensors with them and calls the function that rebuilds the object. To make a class savable, give it
+`kind`, `tensors()` and `facts()`, and in its file decorate that function with `artifact`, to which
+the facts and the tensors and the arguments of `load` are passed. A package registers its kinds by
+entry points of the group "subbayes.artifacts": name of the kind, module with its function.
 """
 
 from __future__ import annotations
@@ -12,17 +14,19 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar, cast, runtime_checkable
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from subbayes.utils import artifact
-from subbayes.utils.artifact import Artifact
-from subbayes.utils.checks import CheckpointError, InputError, InputTypeError, fail, fail_type
-from subbayes.utils.files import (
+from subbayes.artifacts import folder
+from subbayes.artifacts.arrays import ANY, Arrays, check_tensors
+from subbayes.artifacts.facts import Facts, as_facts, decode, encode
+from subbayes.artifacts.files import (
     StrPath,
     as_path,
     atomic_write_text,
@@ -32,19 +36,20 @@ from subbayes.utils.files import (
     quoted,
     read_start,
 )
-from subbayes.utils.kinds import LOADERS, SCHEMAS, SHARES
-from subbayes.utils.schema import SchemaError
-from subbayes.utils.strict_json import decode, encode
-from subbayes.utils.tensor_file import as_tensors, whole_tensors
-from subbayes.utils.tensor_parts import Kept
+from subbayes.artifacts.folder import Artifact
+from subbayes.artifacts.tensors import Kept, as_tensors, whole_tensors
+from subbayes.utils.checks import CheckpointError, InputError, InputTypeError, fail, fail_type
 from subbayes.utils.warning import warn_user
 
 __all__ = [
+    "KindFacts",
+    "Nested",
     "Saveable",
-    "load",
+    "artifact",
+    "checked_facts",
     "fail_checkpoint",
     "has_checkpoint",
-    "nested_facts",
+    "load",
     "read",
     "read_checkpoint",
     "rebuild",
@@ -55,6 +60,21 @@ __all__ = [
 BESIDE = "subbayes"
 """Subfolder of an artifact in the folder of an adapter."""
 CARD_MARK = "<!-- model card of subbayes -->"
+_MODULES = {
+    "fitted-model": "subbayes.models.fitted",
+    "weight-samples": "subbayes.baselines.ensemble",
+    "mc-dropout": "subbayes.baselines.mc_dropout",
+    "temperature-scaled": "subbayes.baselines.temperature_scaling",
+    "sparse-network": "subbayes.sparse.result",
+    "small-network": "subbayes.sparse.export.small_network",
+    "semi-structured-model": "subbayes.semistructured.model",
+    "linearised-laplace": "subbayes.inference.laplace.linearised",
+    "data-frame-model": "subbayes.tables.data_frame_model",
+    "estimator": "subbayes.tables.estimators",
+}
+"""The modules that register the kinds of this package, imported when a kind is read."""
+_SHARES = "subbayes.networks.sharded_saving"
+_GROUP = "subbayes.artifacts"  # of entry points
 _OPTIONS: dict[str, tuple[str, type]] = {
     "module": ("a torch.nn.Module", nn.Module),
     "output": ("a function of what the module returns", Callable),  # type: ignore[dict-item]
@@ -63,6 +83,101 @@ _OPTIONS: dict[str, tuple[str, type]] = {
 }
 """What arguments of `load` have to be, if the kind does not say."""
 _ADAPTER, _CARDS = "adapter_config.json", ("README.md", "MODEL_CARD.md")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+# --- kinds ----------------------------------------------------------------------------------------
+
+
+class KindFacts(Facts):
+    """Base class of the facts of a kind of artifact."""
+
+    def arrays(self) -> Arrays:
+        """What the tensors beside these facts have to be; any by default."""
+        return {"*": ANY}
+
+
+class _Kind(NamedTuple):
+    facts: type[KindFacts]
+    rebuild: Callable[..., Any]
+
+
+_KINDS: dict[str, _Kind] = {}
+
+
+def artifact(kind: str, facts: type[KindFacts]) -> Callable[[_F], _F]:
+    """Register the function that rebuilds objects of a kind, by a decorator.
+
+    Args:
+        kind: name of the kind.
+        facts: the class of its facts.
+
+    Example:
+        >>> @artifact("scaled", KindFacts)
+        ... def rebuild(tensors, facts, module=None): ...
+    """
+
+    def register(function: _F) -> _F:
+        _KINDS[kind] = _Kind(facts, function)
+        return function
+
+    return register
+
+
+def _kind_named(kind: str) -> _Kind | None:
+    if kind not in _KINDS and kind in _MODULES:
+        importlib.import_module(_MODULES[kind])
+    if kind not in _KINDS:
+        for point in entry_points(group=_GROUP, name=kind):
+            point.load()
+    return _KINDS.get(kind)
+
+
+class Nested(Facts):
+    """The kind and facts of an object within another one, whose tensors are those of both."""
+
+    kind: str
+    facts: Any
+
+    def __post_init__(self) -> None:
+        if isinstance(self.facts, KindFacts):
+            return
+        if (known := _kind_named(self.kind)) is None:
+            raise ValueError(f"unknown kind {self.kind!r}")
+        try:
+            self.facts = as_facts(self.facts, known.facts)
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from None
+
+    @classmethod
+    def of(cls, subject: Saveable) -> Nested:
+        """Those of an object."""
+        return cls(kind=subject.kind, facts=subject.facts())
+
+    def check_kind(self, *kinds: str) -> None:
+        """Raise `ValueError` for an object of another kind."""
+        if self.kind not in kinds:
+            raise ValueError(f"expected one of {', '.join(kinds)}, got {self.kind!r}")
+
+    def arrays(self) -> Arrays:
+        """Those of the object."""
+        return cast(KindFacts, self.facts).arrays()
+
+
+def checked_facts(kind: str, tensors: Mapping[str, Any], facts: Any) -> Any:
+    """The facts of a known kind in their class, if the tensors fit them; others as they are.
+
+    Raises:
+        msgspec.ValidationError: other facts or tensors.
+    """
+    if (known := _kind_named(kind)) is None or isinstance(facts, KindFacts):
+        return facts
+    made = as_facts(facts, known.facts)
+    check_tensors(whole_tensors(tensors), made.arrays())
+    return made
+
+
+# --- saving ---------------------------------------------------------------------------------------
 
 
 @runtime_checkable
@@ -70,7 +185,7 @@ class Saveable(Protocol):
     """An object that can be saved.
 
     Attributes:
-        kind: the kind of the artifact, a key of `subbayes.utils.kinds.LOADERS`.
+        kind: the kind of the artifact.
     """
 
     kind: ClassVar[str]
@@ -78,8 +193,8 @@ class Saveable(Protocol):
     def tensors(self) -> Mapping[str, Tensor | np.ndarray]:
         """Tensors to save, by name."""
 
-    def facts(self) -> dict[str, Any]:
-        """Everything else to save, in types that JSON has."""
+    def facts(self) -> Any:
+        """Everything else to save: `KindFacts`, or a dict of types that JSON has."""
 
 
 def save(
@@ -111,35 +226,35 @@ def save(
     Warns:
         A symbolic link where the card belongs.
     """
-    tensors, facts = as_tensors(subject.tensors()), subject.facts()
     try:
-        if schema := SCHEMAS.get(subject.kind):
-            schema.check(whole_tensors(tensors), dict(decode(encode(facts))))
-    except SchemaError as error:
-        fail(error.where, error.expected, error.got, "Change it before saving")
-    folder = as_path(path)
-    beside = (folder / _ADAPTER).is_file()
-    place = folder / BESIDE if beside else folder
-    text = None
-    if not beside:
-        _check_subfolders(folder)
-    if beside:
+        tensors, facts = as_tensors(subject.tensors()), subject.facts()
+        checked_facts(subject.kind, tensors, decode(encode(facts)))
+    except InputError:
+        raise
+    except (ValueError, msgspec.ValidationError) as error:
+        fail(subject.kind, "what load gives back", str(error), "Change it before saving")
+    directory, text = as_path(path), None
+    place = directory
+    if (directory / _ADAPTER).is_file():
+        place = directory / BESIDE
         _check_beside(place)
         text = None if card is None else card()  # before anything is written
-    artifact.write(place, subject.kind, tensors, facts, overwrite=overwrite)
+    else:
+        _check_subfolders(directory)
+    folder.write(place, subject.kind, tensors, facts, overwrite=overwrite)
     if text is not None:
-        _write_card(folder, text)
+        _write_card(directory, text)
     return Path(path)
 
 
-def _check_subfolders(folder: Path) -> None:
+def _check_subfolders(directory: Path) -> None:
     """Raise `InputError` for a folder whose adapters are in subfolders, by names of their own."""
-    found = sorted(file.parent.name for file in folder.glob(f"*/{_ADAPTER}"))
-    if found and not artifact.is_artifact(folder):
+    found = sorted(file.parent.name for file in directory.glob(f"*/{_ADAPTER}"))
+    if found and not folder.is_artifact(directory):
         names = ", ".join(map(repr, found[:5]))
         fail("path", "the folder of an adapter, or an empty one",
-             f"{quoted(folder)}, whose adapters are in subfolders: {names}",
-             f"Pass that of the adapter in use, such as {quoted(folder / found[0])}")  # fmt: skip
+             f"{quoted(directory)}, whose adapters are in subfolders: {names}",
+             f"Pass that of the adapter in use: {quoted(directory / found[0])}")  # fmt: skip
 
 
 def _check_beside(place: Path) -> None:
@@ -149,13 +264,13 @@ def _check_beside(place: Path) -> None:
                       f"a symbolic link at {quoted(place)}", "Remove the link")  # fmt: skip
 
 
-def _write_card(folder: Path, card: str) -> None:
+def _write_card(directory: Path, card: str) -> None:
     """Write the first of the usual files that is free or that an earlier card of ours occupies.
 
     A symbolic link occupies its name, wherever it leads: nothing is written through it.
     """
     for name in _CARDS:
-        file = folder / name
+        file = directory / name
         taken = os.path.lexists(file)
         is_file = taken and file.is_file() and not file.is_symlink()
         if not taken or (is_file and _starts_with_mark(file)):
@@ -229,9 +344,6 @@ def load(
         "priors": priors,
     }
     tensors, facts, kind = _read_for(module, path, device)
-    if kind not in LOADERS:
-        fail_artifact("path", "a saved model", f"a checkpoint: {quoted(path)}",
-                      "Pass it as checkpoint=... to the call that wrote it")  # fmt: skip
     options = {name: value for name, value in given.items() if value is not None}
     return rebuild(kind, tensors, facts, options, path)
 
@@ -240,8 +352,7 @@ def _read_for(module: Any, path: StrPath, device: torch.device | str) -> Artifac
     """Read an artifact; for a module whose weights are sharded, the shards of this process."""
     if not isinstance(module, nn.Module):
         return read(path, device=device)
-    room, _, name = SHARES.partition(":")
-    read_shares = getattr(importlib.import_module(room), name)
+    read_shares = importlib.import_module(_SHARES).read_shares
     return cast(Artifact, read_shares(module, partial(read, path), device))
 
 
@@ -252,10 +363,10 @@ def read(
     device: torch.device | str = "cpu",
     kept: Callable[[dict[str, Any]], Kept] | None = None,
 ) -> Artifact:
-    """Read an artifact and check it against the schema of its kind.
+    """Read an artifact, with its facts in the class of its kind.
 
     Args:
-        path: the folder or file.
+        path: the folder.
         kind: the expected kind; any if None.
         device: where to put the tensors.
         kept: from the facts, which parts of tensors to keep; by default all.
@@ -264,19 +375,20 @@ def read(
         InputError: as for `load`.
     """
     beside = as_path(path) / BESIDE
-    if not artifact.is_artifact(path) and artifact.is_artifact(beside):
+    if not folder.is_artifact(path) and folder.is_artifact(beside):
         _check_beside(beside)
         path = beside
-    found = artifact.read(path, kind, device=device, kept=kept)
-    schema = SCHEMAS.get(found.kind)
-    if schema is None:
+    found = folder.read(path, kind, device=device, kept=kept)
+    if found.kind.endswith("-checkpoint"):
+        fail_artifact("path", "a saved model", f"a checkpoint: {quoted(path)}",
+                      "Pass it as checkpoint=... to the call that wrote it")  # fmt: skip
+    if _kind_named(found.kind) is None:
         fail_artifact("path", "an artifact of a kind that this version knows",
                       f"kind {found.kind!r} at {quoted(path)}", "Upgrade subbayes")  # fmt: skip
     try:
-        schema.check(whole_tensors(found.tensors), found.facts)
-    except SchemaError as error:
-        fail_damaged(f"{error.where} to be {error.expected} in {quoted(path)}", error.got)
-    return found
+        return found._replace(facts=checked_facts(found.kind, found.tensors, found.facts))
+    except msgspec.ValidationError as error:
+        fail_damaged(f"the content of a {found.kind} in {quoted(path)}", error)
 
 
 def read_checkpoint(path: StrPath, kind: str) -> Artifact | None:
@@ -292,7 +404,7 @@ def read_checkpoint(path: StrPath, kind: str) -> Artifact | None:
     if not has_checkpoint(path, kind):
         return None
     try:
-        return read(path, kind)
+        return folder.read(path, kind)
     except InputError as error:
         fail_checkpoint(error.expected, error.got)
 
@@ -310,9 +422,9 @@ def has_checkpoint(path: StrPath, kind: str) -> bool:
     """
     location = as_path(path, "checkpoint")
     try:
-        if artifact.has_manifest(location, kind):
+        if folder.has_manifest(location, kind):
             return True
-        artifact.check_destination(location, overwrite=True)
+        folder.check_destination(location, overwrite=True)
     except InputError as error:
         fail_checkpoint(error.expected, error.got)
     check_writable("checkpoint", location)
@@ -325,41 +437,36 @@ def fail_checkpoint(expected: str, got: str) -> NoReturn:
     raise CheckpointError("checkpoint", expected, got, remedy)
 
 
-def nested_facts(subject: Saveable) -> dict[str, Any]:
-    """The kind and facts of an object, to be saved among the facts of another one."""
-    return {"kind": subject.kind, "facts": subject.facts()}
-
-
 def rebuild(
     kind: str,
-    tensors: dict[str, Tensor],
-    facts: dict[str, Any],
+    tensors: dict[str, Any],
+    facts: Any,
     options: Mapping[str, Any],
     path: StrPath | None = None,
 ) -> Any:
-    """Rebuild an object from checked tensors and facts.
+    """Rebuild an object from its tensors and facts.
 
     Args:
         kind: its kind.
         tensors: as saved.
-        facts: as saved.
+        facts: as saved, or in their class if they were checked.
         options: arguments of `load` that were given.
         path: where it was read, for errors; None for an object inside of another one.
 
     Raises:
         InputError: an argument that this kind does not take, or content that does not fit.
     """
-    room, _, name = LOADERS[kind].partition(":")
-    function = getattr(importlib.import_module(room), name)
-    known = inspect.signature(function).parameters
+    known = _kind_named(kind)
+    assert known is not None
+    taken = inspect.signature(known.rebuild).parameters
     for option, value in options.items():
-        if option not in known and not any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        if option not in taken and not any(p.kind is p.VAR_KEYWORD for p in taken.values()):
             fail(option, f"nothing, because a {kind} does not take it", "a value", "Leave it out")
         expected, types = _OPTIONS.get(option, ("", object))
         if not isinstance(value, types):
             fail_type(option, expected, value)
     try:
-        return function(tensors, facts, **options)
+        return known.rebuild(tensors, checked_facts(kind, tensors, facts), **options)
     except (InputError, InputTypeError):
         raise
     except (
@@ -369,6 +476,7 @@ def rebuild(
         RuntimeError,
         TypeError,
         ValueError,
+        msgspec.ValidationError,
     ) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         content = "content that does not" if path is None else f"{quoted(path)}, which does not"

@@ -29,25 +29,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from subbayes.utils import artifact, files, manifest
-from subbayes.utils import tensor_file as tensor_file_module
-from subbayes.utils.artifact import (
+from subbayes.artifacts import files, folder
+from subbayes.artifacts import tensors as tensors_module
+from subbayes.artifacts.files import (
     ArtifactError,
-    delete,
-    fingerprint,
-    is_artifact,
-    kind_of,
-    read,
-    write,
-    write_file,
+    atomic_write_bytes,
+    atomic_write_text,
+    check_writable,
+    replace_file,
 )
+from subbayes.artifacts.folder import delete, is_artifact, manifest_digest, read, write
+from subbayes.artifacts.saving import read_checkpoint, rebuild
+from subbayes.artifacts.tensors import fingerprint, read_tensors
 from subbayes.utils.checks import InputError, InputTypeError
-from subbayes.utils.files import atomic_write_bytes, atomic_write_text, check_writable, replace_file
-from subbayes.utils.manifest import manifest_digest, raw_manifest
-from subbayes.utils.saving import read_checkpoint, rebuild
-from subbayes.utils.schema import Schema, SchemaError, record
-from subbayes.utils.schema import array as array_rule
-from subbayes.utils.tensor_file import read_tensors
 
 resource = pytest.importorskip("resource", reason="forks and limits need a POSIX system")
 
@@ -92,12 +86,12 @@ def tensor_file_of(manifest: dict[str, Any]) -> str:
 
 
 def assert_next_write_is_tidy(path: Path) -> None:
-    """The next writer, an hour later, leaves nothing of others behind."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(artifact, "_LEFT", -1.0)
-        put(path, 3)
-    assert value_at(path) == 3
-    assert_tidy(path)
+    """The next writer replaces the artifact, and removes the file of the one before."""
+    put(path, 3)
+    before = set(listing(path))
+    put(path, 4)
+    assert value_at(path) == 4
+    assert len(before ^ set(listing(path))) == 2
 
 
 def one_line(pattern: str, path: Path | None = None) -> Any:
@@ -137,7 +131,6 @@ def test_safetensors_library_reads_the_tensor_file(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     file = tmp_path / tensor_file_of(manifest)
     assert manifest["tensors_sha256"] == hashlib.sha256(file.read_bytes()).hexdigest()
-    assert manifest["tensors"]["flag"] == {"dtype": "bool", "shape": []}
     by_library, by_us = load_file(file), read(tmp_path)[0]
     assert by_library.keys() == by_us.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -194,7 +187,7 @@ def test_artifact_without_tensors(tmp_path: Path) -> None:
 
 
 def test_tensor_larger_than_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensor_file_module, "_PIECE", 1000)
+    monkeypatch.setattr(tensors_module, "_PIECE", 1000)
     tensor = torch.arange(12345, dtype=torch.int32)
     write(tmp_path, "test", {"x": tensor, "y": tensor[:250]}, {})
     assert torch.equal(read(tmp_path)[0]["x"], tensor)
@@ -357,9 +350,9 @@ def test_names_and_types_that_cannot_be_represented_raise(tmp_path: Path) -> Non
         with pytest.raises(InputError, match="tensors: expected a name the safetensors format"):
             write(tmp_path / "a", "test", {name: torch.zeros(1)}, {})
     with pytest.raises(InputTypeError, match=r"tensors\['x'\]: expected a tensor.* got list\."):
-        tensor_file_module._as_tensor("x", [1.0])
+        tensors_module._as_tensor("x", [1.0])
     with pytest.raises(InputTypeError, match=r"tensors: expected names that are text, got int\."):
-        tensor_file_module._check_name(1)
+        tensors_module._check_name(1)
 
 
 def test_fingerprint_depends_on_content_only() -> None:
@@ -550,44 +543,39 @@ def text(content: str) -> Callable[[Path], object]:
     return lambda path: (path / "manifest.json").write_text(content)
 
 
+M = "expected the manifest of an artifact in .*"
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "gone": (shutil.rmtree, "expected an artifact, .* which does not exist.* Check"),
-    "no manifest": (lambda p: (p / "manifest.json").unlink(), "has no manifest.json.*interrupted"),
-    "not JSON": (text("{"), "expected a manifest in JSON .* damaged: rest"),
-    "not text": (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe\x00"), "manifest in JSON"),
-    "deep JSON": (text("[" * 10**5), "manifest in JSON .* got values nested too deeply"),
-    "infinite": (text('{"a": 1e999}'), "manifest in JSON"),
-    "NaN": (text('{"a": NaN}'), "manifest in JSON .* got NaN is not JSON"),
-    "duplicate": (text('{"a": 1, "a": 2}'), "manifest in JSON .* got a duplicate key"),
-    "a list": (text("[]"), "expected a manifest that is a JSON object"),
-    "foreign": (lambda p: edit(p, lambda m: m.update(format="x")), "an artifact of subbayes, got"),
+    "no manifest": (lambda p: (p / "manifest.json").unlink(), "has no manifest.json"),
+    "not JSON": (text("{"), M + "damaged: rest"),
+    "not text": (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe\x00"), M),
+    "deep JSON": (text("[" * 10**5), M),
+    "infinite": (text('{"a": 1e999}'), M + "out of range"),
+    "NaN": (text('{"a": NaN}'), M + "malformed"),
+    "a list": (text("[]"), "an artifact of subbayes, got another manifest"),
+    "foreign": (lambda p: edit(p, lambda m: m.update(format="x"), True), "an artifact of subbayes"),
     "newer": (lambda p: edit(p, lambda m: m.update(format_version=99, library_version="7.0")),
-              "format version 3, got version 99 .* subbayes 7.0. Upgrade subbayes"),
+              "format version 4, got version 99 .* subbayes 7.0. Upgrade subbayes"),
     "older": (lambda p: edit(p, lambda m: m.update(format_version=1)),
-              "format version 3, got version 1 .* Fit and save it again"),
-    "no version": (lambda p: edit(p, lambda m: m.update(format_version="1")), "a format version"),
-    "no field": (sealed(lambda m: m.pop("tensors")), "entry 'tensors' of type dict .*NoneType"),
-    "odd field": (sealed(lambda m: m.update(facts=3)), "entry 'facts' of type dict .* got int"),
+              "format version 4, got version 1 .* Fit and save it again"),
+    "no version": (lambda p: edit(p, lambda m: m.update(format_version="1")), M + "format_version"),
+    "no field": (sealed(lambda m: m.pop("tensors_sha256")), M + "tensors_sha256"),
+    "odd field": (sealed(lambda m: m.update(facts=3)), M + "got `int` - at `..facts"),
     "odd number": (sealed(lambda m: m["facts"].update(x={"__int__": "?"})), "facts that subbayes"),
     "long number": (sealed(lambda m: m["facts"].update(x={"__int__": "0x" + "f" * 1025})),
                     "facts that subbayes can decode .* got an integer of 4100 bits"),
-    "long digits": (sealed(lambda m: m["facts"].update(x=2**4096)), "an integer of 4097 bits"),
-    "surrogate": (sealed(lambda m: m["facts"].update(x="\ud800")), "got text with a lone surrog"),
-    "surrogate key": (sealed(lambda m: m["facts"].update({"\ud800": 1})), "a lone surrogate"),
+    "long digits": (sealed(lambda m: m["facts"].update(x=2**4096)), "an integer of 4097|range"),
+    "surrogate": (sealed(lambda m: m["facts"].update(x="\ud800")), M),
+    "surrogate key": (sealed(lambda m: m["facts"].update({"\ud800": 1})), M),
     "odd float": (sealed(lambda m: m["facts"].update(x={"__float__": "1"})), "facts that subbayes"),
-    "facts altered": (lambda p: edit(p, lambda m: m["facts"].update(value=9)), "matches its dig"),
-    "kind altered": (lambda p: edit(p, lambda m: m.update(kind="other")), "matches its digest"),
+    "facts altered": (lambda p: edit(p, lambda m: m["facts"].update(value=9)), M + "altered"),
+    "kind altered": (lambda p: edit(p, lambda m: m.update(kind="other")), M + "altered content"),
     "file missing": (lambda p: tensor_file(p).unlink(), "expected the tensor file .* no such file"),
     "file truncated": (truncate, "expected a safetensors file in .* damaged"),
     "file altered": (alter, "expected tensors with sha256 .*altered content"),
-    "file elsewhere": (sealed(lambda m: m.update(tensors_sha256="../outside")), "64 hex digits"),
+    "file elsewhere": (sealed(lambda m: m.update(tensor_file="../outside")), M + "regex"),
+    "another digest": (sealed(lambda m: m.update(tensors_sha256="../outside")), M + "regex"),
     "not safetensors": (lambda p: tensor_file(p).write_bytes(b"rubbish"), "a safetensors file"),
-    "dtype": (sealed(lambda m: m["tensors"]["a"].update(dtype="float64")),
-              "expected tensor 'a' with .*float64.* got .*float32"),
-    "shape": (sealed(lambda m: m["tensors"]["b"].update(shape=[3, 2])),
-              r"expected tensor 'b' with .*\[3, 2\].* got .*\[2, 3\]"),
-    "tensor missing": (sealed(lambda m: m["tensors"].update(c={})), "'c' .* None"),
-    "tensor extra": (sealed(lambda m: m["tensors"].pop("b")), "tensor 'b' with None"),
 }  # fmt: skip
 
 
@@ -609,7 +597,7 @@ def test_a_file_or_another_kind_of_artifact_is_refused(tmp_path: Path) -> None:
     with one_line("of kind 'draws', got kind 'test' at .* right artifact", tmp_path / "a"):
         read(tmp_path / "a", "draws")
     file = tmp_path / "a" / "manifest.json"
-    with one_line("a file that subbayes did not write. .*pass the folder and not its manif", file):
+    with one_line("manifest.json., a file. Pass the folder of the artifact", file):
         read(file)
     with pytest.raises(InputError, match="device: expected a device of this machine, got 'cuda:99"):
         read(tmp_path / "a", device="cuda:99")
@@ -672,10 +660,11 @@ class Faults:
             mine = len(self.calls) == self.at
             if mine and not self.after:
                 self.happen()
-            result = call(*args, **kwargs)
-            if mine and self.after:
-                self.happen()
-            return result
+            try:
+                return call(*args, **kwargs)
+            finally:
+                if mine and self.after:
+                    self.happen()
 
         return wrapped
 
@@ -851,7 +840,7 @@ def test_a_first_write_that_was_killed_is_repeated_without_overwriting(tmp_path:
                 write(path, "test", *content(3))
             continue
         unfinished += any(name.startswith("tensors-") for name in os.listdir(path))
-        artifact.check_destination(path)
+        folder.check_destination(path)
         write(path, "test", *content(3))
         assert value_at(path) == 3
         assert_next_write_is_tidy(path)
@@ -863,19 +852,6 @@ def test_what_a_killed_check_of_a_folder_left_does_not_occupy_it(tmp_path: Path)
     write(tmp_path, "test", *content(1))
     assert value_at(tmp_path) == 1
     assert_next_write_is_tidy(tmp_path)
-
-
-def test_what_killed_writers_left_is_removed_an_hour_later(tmp_path: Path) -> None:
-    put(tmp_path, 1)
-    left = ["tensors-0123456789abcdef.safetensors", ".manifest.json.0123456789abcdef.subbayes-tmp"]
-    for name in left:
-        (tmp_path / name).write_bytes(b"half")
-    put(tmp_path, 2)
-    assert set(left) < set(listing(tmp_path))  # of a writer that may be at work
-    for name in left:
-        os.utime(tmp_path / name, (time.time() - 3601,) * 2)
-    put(tmp_path, 3)
-    assert_tidy(tmp_path)
 
 
 def write_forever(path: Path, start: int) -> None:
@@ -929,7 +905,7 @@ def test_concurrent_reader_sees_a_consistent_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "stage"), [(artifact, "check_manifest"), (manifest, "_check_version")]
+    ("module", "stage"), [(folder, "_verified_manifest"), (folder, "_check_version")]
 )
 def test_artifact_replaced_during_reading(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: Any, stage: str
@@ -946,20 +922,19 @@ def test_artifact_replaced_during_reading(
 
     monkeypatch.setattr(module, stage, check_then_replace)
     assert value_at(tmp_path) == 2
-    assert len(calls) == 2
+    assert len(calls) > 1
 
 
 def test_file_cut_short_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tmp_path, 1, size=100_000)
-    real = tensor_file_module.read_header
+    real = tensors_module._read
 
-    def then_truncate(file: Any) -> Any:
-        header = real(file)
+    def after_truncating(*args: Any) -> Any:
         os.truncate(tensor_file(tmp_path), 4096)
-        return header
+        return real(*args)
 
     def task() -> None:  # a mapped file would end the process
-        monkeypatch.setattr(tensor_file_module, "read_header", then_truncate)
+        monkeypatch.setattr(tensors_module, "_read", after_truncating)
         read(tmp_path)
 
     assert "damaged" in in_child(task)
@@ -974,17 +949,17 @@ def entry(dtype: Any, shape: Any, stop: Any, start: Any = 0) -> dict[str, Any]:
     [
         (entry("C64", [1], 8), 8, "unknown dtype 'C64'"),
         (entry("F6_E2M3", [4], 3), 3, "unknown dtype 'F6_E2M3'"),
-        (entry([], [4], 4), 4, "unknown dtype"),
-        (entry("U8", [2**63, 0], 0), 0, "with a shape"),
-        (entry("U8", [1] * 65, 1), 1, "with a shape"),
-        (entry("U8", [-1], 0), 0, "with a shape"),
+        (entry([], [4], 4), 4, "at `..*dtype"),
+        (entry("U8", [2**63, 0], 0), 0, "at `..*shape"),
+        (entry("U8", [1] * 65, 1), 1, "at `..*shape"),
+        (entry("U8", [-1], 0), 0, "at `..*shape"),
         (entry("F32", [2], 4), 4, "another size"),
-        (entry("U8", [4], True), 4, "without two offsets"),
-        (entry("U8", [4], 8, 4), 8, "does not begin"),
+        (entry("U8", [4], True), 4, "at `..*data_offsets"),
+        (entry("U8", [4], 8, 4), 8, "do not begin"),
         (entry("U8", [4], 4), 5, "bytes instead of"),
-        ({"x": 3}, 0, "without dtype"),
-        ({"__metadata__": {"a": 1}}, 0, "metadata"),
-        ([], 0, "no JSON object"),
+        ({"x": 3}, 0, "a header with"),
+        ({"__metadata__": {"a": 1}}, 0, "a header with"),
+        ([], 0, "a header with"),
     ],
 )
 def test_headers_that_do_not_fit_their_file(
@@ -997,25 +972,13 @@ def test_headers_that_do_not_fit_their_file(
         read(tmp_path)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint64, torch.float8_e5m2])
-def test_schemas_refuse_dtypes_that_torch_does_not_compute_with(dtype: torch.dtype) -> None:
-    numbers = torch.zeros(2).to(dtype)
-    values = "real" if dtype.is_floating_point else "index"
-    with pytest.raises(SchemaError, match="a dtype that torch computes with, got torch"):
-        Schema(record(), {"a": array_rule("k", values=values)}).check({"a": numbers}, {})
-    rules = {"a.*": array_rule(None, values="any", finite=False)}
-    Schema(record(), rules).check({"a.b": numbers}, {})
-    with pytest.raises(SchemaError, match="a dtype that torch computes with, got torch"):
-        Schema(record(), rules).check({"a.running_var": numbers}, {})
-
-
 @pytest.mark.parametrize("kind", ["estimator", "semi-structured-model", "data-frame-model"])
 def test_content_that_does_not_fit_raises_one_line(kind: str) -> None:
     with one_line(
-        f"path: expected content of the kind {kind}, got 'here', which does not fit: Key"
+        f"path: expected content of the kind {kind}, got 'here', which does not fit: Vali"
     ):
         rebuild(kind, {}, {}, {}, "here")
-    with one_line(f"path: expected content of the kind {kind}, got content that does not fit: Key"):
+    with one_line(f"path: expected content of the kind {kind}, got content that does not fit: Val"):
         rebuild(kind, {}, {}, {})
 
 
@@ -1086,7 +1049,6 @@ def test_a_held_lock_on_the_folder_delays_no_writer(tmp_path: Path) -> None:
         def task() -> None:
             put(tmp_path, 2)
             value_at(tmp_path)
-            write_file(tmp_path / "single", "test", *content(2))
             atomic_write_text(tmp_path / "p.csv", "new")
             delete(tmp_path, "test")
             raise ValueError("done")
@@ -1111,25 +1073,6 @@ def test_two_writers_of_one_file_leave_one_whole_file(tmp_path: Path) -> None:
         thread.join()
     assert file.read_text() in ("a" * 20_000, "b" * 20_000)
     assert listing(tmp_path) == ["p.csv"]
-
-
-def test_one_of_two_first_writers_is_refused(tmp_path: Path) -> None:
-    path, outcomes = tmp_path / "a", list[str]()
-
-    def work(value: int) -> None:
-        try:
-            write(path, "test", *content(value))
-            outcomes.append(f"wrote {value}")
-        except ArtifactError:
-            outcomes.append("refused")
-
-    threads = [threading.Thread(target=work, args=(value,)) for value in (1, 2, 3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert outcomes.count("refused") == 2
-    assert f"wrote {value_at(path)}" in outcomes
 
 
 # --- single files -------------------------------------------------------------------------------
@@ -1211,66 +1154,46 @@ def test_pipes_and_files_with_holes_in_the_folder_are_not_read(tmp_path: Path) -
     assert value_at(tmp_path) == 2
 
 
-# --- artifacts that are a single file -----------------------------------------------------------
-
-
-def put_file(path: Path, value: int = 1) -> Path:
-    write_file(path, "test", *content(value), overwrite=True)
-    return path
-
-
-def test_single_file_has_the_same_content_as_a_folder(tmp_path: Path) -> None:
-    file = tmp_path / "a.safetensors"
-    tensors, facts = content(3)
-    write_file(file, "test", tensors, facts)
-    assert value_at(file) == 3
-    assert kind_of(file) == "test"
-    assert is_artifact(file)
-    for name, tensor in load_file(file).items():
-        assert torch.equal(tensor, tensors[name])
-    with one_line("expected a new file, got an existing one: .* Pass overwrite=True", file):
-        write_file(file, "test", tensors, facts)
-    put(tmp_path / "folder", 3)
-    manifest = json.loads((tmp_path / "folder" / "manifest.json").read_text())
-    del manifest["tensor_file"]
-    assert raw_manifest(file) == manifest | {"manifest_sha256": manifest_digest(manifest)}
-    assert listing(tmp_path) == ["a.safetensors", "folder"]
-
-
-def test_every_changed_byte_of_a_single_file_is_detected(tmp_path: Path) -> None:
-    data = put_file(tmp_path / "a").read_bytes()
-    for at in range(0, len(data), 3):
-        changed = bytearray(data)
-        changed[at] ^= 1
-        (tmp_path / "a").write_bytes(changed)
-        try:
-            found = read(tmp_path / "a", "test")
-        except ArtifactError:
-            continue
-        original = content(1)  # a space in the header, say
-        assert found.facts == original[1]
-        assert all(torch.equal(found.tensors[name], t) for name, t in original[0].items())
+# --- other content ------------------------------------------------------------------------------
 
 
 def test_swapped_names_in_the_header_are_detected(tmp_path: Path) -> None:
-    file = tmp_path / "a"
-    write_file(file, "test", {"ab": torch.zeros(3), "ba": torch.ones(3)}, {})
+    write(tmp_path, "test", {"ab": torch.zeros(3), "ba": torch.ones(3)}, {})
+    file = tensor_file(tmp_path)
     header, size = file.read_bytes(), struct.unpack("<Q", file.read_bytes()[:8])[0]
     entries = json.loads(header[8 : 8 + size])
     entries["ab"], entries["ba"] = entries["ba"], entries["ab"]
     text = json.dumps(entries, separators=(",", ":")).encode().ljust(size)
     file.write_bytes(header[:8] + text + header[8 + size :])
     with one_line("expected tensors with sha256 .*altered content", file):
-        read(file)
+        read(tmp_path)
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(2, "Fit and save it again"), (4, "Upgrade")])
+@pytest.mark.parametrize("name", ["manifest.json", "tensors-*"])
+def test_every_changed_byte_is_detected(tmp_path: Path, name: str) -> None:
+    put(tmp_path, 1)
+    (file,) = tmp_path.glob(name)
+    data = file.read_bytes()
+    for at in range(0, len(data), 3):
+        changed = bytearray(data)
+        changed[at] ^= 1
+        file.write_bytes(changed)
+        try:
+            found = read(tmp_path, "test")
+        except ArtifactError:
+            continue
+        original = content(1)  # a space in the manifest, say
+        assert found.facts == original[1]
+        assert all(torch.equal(found.tensors[name], t) for name, t in original[0].items())
+
+
+@pytest.mark.parametrize(("version", "remedy"), [(3, "Fit and save it again"), (5, "Upgrade")])
 def test_other_formats_are_refused(tmp_path: Path, version: int, remedy: str) -> None:
     put(tmp_path, 1)
     file = tmp_path / "manifest.json"
     content = json.loads(file.read_text()) | {"format_version": version}
     file.write_text(json.dumps(content))
-    with one_line(f"format version 3, got version {version} .* {remedy}", tmp_path):
+    with one_line(f"format version 4, got version {version} .* {remedy}", tmp_path):
         read(tmp_path)
 
 
@@ -1363,24 +1286,12 @@ def test_files_that_do_not_fit_into_memory_are_one_line(
     with file.open("wb") as opened:
         opened.write(struct.pack("<Q", len(header)) + header)
         opened.truncate(8 + len(header) + size)
-    monkeypatch.setattr("subbayes.utils.tensor_file.available_memory", lambda: 2**31)
-    with pytest.raises(ArtifactError, match="expected tensors that fit into 2.0 GiB") as caught:
+    monkeypatch.setattr("subbayes.utils.memory.available_memory", lambda: 2**31 - 1)
+    with pytest.raises(
+        InputError, match="path: expected the tensors .* to fit into 2.0 GiB"
+    ) as caught:
         read(path)
     assert "\n" not in str(caught.value)
-
-
-def test_memory_that_runs_out_while_reading_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a"
-    put(path, 1)
-
-    def load(data: bytes) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr("subbayes.utils.tensor_file.load", load)
-    with pytest.raises(ArtifactError, match="expected tensors that fit into memory, twice, got"):
-        read(path)
 
 
 def test_atomic_write_of_an_invalid_path_or_text_raises(tmp_path: Path) -> None:
@@ -1408,7 +1319,7 @@ def test_deep_nesting_is_refused_in_one_line(
 ) -> None:
     put(tmp_path, 1)
     forge(tmp_path, start * depth + "1" + end * depth)
-    with one_line("a manifest in JSON .* values nested too deeply"):
+    with one_line("the manifest of an artifact"):
         read(tmp_path)
 
 
@@ -1425,16 +1336,16 @@ def test_pipes_and_huge_manifests_are_refused(tmp_path: Path) -> None:
     manifest = tmp_path / "a" / "manifest.json"
     manifest.unlink()
     os.mkfifo(manifest)
-    with one_line("has no manifest.json"):
-        read(tmp_path / "a")
-    assert not is_artifact(tmp_path / "a")
+    for use in (read, is_artifact):
+        with one_line("an artifact that can be read, got Not a file"):
+            use(tmp_path / "a")
     os.mkfifo(tmp_path / "pipe")
-    with one_line("expected a file in "):
+    with one_line("pipe., a file"):
         read(tmp_path / "pipe")
     manifest.unlink()
     with manifest.open("wb") as file:
         file.truncate(2**40)  # a sparse file
-    with one_line("a manifest of at most"):
+    with one_line("the manifest of an artifact .* got more than"):
         read(tmp_path / "a")
 
 
@@ -1453,10 +1364,8 @@ def test_pipes_and_devices_that_take_the_place_of_a_file_are_not_waited_for(
         kept = file.read_bytes()
         file.unlink()
         os.mkfifo(file)
-        with monkeypatch.context() as patched:
-            patched.setattr(Path, "is_file", lambda self: True)
-            with one_line("an artifact that can be read, got Not a file at"):
-                read(tmp_path / "a")
+        with one_line("an artifact that can be read, got Not a file at"):
+            read(tmp_path / "a")
         file.unlink()
         file.write_bytes(kept)
     assert read(tmp_path / "a")
@@ -1466,7 +1375,7 @@ def test_pipes_and_devices_that_take_the_place_of_a_file_are_not_waited_for(
 def test_tensors_that_change_while_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    """What was read is checked, not what was there before."""
+    """What was read is compared with the digest, not what was there before."""
     write(tmp_path / "a", "test", {"z": torch.zeros(10**5)}, {})  # more than a buffer
     (file,) = (tmp_path / "a").glob("tensors-*")
     data = file.read_bytes()
@@ -1483,9 +1392,11 @@ def test_tensors_that_change_while_they_are_read(
             opened.truncate(len(later))
             opened.write(later)
 
-    monkeypatch.setattr(tensor_file_module, "available_memory", meanwhile)
-    with pytest.raises(ValueError, match="tensor|header|bytes instead"):
-        read_tensors(file)
+    sha256 = read_tensors(file)[1]
+    real = tensors_module._read
+    monkeypatch.setattr(tensors_module, "_read", lambda *args: (meanwhile(), real(*args))[1])
+    with suppress(ValueError):  # a file that has become shorter
+        assert read_tensors(file)[1] != sha256 or change == "longer"
 
 
 def test_links_in_a_folder_are_followed_to_files_alone(tmp_path: Path) -> None:
@@ -1515,42 +1426,42 @@ def test_digests_are_hex_digits(tmp_path: Path) -> None:
     content = json.loads(file.read_text()) | {"tensors_sha256": "../../../../x"}
     content["manifest_sha256"] = manifest_digest(content)
     file.write_text(json.dumps(content))
-    with one_line("a digest of 64 hex digits"):
+    with one_line("the manifest of an artifact"):
         read(tmp_path / "a")
 
 
 @pytest.mark.parametrize("name", ["important.txt", "../outside.txt", {"name": "important.txt"}])
 def test_files_that_a_manifest_names_are_not_removed(tmp_path: Path, name: Any) -> None:
-    folder = tmp_path / "a"
-    folder.mkdir()
-    for file in (folder / "important.txt", tmp_path / "outside.txt"):
+    place = tmp_path / "a"
+    place.mkdir()
+    for file in (place / "important.txt", tmp_path / "outside.txt"):
         file.write_text("mine")
-    old = {"format": "subbayes", "format_version": 3, "kind": "test", "tensor_file": name}
-    (folder / "manifest.json").write_text(json.dumps(old))
+    old = {"format": "subbayes", "format_version": 4, "kind": "test", "tensor_file": name}
+    (place / "manifest.json").write_text(json.dumps(old))
     with suppress(ArtifactError):
-        put(folder, 1)
+        put(place, 1)
     with suppress(ArtifactError):
-        artifact.write(folder, "test", {"z": torch.eye(2)}, {}, overwrite=True)
-    delete(folder, "test")
-    for file in (folder / "important.txt", tmp_path / "outside.txt"):
+        write(place, "test", {"z": torch.eye(2)}, {}, overwrite=True)
+    delete(place, "test")
+    for file in (place / "important.txt", tmp_path / "outside.txt"):
         assert file.read_text() == "mine"
 
 
 @pytest.mark.slow
 def test_a_manifest_of_very_many_values_is_refused_before_it_is_built(tmp_path):
-    folder = tmp_path / "many"
-    artifact.write(folder, "example", {}, {"values": []})
-    manifest = folder / "manifest.json"
+    place = tmp_path / "many"
+    write(place, "example", {}, {"values": []})
+    manifest = place / "manifest.json"
     text = manifest.read_text().replace('"values": []', '"values": [' + "[]," * 2_000_000 + "[]]")
     manifest.write_text(text)
     tracemalloc.start()
-    with pytest.raises(InputError, match="a manifest in JSON .* got more than 1048576 values"):
-        artifact.read(folder)
+    with pytest.raises(InputError, match="artifact .* got more than 1048576 values"):
+        read(place)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 4 * len(text)
     with pytest.raises(InputError, match="facts: expected what a manifest can hold, got more than"):
-        artifact.write(tmp_path / "written", "example", {}, {"values": [0] * 2**20 + [1, 2]})
+        write(tmp_path / "written", "example", {}, {"values": [0] * 2**20 + [1, 2]})
 
 
 def test_a_folder_is_checked_before_a_long_computation(tmp_path):
@@ -1567,9 +1478,9 @@ def test_a_folder_is_checked_before_a_long_computation(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("manifest.json", "no JSON", "a manifest in JSON .*got"),
-        ("manifest.json", "", "a manifest in JSON"),
-        ("manifest.json", "[1]", "a manifest that is a JSON object"),
+        ("manifest.json", "no JSON", "the manifest of an artifact .*got"),
+        ("manifest.json", "", "the manifest of an artifact"),
+        ("manifest.json", "[1]", "an artifact of subbayes"),
         ("manifest.json", '{"name": "app"}', "an artifact of subbayes"),
         ("thesis.tex", "…", "a new folder, an empty one or an artifact"),
         ("tensors-0123456789abcdef.safetensors", "", None),
@@ -1586,15 +1497,8 @@ def test_what_no_checkpoint_can_replace_is_refused_before_the_run(tmp_path, name
     assert listing(tmp_path) == [name]
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_a_file_made_meanwhile_is_kept(tmp_path, monkeypatch, links):
+def test_a_file_made_meanwhile_is_kept(tmp_path):
     target = tmp_path / "table.csv"
-    if not links:
-
-        def no_links(*_):
-            raise PermissionError(errno.EPERM, "Operation not permitted")
-
-        monkeypatch.setattr(os, "link", no_links)
 
     def pieces():
         yield b"ours"

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from subbayes.artifacts.facts import parse
+from subbayes.artifacts.files import as_path, atomic_write_text, translate_os_errors
 from subbayes.utils.checks import fail
-from subbayes.utils.files import as_path, atomic_write_text, translate_os_errors
-from subbayes.utils.strict_json import parse
 
 __all__ = ["OverwritableFiles"]
 

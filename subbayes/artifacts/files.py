@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
@@ -22,29 +21,25 @@ from subbayes.utils.checks import InputError, fail_type
 from subbayes.utils.first_process import is_first_process
 
 __all__ = [
-    "CHECK",
     "ArtifactError",
     "StrPath",
     "as_path",
     "atomic_write_bytes",
     "atomic_write_text",
     "check_writable",
-    "translate_os_errors",
+    "fail_artifact",
+    "fail_damaged",
     "make_folder",
     "new_file",
-    "fail_artifact",
     "open_file",
-    "fail_damaged",
-    "rename",
-    "replace_file",
+    "publish",
     "quoted",
-    "link",
     "read_start",
     "remove",
-    "sync_folder",
-    "temporary_stem",
+    "replace_file",
+    "temporary_file",
+    "translate_os_errors",
     "write_new",
-    "write_temporary",
 ]
 
 StrPath = str | os.PathLike[str]
@@ -114,28 +109,18 @@ def replace_file(path: Path, pieces: Iterable[bytes], overwrite: bool = True) ->
     with translate_os_errors(path):
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if path.exists() and not path.is_file():
-            _write_device(path, pieces)
-        else:
-            file = new_file(path, overwrite)
-            _replace_file(Path(os.path.realpath(file)), pieces, overwrite)
-
-
-def _write_device(device: Path, pieces: Iterable[bytes]) -> None:
-    """Write into a device or a pipe, which must not be replaced by a file."""
-    with _closing(os.open(device, os.O_WRONLY | _BINARY)) as descriptor:
-        for piece in pieces:
-            _write_all(descriptor, piece)
-
-
-def _replace_file(target: Path, pieces: Iterable[bytes], overwrite: bool) -> None:
-    mode = target.stat().st_mode & 0o777 if target.exists() else None
-    if mode is not None and not os.access(target, os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    with make_folder(target.parent) as directory:
-        publish = rename if overwrite else link
-        publish(write_temporary(directory, target.name, pieces, mode), target)
-        sync_folder(directory)
+        if path.exists() and not path.is_file():  # a device, such as a terminal
+            with path.open("wb") as device:
+                device.writelines(pieces)
+            return
+        target = Path(os.path.realpath(new_file(path, overwrite)))
+        mode = target.stat().st_mode & 0o777 if target.exists() else None
+        if mode is not None and not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        with make_folder(target.parent) as directory:
+            temporary = temporary_file(directory, target.name)
+            write_new(temporary, pieces, mode)
+            publish(temporary, target, overwrite)
 
 
 def open_file(path: Path) -> BufferedReader:
@@ -146,17 +131,15 @@ def open_file(path: Path) -> BufferedReader:
     Raises:
         OSError: a folder, a pipe or a device, besides the usual reasons.
     """
-    descriptor = os.open(path, os.O_RDONLY | _BINARY | getattr(os, "O_NONBLOCK", 0))
-    try:
-        mode = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "Not a file", os.fspath(path))
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
+    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "Not a file", os.fspath(path))
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def read_start(path: Path, most: int) -> bytes:
@@ -168,48 +151,29 @@ def read_start(path: Path, most: int) -> bytes:
 # --- the steps ----------------------------------------------------------------------------------
 
 _BINARY = getattr(os, "O_BINARY", 0)
-_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{16}\.subbayes-tmp")
-CHECK = "check"
-"""Stem of the temporary files of `check_writable`."""
 _STEM = 50  # characters of a file's name in that of its temporary file
 
 
-def write_temporary(
-    directory: Path, stem: str, pieces: Iterable[bytes], mode: int | None = None
-) -> Path:
-    """Write and sync a new temporary file; leave nothing behind on failure."""
-    temporary = directory / f".{stem[:_STEM]}.{secrets.token_hex(8)}.subbayes-tmp"
-    write_new(temporary, pieces, mode)
-    return temporary
+def temporary_file(directory: Path, stem: str) -> Path:
+    """The path of a temporary file that no other writer chooses."""
+    return directory / f".{stem[:_STEM]}.{secrets.token_hex(8)}.subbayes-tmp"
 
 
 def write_new(file: Path, pieces: Iterable[bytes], mode: int | None = None) -> None:
     """Write and sync a file that does not exist yet; leave nothing behind on failure."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY
     try:
-        with _closing(os.open(file, flags, 0o666)) as descriptor:
-            if mode is not None and hasattr(os, "fchmod"):
-                os.fchmod(descriptor, mode)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+        try:
+            if mode is not None:
+                file.chmod(mode)
             for piece in pieces:
                 _write_all(descriptor, piece)
             os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except BaseException:
         remove(file)
         raise
-
-
-def temporary_stem(name: str) -> str | None:
-    """The stem that `write_temporary` was called with, of one of its files; else None."""
-    found = _TEMPORARY.fullmatch(name)
-    return None if found is None else found[1]
-
-
-@contextmanager
-def _closing(descriptor: int) -> Iterator[int]:
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _write_all(descriptor: int, piece: bytes) -> None:
@@ -222,26 +186,15 @@ def _write_all(descriptor: int, piece: bytes) -> None:
         view = view[written:]
 
 
-def rename(temporary: Path, target: Path) -> None:
+def publish(temporary: Path, target: Path, overwrite: bool) -> None:
     """Move a temporary file to its target in one step; remove it on failure."""
     try:
+        new_file(target, overwrite)  # perhaps made meanwhile
         os.replace(temporary, target)
     except BaseException:
         remove(temporary)
         raise
-
-
-def link(temporary: Path, target: Path) -> None:
-    """Move a temporary file to its target unless a file was made there meanwhile."""
-    try:
-        try:
-            os.link(temporary, target)
-        except OSError as error:
-            if isinstance(error, FileExistsError) or os.path.lexists(target):
-                _fail_of_existing(target)
-            os.replace(temporary, target)  # of a file system without links
-    finally:
-        remove(temporary)
+    _sync_folder(target.parent)
 
 
 def remove(file: Path) -> None:
@@ -250,18 +203,14 @@ def remove(file: Path) -> None:
         os.unlink(file)
 
 
-def sync_folder(directory: Path) -> None:
+def _sync_folder(directory: Path) -> None:
     """Make renames durable, if the system can sync a folder."""
-    try:
+    with suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY)
-    except OSError:
-        return
-    with _closing(descriptor):
         try:
             os.fsync(descriptor)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
-                raise
+        finally:
+            os.close(descriptor)
 
 
 @contextmanager
@@ -288,14 +237,16 @@ def check_writable(argument: str, folder: Path) -> None:
         >>> check_writable("out", Path("/dev/null/runs"))
         Traceback (most recent call last):
         ...
-        subbayes.utils.files.ArtifactError: out: expected a folder, got Not a directory at...
+        subbayes.artifacts.files.ArtifactError: out: expected a folder, got Not a directory at...
     """
     with (
         translate_os_errors(folder, argument=argument),
         suppress(_Checked),
         make_folder(folder) as made,
     ):
-        remove(write_temporary(made, CHECK, []))
+        file = temporary_file(made, "check")
+        write_new(file, [])
+        remove(file)
         raise _Checked  # which removes the folders that were made
 
 

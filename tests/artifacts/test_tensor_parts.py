@@ -5,8 +5,9 @@ import pytest
 import torch
 
 from subbayes import InputError
-from subbayes.utils import artifact, tensor_parts
-from subbayes.utils.tensor_file import DividedTensor
+from subbayes.artifacts import folder as artifact
+from subbayes.artifacts import tensors as tensors_module
+from subbayes.artifacts.tensors import DividedTensor
 
 
 def tensors():
@@ -27,7 +28,7 @@ def ranges(name, shape, rng):
 
 @pytest.mark.parametrize("piece", [7, 64, 2**20])
 def test_parts_are_those_of_the_whole(tmp_path, monkeypatch, piece):
-    monkeypatch.setattr(tensor_parts, "_PIECE", piece)
+    monkeypatch.setattr(tensors_module, "_PIECE", piece)
     whole, rng = tensors(), np.random.default_rng(1)
     artifact.write(tmp_path, "example", whole, {})
     own = {name: ranges(name, t.shape, rng) for name, t in whole.items()} | {"flags": None}

@@ -9,9 +9,9 @@ import pytest
 
 import subbayes
 from subbayes import InputError
+from subbayes.artifacts.saving import CARD_MARK
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.likelihoods import Gaussian
-from subbayes.utils.saving import CARD_MARK
 
 
 @pytest.fixture

@@ -1,0 +1,235 @@
+"""Facts: what an artifact holds beside tensors, as classes with fields and as JSON.
+
+Facts of a kind of artifact are a class: a subclass of `Facts`, or a frozen dataclass, whose
+annotations are their schema. `encode` makes values of JSON of them, and `as_facts` the class again
+of what `decode` returns.
+
+JSON lacks some numbers: NaN and infinities are `{"__float__": "nan" | "inf" | "-inf"}`, integers
+beyond 64 bits `{"__int__": "0x…"}`. Tuples are restored as lists, NumPy scalars and small arrays as
+plain numbers and lists.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+from torch import Tensor
+
+from subbayes.artifacts.files import fail_artifact
+from subbayes.utils.checks import fail_type
+from subbayes.utils.text_table import MOST_LETTERS, key_place
+
+__all__ = [
+    "Count",
+    "DrawCount",
+    "Facts",
+    "Finite",
+    "Line",
+    "Name",
+    "Numbers",
+    "Positive",
+    "Probability",
+    "Size",
+    "as_facts",
+    "canonical_bytes",
+    "check_known",
+    "decode",
+    "encode",
+    "is_unicode",
+    "parse",
+]
+
+Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
+Positive = Annotated[float, Meta(gt=1e-150, lt=1e150)]
+"""A number above 0 whose square is above 0 and finite."""
+Probability = Annotated[float, Meta(gt=0, lt=1)]
+Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""A whole number of at least 0."""
+Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+"""A whole number of at least 1."""
+DrawCount = Annotated[int, Meta(ge=1, le=10**5)]
+"""A number of draws that no tensor confirms."""
+Name = Annotated[str, Meta(max_length=MOST_LETTERS)]
+Line = Annotated[
+    str, Meta(max_length=MOST_LETTERS, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")
+]
+"""A name that is shown in tables and on a terminal, without control characters."""
+Numbers = dict[Name, list[float]]
+"""Numbers by name, such as the loss after each epoch."""
+
+_MAX_DEPTH = 64
+_MAX_VALUES = 2**20  # of a manifest: lists, dicts and what is in them
+_MAX_ARRAY = 4096
+_MAX_BITS = 4096  # of an integer: Python shows none of more than 4300 digits
+_FLOATS = ("nan", "inf", "-inf")
+_T = TypeVar("_T")
+
+
+class Facts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Base class of facts; a `__post_init__` checks what no annotation says."""
+
+
+def as_facts(value: Any, kind: type[_T]) -> _T:
+    """Facts in their class, after checks of their types and ranges.
+
+    Raises:
+        msgspec.ValidationError: other facts, with their place.
+    """
+    return msgspec.convert(value, kind)
+
+
+def check_known(values: dict[str, Any], kind: Any) -> None:
+    """Raise `ValueError` for values by name of other types than a `TypedDict` has, in facts.
+
+    Values of other names may be anything.
+    """
+    try:
+        msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
+# --- writing --------------------------------------------------------------------------------------
+
+
+def encode(facts: Any) -> dict[str, Any]:
+    """Convert facts to values of strict JSON; numbers that JSON lacks become dicts of text.
+
+    Raises:
+        InputTypeError: no facts, or a value in them that is neither text, number, list nor dict.
+        ArtifactError: values that are nested too deeply or too large, or reserved keys.
+    """
+    if not isinstance(facts, (Mapping, msgspec.Struct)):
+        fail_type("facts", "a dict", facts)
+    plain = dict(_encode(facts, "facts"))
+    try:
+        _check_size(canonical_bytes(plain))
+    except ValueError as error:
+        fail_artifact("facts", "what a manifest can hold", str(error), "Put it into tensors")
+    return plain
+
+
+def _encode(value: Any, where: str, depth: int = _MAX_DEPTH) -> Any:
+    """Convert to strict JSON values; `where` is the place that an error names."""
+    if depth == 0:
+        fail_artifact("facts", f"at most {_MAX_DEPTH} levels",
+                      "deeper nesting, or a value in itself", "Flatten it")  # fmt: skip
+    if value is None:
+        return None
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, str):
+        return _check_unicode(str.__str__(value), where)
+    if isinstance(value, (int, np.integer)):
+        number = int(value)
+        if number.bit_length() > _MAX_BITS:
+            fail_artifact(where, f"integers of at most {_MAX_BITS} bits",
+                          f"one of {number.bit_length()}", "Put it into tensors")  # fmt: skip
+        return number if abs(number) < 2**63 else {"__int__": hex(number)}
+    if isinstance(value, (float, np.floating)):
+        real = float(value)
+        return real if math.isfinite(real) else {"__float__": repr(real)}
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.asdict(value)
+    elif is_dataclass(value) and not isinstance(value, type):
+        value = {f.name: getattr(value, f.name) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {_check_key(k, where): _encode(v, key_place(where, k), depth - 1)
+                for k, v in value.items()}  # fmt: skip
+    if isinstance(value, (list, tuple)):
+        return [_encode(v, f"{where}[{i}]", depth - 1) for i, v in enumerate(value)]
+    if isinstance(value, (np.ndarray, Tensor)):
+        size = value.size if isinstance(value, np.ndarray) else value.numel()
+        if size > _MAX_ARRAY:
+            fail_artifact(where, f"arrays of at most {_MAX_ARRAY} values", f"{size} values",
+                          "Put it into tensors")  # fmt: skip
+        return _encode(value.tolist(), where, depth - 1)
+    fail_type(where, "text, numbers, booleans, None, lists or dicts of them", value,
+              "Convert it to one of these")  # fmt: skip
+
+
+def _check_key(key: Any, where: str) -> str:
+    if not isinstance(key, str):
+        fail_type(where, "keys that are text", key, "Convert the key with str()")
+    if key in ("__float__", "__int__"):
+        fail_artifact(
+            where, "keys other than '__float__' and '__int__'", repr(key), "Rename the key"
+        )
+    return _check_unicode(str.__str__(key), where)
+
+
+def _check_unicode(text: str, where: str) -> str:
+    if not is_unicode(text):
+        fail_artifact(where, "text in Unicode", f"a lone surrogate in {text[:60]!a}", "Rename it")
+    return text
+
+
+def is_unicode(text: str) -> bool:
+    """Whether text has no lone surrogates, which no file in UTF-8 can hold."""
+    return text.isascii() or text == text.encode("utf-8", "ignore").decode("utf-8")
+
+
+def canonical_bytes(plain: Any) -> bytes:
+    """Give equal plain values equal bytes, whatever the order of their keys."""
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def parse(data: bytes) -> Any:
+    """Read JSON, of at most a million values.
+
+    Raises:
+        ValueError: no JSON in UTF-8, or values that are too many or nested too deeply.
+
+    Example:
+        >>> parse(b'{"a": [1, 2.5]}')
+        {'a': [1, 2.5]}
+    """
+    _check_size(data)
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+
+
+def _check_size(data: bytes) -> None:
+    """Raise `ValueError` for many values: an empty list takes 3 bytes of text and 64 of memory."""
+    if sum(data.count(mark) for mark in (b",", b"[", b"{")) > _MAX_VALUES:
+        raise ValueError(f"more than {_MAX_VALUES} values")
+
+
+def decode(value: Any) -> Any:
+    """Return the facts that `encode` encoded.
+
+    Raises:
+        ValueError: a number that `encode` does not write, or an integer beyond 4096 bits.
+    """
+    if isinstance(value, list):
+        return [decode(v) for v in value]
+    if isinstance(value, int):
+        return _check_bits(value)
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {"__float__"}:
+        if value["__float__"] not in _FLOATS:
+            raise ValueError(f"'__float__': {value['__float__']!r}")
+        return float(value["__float__"])
+    if value.keys() == {"__int__"}:
+        return _check_bits(int(value["__int__"], 16))
+    return {k: decode(v) for k, v in value.items()}
+
+
+def _check_bits(number: int) -> int:
+    if number.bit_length() > _MAX_BITS:
+        raise ValueError(f"an integer of {number.bit_length()} bits")
+    return number
