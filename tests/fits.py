@@ -4,7 +4,8 @@ import dataclasses
 
 import pandas as pd
 
-from subbayes.comparison.comparison import compare_methods, named_methods
+from subbayes.comparison.comparison import compare_methods
+from subbayes.comparison.registry import named_methods
 from subbayes.inference.configuration import Sampling
 from subbayes.priors import EvidencePrior
 from subbayes.subspaces.registry import SUBSPACES

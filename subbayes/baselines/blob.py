@@ -34,8 +34,6 @@ from subbayes.utils.checks import check_count, check_positive, check_seed, is_fi
 from subbayes.utils.seeding import fork_rng
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["MeanFieldSettings", "MeanFieldWeights", "blob", "train_mean_field"]
-
 
 @dataclass(frozen=True)
 class MeanFieldSettings:

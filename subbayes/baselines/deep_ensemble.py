@@ -27,8 +27,6 @@ from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import is_same_view
 from subbayes.utils.warning import warn_user
 
-__all__ = ["Members", "deep_ensemble", "ensemble_from_results", "train_members"]
-
 
 @dataclass(frozen=True)
 class Members:

@@ -48,8 +48,6 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Inputs
 
-__all__ = ["WeightSamples", "rebuild", "stack_likelihoods"]
-
 
 class SamplesFacts(KindFacts):
     """`WeightSamples` but for their tensors."""

@@ -12,8 +12,6 @@ from subbayes.baselines.trained_network import network_and_likelihood
 from subbayes.likelihoods import Likelihood
 from subbayes.training.trainer import SwaResult
 
-__all__ = ["point_estimate"]
-
 
 def point_estimate(
     trained: Any,

@@ -45,8 +45,6 @@ from subbayes.utils.torch_lock import torch_lock
 from subbayes.utils.trees import n_rows, take, to_device
 from subbayes.utils.types import Inputs
 
-__all__ = ["DropoutMasks", "McDropout", "check_dropout", "mc_dropout", "rebuild"]
-
 _DROPOUT_FUNCTIONS = (
     functional.dropout,
     functional.dropout1d,

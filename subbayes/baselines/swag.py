@@ -6,8 +6,6 @@ from subbayes.baselines.ensemble import WeightSamples
 from subbayes.training.trainer import SwaResult
 from subbayes.utils.checks import fail_type
 
-__all__ = ["swag"]
-
 
 def swag(
     result: SwaResult, n_draws: int = 30, *, scale: float = 1.0, seed: int = 0

@@ -30,8 +30,6 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.types import Outputs, Targets
 
-__all__ = ["ScaledNoise", "TemperatureScaled", "temperature_scaling"]
-
 
 class ScaledFacts(KindFacts):
     """A `TemperatureScaled` but for its tensors, which are those of the base."""

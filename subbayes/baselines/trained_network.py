@@ -16,8 +16,6 @@ from subbayes.training.pipeline import estimate_parameters
 from subbayes.training.trainer import SwaResult, TrainingResult
 from subbayes.utils.checks import fail, fail_type
 
-__all__ = ["network_and_likelihood"]
-
 
 def network_and_likelihood(
     trained: Any,

@@ -151,7 +151,7 @@ def compare(
         fail("preset", "none for a comparison", settings.preset, "Use method mclmc")
     frame = source.read(table, target)
     rows = _split(frame, target, test_rows, source, settings.sampling.seed)
-    from subbayes.comparison.comparison import named_methods
+    from subbayes.comparison.registry import named_methods
 
     compared = named_methods(
         names,
@@ -183,7 +183,7 @@ def compare(
 
 
 def _method_names(methods: str) -> list[str]:
-    from subbayes.comparison.comparison import METHODS
+    from subbayes.comparison.registry import METHODS
     from subbayes.utils.checks import closest, fail, one_of
 
     names = [name.strip() for name in methods.split(",") if name.strip()]

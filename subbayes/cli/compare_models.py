@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from subbayes.draws import Draws
     from subbayes.posterior import Posterior
 
-__all__ = ["rank_models"]
 
 _REGRESSION = "semi-structured-model"
 

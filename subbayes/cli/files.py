@@ -19,20 +19,6 @@ if TYPE_CHECKING:
     from subbayes.data.table_batches import TableBatches
     from subbayes.tables.data_frame_model import DataFrameModel
 
-__all__ = [
-    "check_model_folder",
-    "check_other_file",
-    "check_output_file",
-    "encode_rows",
-    "load_model",
-    "load_table_model",
-    "missing_marks",
-    "model_path",
-    "naming_out",
-    "read_rows",
-    "row_batches",
-]
-
 
 def model_path(folder: Path) -> Path:
     """The path of the artifact: the folder that was passed to `fit`, or `model` in it.

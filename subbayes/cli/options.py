@@ -24,15 +24,6 @@ if TYPE_CHECKING:
 
     from subbayes.data.encoder import TabularEncoder
 
-__all__ = [
-    "Console",
-    "PredictionOptions",
-    "TableOptions",
-    "TextOptions",
-    "expand_groups",
-    "given_options",
-    "option",
-]
 
 OUTPUT, DATA = "Output", "Data"
 SPARSE = "Sparse networks"

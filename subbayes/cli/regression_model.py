@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from subbayes.semistructured.model import SemiStructuredRegression
     from subbayes.semistructured.saving import SemiStructuredFacts
 
-__all__ = ["RegressionModel"]
-
 
 @dataclass(frozen=True)
 class RegressionModel:

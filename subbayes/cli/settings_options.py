@@ -18,8 +18,6 @@ from subbayes.cli.options import SPARSE, option, with_signature
 from subbayes.models.settings import PRIOR_SCALES, TableSettings
 from subbayes.utils.configuration import Setting, change, settings_of
 
-__all__ = ["OPTIONS", "POSTERIOR", "subspace_name", "with_settings"]
-
 _COVARIANCE = "subspace.covariance"
 NETWORK, POSTERIOR = "Network and training", "Posterior"
 

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from subbayes.draws import Draws
     from subbayes.posterior import Posterior
 
-__all__ = ["arviz_data", "row_weight_group", "to_arviz"]
 
 _NAMES = {  # the names that ArviZ's plots and diagnostics look for
     "log_likelihood": "log_likelihood_sum",  # ArviZ's log_likelihood is per observation

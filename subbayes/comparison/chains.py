@@ -20,9 +20,6 @@ from subbayes.priors import Normal
 from subbayes.subspaces.full import Full
 from subbayes.utils.checks import check_count, check_positive, fail
 
-__all__ = ["MicrocanonicalEnsemble", "timed_sampling"]
-
-
 _WARMUP = 4000
 
 

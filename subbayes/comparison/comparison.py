@@ -13,7 +13,7 @@ import pandas as pd
 from torch import Tensor, nn
 
 from subbayes.comparison.methods import Setup
-from subbayes.comparison.registry import METHODS, Comparable, methods_by_key, named_methods
+from subbayes.comparison.registry import Comparable, methods_by_key
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.predictor import Predictor
@@ -28,15 +28,6 @@ from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.text_table import text_table
 from subbayes.utils.types import Targets
-
-__all__ = [
-    "METHODS",
-    "SCORE_HEADINGS",
-    "Comparison",
-    "compare_methods",
-    "format_score",
-    "named_methods",
-]
 
 SCORE_HEADINGS = {
     "log_likelihood": "log-likelihood",

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from subbayes.draws import Draws
     from subbayes.posterior import Posterior
 
-__all__ = ["ModelComparison", "ModelScore", "compare_posteriors", "reweight"]
 
 _MOST_DRAWS, _MOST_NUMBERS = 4000, 2**27
 _BAD_K = 0.7

@@ -25,8 +25,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["Solution", "block_conjugate_gradients"]
-
 _STARTS = 4
 
 

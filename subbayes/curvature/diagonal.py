@@ -28,8 +28,6 @@ from subbayes.curvature.precision import Precision
 from subbayes.curvature.row_sums import sum_over_rows
 from subbayes.utils.memory import temporary_size
 
-__all__ = ["Diagonal", "squared_column_norms"]
-
 _BLOCK = 2**18
 _PAIRS = 2**24
 

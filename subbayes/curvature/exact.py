@@ -17,8 +17,6 @@ from subbayes.curvature.row_sums import sum_over_rows
 from subbayes.curvature.single_layer import SingleLayer
 from subbayes.utils.warning import warn_user
 
-__all__ = ["Dual", "Primal", "inverse_pays", "solved_blocks", "times_of_forms"]
-
 _COLUMNS = 2048
 _PRECISE = 1e-6  # relative error of solutions of the dual form, in the norm of the precision
 _REFINEMENTS = 5

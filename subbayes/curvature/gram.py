@@ -31,17 +31,6 @@ from subbayes.curvature.layers import (
 )
 from subbayes.utils.memory import temporary_size
 
-__all__ = [
-    "Block",
-    "block",
-    "concatenate_rows",
-    "gram",
-    "gram_of_each",
-    "pull_block",
-    "push_block",
-    "split_columns",
-]
-
 _OUTER, _INNER, _PAIRS = 128 * 2**20, 16 * 2**20, 16 * 2**20  # bytes of temporary tensors on a CPU
 
 

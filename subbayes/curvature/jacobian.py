@@ -41,15 +41,6 @@ from subbayes.utils.progress import estimated_progress
 from subbayes.utils.trees import n_rows, take, to_device, tree_map
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = [
-    "MEMORY_LIMIT",
-    "Jacobian",
-    "UnavailableRows",
-    "check_covariance_blocks",
-    "check_covariance_memory",
-    "curvature_root",
-]
-
 MEMORY_LIMIT = 2**28
 _MANY = 4  # with more vectors per row of an input, dense rows cost less than backward passes
 _SHARED_BLOCKS = 16  # of a Gram matrix, of which processes compute some

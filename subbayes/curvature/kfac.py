@@ -40,8 +40,6 @@ from subbayes.curvature.row_sums import Terms, sum_over_rows
 from subbayes.utils.checks import check_count, check_seed
 from subbayes.utils.memory import temporary_size
 
-__all__ = ["Factors", "Kfac", "factor_shape"]
-
 _AT_ONCE = 2**22
 
 

@@ -40,8 +40,6 @@ from torch import Tensor
 from subbayes.utils.checks import check_choice, check_count, check_positive, check_seed, fail
 from subbayes.utils.progress import progress_bar
 
-__all__ = ["Eigenpairs", "Operator", "SpectralDensity", "eigenvalues", "spectral_density"]
-
 Which = Literal["largest", "smallest", "magnitude"]
 
 

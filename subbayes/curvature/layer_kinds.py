@@ -22,16 +22,6 @@ from torch.nn import functional as F
 
 from subbayes.networks.layer_kinds import BATCH_NORMS
 
-__all__ = [
-    "ConcatenatedRuns",
-    "Kind",
-    "RightFactor",
-    "embedding_gradient",
-    "kind_of",
-    "right_columns",
-    "sum_of_outer_products",
-]
-
 RightFactor = Callable[[slice], Float[Tensor, "n t groups i"]]
 """From a slice of rows to their right factors."""
 

@@ -42,18 +42,6 @@ from subbayes.utils.checks import fail
 from subbayes.utils.trees import leaves, n_rows, take
 from subbayes.utils.types import Inputs
 
-__all__ = [
-    "CapturedBatch",
-    "Layer",
-    "LayerGradients",
-    "Layers",
-    "OtherGradients",
-    "OtherWeights",
-    "Span",
-    "check_sums",
-    "matches_autograd",
-]
-
 Part = tuple[slice, Float[Tensor, "n p"]]
 _TEST_ROWS = 3
 

@@ -27,8 +27,6 @@ from subbayes.curvature.row_sums import check_same, sum_over_rows
 from subbayes.utils.checks import check_count, check_positive, check_seed, fail
 from subbayes.utils.warning import warn_user
 
-__all__ = ["LowRank", "squared_together"]
-
 _MOST_ITERATIONS = 1000  # of small networks
 _LEAST_TOLERANCE = 1e-15
 Pairs = tuple[Float[Tensor, "r"], Float[Tensor, "r D"], float]

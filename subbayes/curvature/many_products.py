@@ -29,8 +29,6 @@ from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["MANY_OUTPUTS", "ManyProducts"]
-
 MANY_OUTPUTS = 256  # of an input, beyond which there are products and draws, and no rows or blocks
 
 Pull = Callable[[Tensor], tuple[Tensor, ...]]

@@ -26,8 +26,6 @@ from subbayes.networks.tracing.memory import reuse_memory
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import temporary_size
 
-__all__ = ["PartialJacobian", "active_cotangents", "rows_at_once"]
-
 _DENSE = 16  # multiplications of a matrix product in the time of one gathered product
 _LIMIT = 2**26
 _MOST_ROWS = 32

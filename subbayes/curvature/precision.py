@@ -23,8 +23,6 @@ from subbayes.networks.network import Network
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.warning import warn_user
 
-__all__ = ["Precision", "cholesky"]
-
 _AT_ONCE = 1024
 
 

@@ -41,8 +41,6 @@ from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.trees import take, to_device
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["Curvature", "Kind"]
-
 Kind = Literal["hessian", "fisher", "empirical-fisher"]
 _KINDS = ("hessian", "fisher", "empirical-fisher")
 _ROWS, _PRODUCT = 256, 8  # rows at once; memory of a product, in that of the outputs

@@ -9,8 +9,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = ["RowNoise"]
-
 _CHUNK = 2**14  # numbers of a generator
 
 

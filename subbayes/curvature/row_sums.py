@@ -33,16 +33,6 @@ from subbayes.utils.progress import estimated_progress
 from subbayes.utils.trees import n_rows, row_kind, take, to_device
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = [
-    "SUM_BYTES",
-    "Terms",
-    "check_in_all",
-    "check_same",
-    "first_rows",
-    "share_rows",
-    "sum_over_rows",
-]
-
 Terms = tuple[Tensor, ...]
 _AT_ONCE = 2**16  # numbers that are encoded together, so that their limbs stay in the cache
 SUM_BYTES = 104

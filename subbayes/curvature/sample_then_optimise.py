@@ -43,8 +43,6 @@ from subbayes.utils.checks import check_choice, check_count, check_positive, che
 from subbayes.utils.progress import estimated_progress
 from subbayes.utils.warning import warn_user
 
-__all__ = ["SOLVERS", "LinearDraws", "Products", "SampleThenOptimise"]
-
 SOLVERS = ("auto", "dual", "primal", "minibatch")
 _VECTORS = 6  # of D numbers in memory at once for each draw while it is solved
 _ROUNDS = 20  # of dual solutions, until the norms of what they give are known

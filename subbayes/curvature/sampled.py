@@ -31,8 +31,6 @@ from subbayes.curvature.summed_products import products_of
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.utils.checks import fail
 
-__all__ = ["Sampled"]
-
 _FEW_OUTPUTS = 64  # per row, up to which the prior's covariance is computed
 _JOINT_ROWS = 2000  # rows of a joint covariance of the prior
 _FEW_EIGENVALUES = 500

@@ -23,8 +23,6 @@ from torch.nn import functional as F
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layer, LayerGradients
 
-__all__ = ["SingleLayer"]
-
 _AT_ONCE = 2**22  # entries of a temporary tensor
 _SHARE = 2  # the layer is at most this many times larger than the selection
 

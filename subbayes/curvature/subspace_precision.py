@@ -30,16 +30,6 @@ from subbayes.curvature.single_layer import SingleLayer
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 from subbayes.utils.memory import check_memory
 
-__all__ = [
-    "SubspacePrecision",
-    "all_squared_in_subspace",
-    "squared_basis",
-    "squared_in_subspace",
-    "subspace_jacobian",
-    "subspace_jacobian_in_chunks",
-    "subspace_outputs",
-]
-
 _AT_ONCE = 2**22  # entries in float64
 _WEIGHTS_AT_ONCE = 2**27  # of vectors of weights
 Matrices = tuple[Float[Tensor, "k k"], Float[Tensor, "k k"]]

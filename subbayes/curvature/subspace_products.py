@@ -13,8 +13,6 @@ from subbayes.curvature.row_noise import RowNoise
 from subbayes.curvature.sample_then_optimise import Products
 from subbayes.subspace import Subspace
 
-__all__ = ["WhitenedProducts"]
-
 
 @dataclass(frozen=True)
 class WhitenedProducts:

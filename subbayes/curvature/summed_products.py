@@ -17,8 +17,6 @@ from subbayes.curvature.row_sums import sum_over_rows
 from subbayes.curvature.sample_then_optimise import Products, SampleThenOptimise
 from subbayes.utils.checks import fail
 
-__all__ = ["SummedProducts", "products_of"]
-
 
 def products_of(
     V: Jacobian, settings: SampleThenOptimise

@@ -13,17 +13,6 @@ from subbayes.data.to_pandas import to_pandas
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = [
-    "check_dense",
-    "check_not_masked",
-    "is_list_of_dicts",
-    "join_dicts",
-    "native_array",
-    "to_inputs",
-    "to_targets",
-    "to_tensor",
-]
-
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # with which torch does not compute
 
 

@@ -12,8 +12,6 @@ from subbayes.utils.memory import available_memory, format_bytes
 from subbayes.utils.trees import row_kind, tensors_of, with_tensors
 from subbayes.utils.warning import warn_user
 
-__all__ = ["CACHED_BYTES", "BatchCache", "concatenate"]
-
 CACHED_BYTES = 2**30
 """Bytes of the rows of a loader that are kept in memory by default."""
 

@@ -14,8 +14,6 @@ from torch import Tensor
 from subbayes.utils.checks import check_choice, fail
 from subbayes.utils.types import Targets
 
-__all__ = ["class_weights"]
-
 _NUMBERS = (Real, Tensor, np.generic)
 
 

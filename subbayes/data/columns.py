@@ -17,21 +17,6 @@ from subbayes.data.frames import quote
 from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
 
-__all__ = [
-    "MANY_ROWS",
-    "Kind",
-    "as_labels",
-    "as_numbers",
-    "as_numpy",
-    "constant_columns",
-    "kind_of",
-    "kind_of_labels",
-    "labels_as_fitted",
-    "mask_markers",
-    "warn_about_decimal_commas",
-    "warn_about_row_numbers",
-]
-
 MANY_ROWS = 20
 """Text columns with at least this many rows and no repeated value are treated as identifiers."""
 

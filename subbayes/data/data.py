@@ -34,18 +34,6 @@ from subbayes.utils.seeding import fork_rng, give_way
 from subbayes.utils.trees import leaves, n_rows, named_leaves, row_kind, take, to_device, tree_map
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = [
-    "Data",
-    "as_pair",
-    "batch_sizes",
-    "check_rows",
-    "check_weights",
-    "join_batches",
-    "join_targets",
-    "split_batches",
-    "without_labels",
-]
-
 
 def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:
     """Check that all tensors have finite numbers and one row per observation.

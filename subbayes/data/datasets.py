@@ -15,17 +15,6 @@ from jaxtyping import Bool, Float64
 
 from subbayes.utils.checks import InputError, check_choice, error_text, fail
 
-__all__ = [
-    "CENTRED",
-    "RAW",
-    "VARIABLE",
-    "cache_dir",
-    "data_dir",
-    "find_file",
-    "load_uci",
-    "usual_splits",
-]
-
 VARIABLE = "SUBBAYES_DATA"
 """The environment variable that names the data directory."""
 

@@ -9,8 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["batch_digests"]
-
 
 def batch_digests(parts: Iterable[tuple[str, Mapping[str, Tensor]]]) -> dict[str, str]:
     """A digest of each named tensor over all batches.

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["Division"]
-
 
 @dataclass(frozen=True)
 class Division:

@@ -12,8 +12,6 @@ from subbayes.data.frames import check_text, check_width, quote
 from subbayes.utils.checks import fail
 from subbayes.utils.text_table import MOST_MARKS
 
-__all__ = ["EncoderFacts", "encoded_columns", "one_row"]
-
 
 class _Options(Facts):
     unknown: Literal["error", "ignore"]

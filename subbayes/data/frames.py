@@ -14,22 +14,6 @@ from subbayes.data.to_pandas import to_pandas
 from subbayes.utils.checks import error_text, fail, fail_type
 from subbayes.utils.text_table import MOST_LETTERS, MOST_TOGETHER, shortened
 
-__all__ = [
-    "LEAST_SCALE",
-    "Labels",
-    "as_frame",
-    "by_label",
-    "check_lengths",
-    "check_names",
-    "check_text",
-    "check_total",
-    "check_width",
-    "quote",
-    "read_frame",
-    "row_index",
-    "to_cpu",
-]
-
 _MOST_COLUMNS = 100_000  # of a table that is encoded in seconds
 _MOST_CATEGORICAL = 10_000  # of them, each of which takes as long as several numeric ones
 

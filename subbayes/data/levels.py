@@ -18,17 +18,6 @@ import pandas as pd
 from subbayes.utils.checks import fail
 from subbayes.utils.text_table import shortened
 
-__all__ = [
-    "check_kinds",
-    "check_levels",
-    "check_read_differently",
-    "kind_of_level",
-    "kinds_of",
-    "levels_of",
-    "listed",
-    "same_level",
-]
-
 _SHOWN = 20  # names or levels in a message
 _CONVERSIONS = {
     ("booleans", "numbers"): ".map({0: False, 1: True})",

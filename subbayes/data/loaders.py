@@ -19,8 +19,6 @@ from torch.utils.data.distributed import DistributedSampler
 from subbayes.utils.checks import fail
 from subbayes.utils.seeding import fork_rng
 
-__all__ = ["iterate_preserving_rng", "sampler_of", "sequential_loader", "without_padding"]
-
 
 def iterate_preserving_rng(loader: Iterable[Any]) -> Iterator[Any]:
     """Iterate over a loader without advancing torch's global generator.

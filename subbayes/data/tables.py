@@ -22,21 +22,6 @@ from subbayes.data.to_pandas import to_pandas
 from subbayes.utils.checks import InputError, check_choice, closest, error_text, fail, fail_type
 from subbayes.utils.warning import filtered_warnings
 
-__all__ = [
-    "PARQUET",
-    "SUFFIXES",
-    "TextFormat",
-    "refuse_longer_rows",
-    "check_row_count",
-    "check_table_file",
-    "read_table",
-    "reset_parquet",
-    "split_target",
-    "text_columns",
-    "text_options",
-    "translate_damage",
-]
-
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq")
 """The file names `read_table` understands."""
 

@@ -17,8 +17,6 @@ from subbayes.data.levels import check_kinds
 from subbayes.data.to_pandas import to_pandas
 from subbayes.utils.checks import check_choice, fail, number_text
 
-__all__ = ["TASKS", "Label", "Target", "check_label_types"]
-
 Label: TypeAlias = str | int | bool
 
 TASKS = ("regression", "classification", "count")

@@ -6,8 +6,6 @@ from typing import Any
 
 from subbayes.utils.checks import error_text, fail
 
-__all__ = ["to_pandas"]
-
 
 def to_pandas(argument: str, value: Any) -> Any:
     """A frame or a column of another library, such as polars or pyarrow, in pandas.

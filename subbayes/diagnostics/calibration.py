@@ -12,16 +12,6 @@ from subbayes.diagnostics.checks import class_labels, target_values
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
 
-__all__ = [
-    "CalibrationCurve",
-    "calibration_curve",
-    "calibration_error",
-    "expected_coverage",
-    "reliability",
-    "shares_below",
-    "wilson_interval",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class CalibrationCurve:

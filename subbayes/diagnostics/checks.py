@@ -11,8 +11,6 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_finite, fail
 from subbayes.utils.trees import leaves
 
-__all__ = ["class_labels", "has_response_columns", "require_ordered", "target_values"]
-
 
 def require_ordered(predictive: Predictive, name: str) -> None:
     """Check that predictions are not of classes, for the score `name`."""

@@ -21,19 +21,6 @@ from jaxtyping import Float, Num
 
 from subbayes.utils.checks import fail
 
-__all__ = [
-    "average_ranks",
-    "blocks",
-    "ebfmi",
-    "ess_bulk",
-    "ess_mean",
-    "ess_tail",
-    "hdi",
-    "mcse_mean",
-    "rhat",
-    "separate_groups",
-]
-
 Chains: TypeAlias = Float[np.ndarray, "k chains draws"]
 PerCoordinate: TypeAlias = Float[np.ndarray, "k"]
 

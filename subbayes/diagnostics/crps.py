@@ -13,8 +13,6 @@ from torch import Tensor
 from subbayes.diagnostics.convergence import blocks
 from subbayes.predictions.predictive import Predictive
 
-__all__ = ["crps_counts", "crps_gaussian_mixture", "crps_samples"]
-
 _TAIL = 1e-6  # tail probability excluded from the CRPS of counts: an error below 1e-12
 _MAX_COUNTS = 4096  # a wider count distribution is scored by sampling
 _MAX_TERMS = 3e8  # rows x draws x counts, seconds of work; more are scored by sampling

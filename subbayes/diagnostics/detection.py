@@ -15,8 +15,6 @@ from subbayes.diagnostics.metrics import roc_area
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_finite, fail, fail_type
 
-__all__ = ["detection_scores", "out_of_distribution", "uncertainties"]
-
 
 def uncertainties(predictive: Predictive) -> dict[str, Float[np.ndarray, "n"]]:
     r"""Scores of how unlike the training data each row is, by name, each of shape (N,).

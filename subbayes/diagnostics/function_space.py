@@ -29,8 +29,6 @@ from subbayes.utils.checks import check_count, fail, fail_type
 from subbayes.utils.trees import n_rows, take
 from subbayes.utils.types import Targets
 
-__all__ = ["ChainPredictions", "chain_predictions", "check_target_count"]
-
 _APART = 1.2  # median R-hat of predictions from which chains are in different places
 _MOST_BETWEEN = 0.25  # share of the variance
 _ROWS = (0, 0, 0, 1, 1)  # the axis of the rows in R-hat and the others

@@ -12,8 +12,6 @@ from subbayes.diagnostics.convergence import blocks, ess_mean
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.warning import warn_user
 
-__all__ = ["LooResult", "loo", "psis", "sum_se"]
-
 _MIN_TAIL = 5  # smallest number of exceedances for a generalised Pareto fit
 _LOG_TINY = math.log(np.finfo(np.float64).tiny)
 

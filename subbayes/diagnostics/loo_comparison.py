@@ -23,8 +23,6 @@ from jaxtyping import Float
 from subbayes.diagnostics.leave_one_out import LooResult
 from subbayes.utils.checks import fail
 
-__all__ = ["LooComparison", "compare", "same_row_weights", "stacking_weights"]
-
 _STEPS = 1000
 _TOLERANCE = 1e-12  # of the score of an observation
 _LEAST = float(np.finfo(np.float64).tiny)  # density of an average of models of which none fits

@@ -8,8 +8,6 @@ from typing import Any
 
 from subbayes.utils.text_table import printable
 
-__all__ = ["model_card"]
-
 
 def model_card(
     parts: Mapping[str, str], summary: Mapping[str, Any], scores: Mapping[str, float]

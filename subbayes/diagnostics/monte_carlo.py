@@ -31,14 +31,6 @@ from subbayes.utils.checks import check_count, check_positive, fail, fail_type
 from subbayes.utils.trees import take
 from subbayes.utils.warning import warn_user
 
-__all__ = [
-    "LEAST_IN_CHAIN",
-    "MonteCarloError",
-    "errors_of_means",
-    "monte_carlo_error",
-    "sufficient_draws",
-]
-
 LEAST_IN_CHAIN = 4
 """Draws of a chain, of which an effective sample size can be estimated."""
 

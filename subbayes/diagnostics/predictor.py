@@ -34,8 +34,6 @@ from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.trees import n_rows, row_kind, take, to_device
 
-__all__ = ["OUTPUTS_AT_ONCE", "Predictor"]
-
 OUTPUTS_AT_ONCE = 2**22  # numbers of a batch; its predictive takes a few times their memory
 
 

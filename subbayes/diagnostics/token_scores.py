@@ -16,8 +16,6 @@ from subbayes.likelihoods import Categorical, CategoricalTokens
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.trees import leaves
 
-__all__ = ["TokenScores"]
-
 _BINS = 15  # of the calibration error
 
 

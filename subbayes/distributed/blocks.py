@@ -32,8 +32,6 @@ from subbayes.utils.checks import fail
 from subbayes.utils.trees import n_rows, row_kind, take, tree_map
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["BlockSize", "Blocks", "RowBlock"]
-
 _BLOCKS = 16  # unless they would have fewer or more rows than these
 _LEAST_ROWS, _MOST_ROWS = 512, 4096  # of fewer rows, gradients of the weights take longer to add up
 _MOST_CHAINS = 16

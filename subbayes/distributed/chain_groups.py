@@ -13,8 +13,6 @@ from subbayes.distributed.blocks import BlockSize, own_blocks
 from subbayes.distributed.processes import Processes, current
 from subbayes.utils.checks import fail
 
-__all__ = ["ChainGroups", "divided_chains", "mesh_shape"]
-
 _MOST_STEPS = 32  # between two exchanges of what to do next
 _ROUND_SECONDS = 0.1  # of these steps, beside which an exchange takes little
 

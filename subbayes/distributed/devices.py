@@ -7,8 +7,6 @@ import torch
 from subbayes.distributed.processes import Processes
 from subbayes.utils.warning import warn_user
 
-__all__ = ["check_devices"]
-
 
 def check_devices(device: torch.device, processes: Processes) -> None:
     """Check that all processes compute on the same kind of device.

@@ -14,8 +14,6 @@ from subbayes.utils.checks import fail
 from subbayes.utils.trees import n_rows, row_kind, take, to_device, tree_map
 from subbayes.utils.warning import warn_user
 
-__all__ = ["SAME_ROWS", "agreed_rows", "every_row", "exchanged", "gathered"]
-
 SAME_ROWS = (
     "Give every process the same rows, or pass Data.of(rows, divided=True) if each has its own"
 )

@@ -33,8 +33,6 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int
 
-__all__ = ["LIMBS", "LIMIT", "MOST_TERMS", "UNIT", "decode", "encode"]
-
 LIMBS = 4
 """64-bit integers for one number."""
 

@@ -31,8 +31,6 @@ from subbayes.distributed.rendezvous import session_store
 from subbayes.utils.checks import InputError, InputTypeError, check_count, error_text, fail
 from subbayes.utils.first_process import set_first_process
 
-__all__ = ["SWITCH", "ProcessError", "Processes", "current", "join", "leave", "on_first"]
-
 SWITCH = "SUBBAYES_DISTRIBUTED"
 """The environment variable that, set to 0, makes each process work on its own."""
 

@@ -18,8 +18,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from subbayes.utils.checks import fail
 
-__all__ = ["session_store"]
-
 _PAUSE = 0.01  # seconds between two looks
 
 

@@ -13,8 +13,6 @@ from subbayes.distributed.sharded_weights import ShardLayout, joined_processes
 from subbayes.subspace import DenseSubspace, Subspace
 from subbayes.utils.checks import fail
 
-__all__ = ["ShardedDenseSubspace", "ShardedSubspace", "sum_over_processes"]
-
 
 class ShardedSubspace(Subspace):
     r"""Process r holds the shard $\hat w_r$ of the centre, $D_r$ numbers, and its part of P.

@@ -24,18 +24,6 @@ from subbayes.artifacts.tensors import DividedTensor
 from subbayes.distributed.processes import Processes, current
 from subbayes.utils.checks import fail, fail_type, is_finite
 
-__all__ = [
-    "ShardLayout",
-    "Stopped",
-    "go_on",
-    "is_sharded",
-    "joined_processes",
-    "local_part",
-    "reshard",
-    "shard_layout",
-    "without_shards",
-]
-
 _FSDP1 = "FullyShardedDataParallel"
 _CHUNK = 2**20  # weights that are digested at once
 _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitmix64

@@ -15,8 +15,6 @@ from subbayes.networks.validation import check_same_outputs
 from subbayes.posterior import Posterior
 from subbayes.subspace import Subspace
 
-__all__ = ["check_same_run"]
-
 
 def check_same_run(name: str, posterior: Any, sampling: Sampling) -> None:
     """Check that all processes run the same engine in the same subspace, on the same blocks.

@@ -32,8 +32,6 @@ from subbayes.utils.log_densities import reject_undefined
 from subbayes.utils.trees import to_device
 from subbayes.utils.types import Coordinates, Inputs, LogDensity
 
-__all__ = ["BatchNormPosterior"]
-
 _ROWS = 1024
 
 

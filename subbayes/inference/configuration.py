@@ -20,8 +20,6 @@ from subbayes.utils.checks import (
 )
 from subbayes.utils.keywords import suggest_keywords
 
-__all__ = ["Sampling"]
-
 
 @suggest_keywords()
 @dataclass(frozen=True)

@@ -15,8 +15,6 @@ from subbayes.inference.configuration import Sampling
 from subbayes.utils.checks import check_choice, fail_type
 from subbayes.utils.registry import Registry
 
-__all__ = ["ENGINES", "Engine", "FunctionEngine", "engine_of"]
-
 _SAMPLERS, _APPROXIMATIONS = "subbayes.inference.samplers", "subbayes.inference.variational"
 ENGINES: Registry[type[Engine]] = Registry(
     "engine",

@@ -30,8 +30,6 @@ from subbayes.utils.log_densities import reject_undefined
 from subbayes.utils.types import Coordinates, LogDensity
 from subbayes.utils.warning import warn_user
 
-__all__ = ["Flat", "FunctionDensity", "from_log_prob"]
-
 Function = Callable[[Any], Any]
 
 _STEPS = (1e-3, 1e-5, 1e-7)  # of differences, for coordinates of about 1

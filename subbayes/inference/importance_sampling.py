@@ -14,14 +14,6 @@ from subbayes.utils.log_densities import reject_undefined
 if TYPE_CHECKING:
     from subbayes.inference.samplers.chains import Density
 
-__all__ = [
-    "approximate_draws",
-    "estimate_evidence",
-    "log_ratios",
-    "pareto_k",
-    "reliable_error",
-    "systematic_resampling",
-]
 
 _AT_ONCE = 64
 _LEAST = 25  # draws needed for a Pareto fit

@@ -36,7 +36,6 @@ from subbayes.utils.warning import warn_user
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["TemperatureChoice", "choose_temperature"]
 
 _MOST = 1000  # candidates
 

@@ -17,20 +17,6 @@ from subbayes.likelihoods.curvature_blocks import CurvatureBlocks, DenseBlocks
 from subbayes.utils.checks import InputError, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
-__all__ = [
-    "Evaluations",
-    "Kind",
-    "Likelihood",
-    "Moments",
-    "UndefinedError",
-    "check_tensor",
-    "column",
-    "in_float64",
-    "n_targets",
-    "target_values",
-    "to_numbers",
-]
-
 Kind = Literal["regression", "classification", "count"]
 Moments = Float[torch.Tensor, "*S N T"]
 Evaluations = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]

@@ -21,15 +21,6 @@ from torch import Tensor
 
 from subbayes.utils.checks import fail
 
-__all__ = [
-    "CurvatureBlocks",
-    "CurvatureRoot",
-    "DenseBlocks",
-    "DenseRoot",
-    "SoftmaxBlocks",
-    "root_of",
-]
-
 Vectors = Float[Tensor, "s N C"]
 
 

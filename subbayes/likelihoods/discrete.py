@@ -24,8 +24,6 @@ from subbayes.likelihoods.curvature_blocks import DenseBlocks, SoftmaxBlocks
 from subbayes.utils.checks import check_count, fail, number_text
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
-__all__ = ["Bernoulli", "Categorical", "Poisson"]
-
 _HUGE = 2.0**53  # rates whose counts are not all numbers of float64
 
 

@@ -27,8 +27,6 @@ from subbayes.likelihoods.curvature_blocks import DenseBlocks
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
-__all__ = ["Gaussian", "GaussianLike", "HeteroscedasticGaussian", "softplus_inverse"]
-
 _LOG_2PI = math.log(2 * math.pi)
 
 

@@ -18,8 +18,6 @@ from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
-__all__ = ["Standardized"]
-
 
 @dataclass(frozen=True)
 class Standardized(WrappedLikelihood):

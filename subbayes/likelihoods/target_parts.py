@@ -18,15 +18,6 @@ from subbayes.likelihoods.families.base import Family
 from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
-__all__ = [
-    "TargetParts",
-    "has_weights",
-    "held_out_has_weights",
-    "mean_weight",
-    "one_copy_log_prob",
-    "split_targets",
-]
-
 
 @dataclass(frozen=True)
 class TargetParts:

@@ -14,8 +14,6 @@ from subbayes.likelihoods.curvature_blocks import SoftmaxBlocks
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
-__all__ = ["CategoricalTokens"]
-
 _MOST_CURVATURE = 4096  # outputs of a row, whose curvature has the square of their number
 
 

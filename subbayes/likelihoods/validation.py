@@ -25,19 +25,6 @@ from subbayes.utils.trees import take, tree_map
 from subbayes.utils.types import Inputs, Outputs, Targets
 from subbayes.utils.warning import warn_user
 
-__all__ = [
-    "absent_classes",
-    "check_padding",
-    "check_results",
-    "check_sizes",
-    "checked_targets",
-    "is_own",
-    "ignored_label",
-    "join_checked_targets",
-    "sized_likelihood",
-    "warn_of_absent_classes",
-]
-
 _MOST_CLASSES = 20  # in a warning
 _DRAWS, _ROWS = 4, 5  # numbers that targets and outputs rarely have
 _ELEMENTWISE = "Compute it elementwise, without sums or means over rows"

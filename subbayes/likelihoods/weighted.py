@@ -17,8 +17,6 @@ from subbayes.utils.checks import fail
 from subbayes.utils.trees import take
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
-__all__ = ["Weighted"]
-
 
 @dataclass(frozen=True)
 class Weighted(WrappedLikelihood):

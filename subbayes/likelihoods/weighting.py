@@ -10,8 +10,6 @@ from torch import Tensor
 
 from subbayes.utils.types import Outputs, PerPoint
 
-__all__ = ["weighted_terms"]
-
 
 def weighted_terms(
     log_prob: Callable[[Tensor], Tensor], outputs: Outputs, weights: Float[Tensor, "N"]

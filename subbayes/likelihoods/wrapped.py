@@ -11,8 +11,6 @@ from torch import Tensor
 from subbayes.likelihoods.base import Likelihood, Moments
 from subbayes.utils.types import Outputs, Targets
 
-__all__ = ["WrappedLikelihood"]
-
 
 @dataclass(frozen=True)
 class WrappedLikelihood(Likelihood):

@@ -17,8 +17,6 @@ from subbayes.subspaces.registry import SubspaceChoice, subspace_method
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import fail
 
-__all__ = ["check_same_division", "is_divided", "subspace_of", "training_of"]
-
 
 def check_same_division(model: Any, data: Any) -> None:
     """Check that all processes divide the weights and the rows, or none does.

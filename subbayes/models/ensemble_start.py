@@ -40,8 +40,6 @@ from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.warning import warn_user
 
-__all__ = ["EnsembleStart", "ensemble_settings", "starts_at_ensemble"]
-
 _FIXED = (
     "likelihood: its parameters, such as the noise, stay as the members learned them while all "
     "weights are sampled"

@@ -16,7 +16,7 @@ from subbayes.distributed.divided_rows import every_row, exchanged
 from subbayes.distributed.processes import join, on_first
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.engine import ENGINES, Engine, engine_of
+from subbayes.inference.engine import Engine, engine_of
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import target_values
@@ -42,7 +42,7 @@ from subbayes.priors import EvidencePrior, Normal, check_normal
 from subbayes.subspace import Subspace
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.subspaces.optimal import check_size
-from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice
+from subbayes.subspaces.registry import SubspaceChoice
 from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.pipeline import Trained, likely_network, train_trajectory, without_training
@@ -50,21 +50,6 @@ from subbayes.utils.checks import check_choice, check_positive, closest, fail
 from subbayes.utils.keywords import suggest_keywords
 from subbayes.utils.types import Form
 from subbayes.utils.warning import warn_user, warnings_once
-
-__all__ = [
-    "ENGINES",
-    "SUBSPACES",
-    "FittedModel",
-    "Trained",
-    "Training",
-    "as_prior",
-    "build",
-    "check_prior",
-    "check_temperature",
-    "fit",
-    "fit_settings",
-    "sample",
-]
 
 Prior = Normal | EvidencePrior | float
 _T = TypeVar("_T")

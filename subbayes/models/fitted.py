@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from subbayes.diagnostics.function_space import ChainPredictions
     from subbayes.diagnostics.monte_carlo import MonteCarloError
 
-__all__ = ["FittedFacts", "FittedModel", "describe", "method_label", "rebuild"]
 
 _COMPARED_ROWS, _COMPARED_DRAWS = 200, 250  # of training data and chains, for their predictions
 

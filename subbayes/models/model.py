@@ -7,8 +7,6 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from subbayes.predictions.predictive import Predictive
 
-__all__ = ["Model"]
-
 
 @runtime_checkable
 class Model(Protocol):

@@ -9,16 +9,6 @@ from typing import Any, TypedDict
 from subbayes.artifacts.facts import Count, Name, Positive
 from subbayes.training.configuration import Training
 
-__all__ = [
-    "PRESETS",
-    "PRESET_REMEDY",
-    "Preset",
-    "PresetRecord",
-    "describe_preset",
-    "largest",
-    "preset_warnings",
-]
-
 
 @dataclass(frozen=True)
 class Preset:

@@ -29,20 +29,6 @@ from subbayes.utils.checks import (
 )
 from subbayes.utils.configuration import change, to_mapping
 
-__all__ = [
-    "LIKELIHOODS",
-    "PRIOR_SCALES",
-    "Perceptron",
-    "SparseSettings",
-    "TABLE_TRAINING",
-    "TableSettings",
-    "check_settings",
-    "configured",
-    "decode_parameters",
-    "encode_parameters",
-    "unused_settings",
-]
-
 _T = TypeVar("_T")
 
 LIKELIHOODS = {

@@ -23,8 +23,6 @@ from subbayes.networks.mlp import MLP
 from subbayes.utils.checks import check_choice, fail
 from subbayes.utils.seeding import derive_seed
 
-__all__ = ["Rows", "make_likelihood", "make_module", "split_validation", "without_global_variance"]
-
 _LEAST_VARIANCE = 1e-6
 _SPLIT_STREAM = 2  # the random stream of the seed that splits off validation rows
 

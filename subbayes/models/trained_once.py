@@ -27,8 +27,6 @@ from subbayes.utils.addresses import without_addresses
 from subbayes.utils.trees import to_device
 from subbayes.utils.version import __version__
 
-__all__ = ["check_agreement", "trained_once"]
-
 _REMEDY = (
     "Give every process the same settings and a module with the same weights and buffers, as by "
     "torch.manual_seed(0) before it"

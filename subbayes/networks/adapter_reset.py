@@ -11,8 +11,6 @@ from torch import nn
 from subbayes.networks.adapters import tuner_layer
 from subbayes.utils.checks import fail
 
-__all__ = ["reset_adapter"]
-
 _RESET = re.compile(r"reset_(\w+_)?parameters")
 _WITHOUT_THE_BASE = ("gaussian", "orthogonal", "eva")  # others change the weights of the base model
 

@@ -19,19 +19,6 @@ from torch import Tensor, nn
 
 from subbayes.utils.checks import fail
 
-__all__ = [
-    "adapter_names",
-    "base_names_of",
-    "check_active",
-    "check_kinds",
-    "has_adapters",
-    "is_of_base",
-    "is_of_transformers",
-    "settings_digest",
-    "tuner_layer",
-    "virtual_tokens",
-]
-
 _USUAL_NAMES = re.compile(
     r"(^|\.|_)(lora|loha|lokr|hada|oft|boft|hra|vera|dora|ia3|adalora)_"
     r"|(^|\.)(adapters?|adaption_prompt|adaption_gate|adapter_\w+|\w+_adapter)(\.|$)"

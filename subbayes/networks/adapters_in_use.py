@@ -16,17 +16,6 @@ from subbayes.distributed.sharded_weights import without_shards
 from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
 
-__all__ = [
-    "active_adapters",
-    "check_active_adapters",
-    "check_encoders",
-    "loaded_adapters",
-    "replaced_names",
-    "unused_names",
-    "warn_of_unsaved_prompts",
-    "without_unused",
-]
-
 _OF_ENCODER = re.compile(r"(^|\.)prompt_encoder\.[^.]+\.(?!embedding\.weight$|prefix_task_)")
 
 

@@ -8,8 +8,6 @@ from subbayes.networks.embeddings import without_options
 from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.utils.addresses import without_addresses
 
-__all__ = ["architecture_of"]
-
 
 def architecture_of(module: nn.Module) -> str:
     """The printed form of a module, which identifies its architecture.

@@ -13,8 +13,6 @@ from subbayes.artifacts.files import fail_damaged
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import tensors_of, with_tensors
 
-__all__ = ["as_complex", "as_real", "attribute_tensors", "set_attributes"]
-
 _OF_MODULES = frozenset(vars(nn.Module()))
 _COMPUTED = ("_g", "_orig")  # suffixes of parameters from which hooks compute an attribute
 

@@ -32,7 +32,6 @@ from subbayes.utils.types import Inputs
 if TYPE_CHECKING:
     from subbayes.networks.network import Network
 
-__all__ = ["collect_statistics", "statistics_batches"]
 
 _ROWS, _BYTES = 1024, 2**30  # of a batch: rows, and activations of the rows
 

@@ -14,8 +14,6 @@ from subbayes.utils.checks import InputError, closest, error_text, fail
 from subbayes.utils.trees import leaves
 from subbayes.utils.types import Inputs
 
-__all__ = ["CallError", "fail_of_call", "remedy_of_shape"]
-
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 

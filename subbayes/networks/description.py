@@ -20,8 +20,6 @@ from subbayes.networks.mlp import MLP
 from subbayes.networks.network import Network
 from subbayes.networks.sharded_network import plain_module
 
-__all__ = ["describe_likelihood", "describe_network"]
-
 
 def describe_network(network: Network) -> str:
     """Describe a network in one line.

@@ -16,8 +16,6 @@ from torch.nn import functional as F
 
 from subbayes.utils.checks import fail
 
-__all__ = ["PaddedEmbedding", "check_embeddings", "differentiate_embeddings", "without_options"]
-
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _PRINTED = re.compile(r", (?:scale_grad_by_freq|sparse)=True")
 

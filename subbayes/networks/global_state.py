@@ -13,13 +13,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from subbayes.utils.trees import tree_map
 
-__all__ = [
-    "attention_without_fused_kernels",
-    "keep_argument_validation",
-    "outside_inference_mode",
-    "recurrence_without_fused_kernels",
-]
-
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 

@@ -18,8 +18,6 @@ from subbayes.networks.network import Network
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import fork_rng
 
-__all__ = ["fresh_module", "fresh_weights", "module_with_fresh_weights", "reinitialise"]
-
 
 def fresh_module(
     module: nn.Module, factory: Callable[[], nn.Module] | None, seed: int

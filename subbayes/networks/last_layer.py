@@ -15,8 +15,6 @@ from subbayes.utils.warning import warn_user
 if TYPE_CHECKING:
     from subbayes.networks.network import Network
 
-__all__ = ["warn_of_another_last_layer"]
-
 
 def warn_of_another_last_layer(network: Network, inputs: Inputs) -> None:
     """Warn if "last-layer" selects a layer after which another one with weights runs.

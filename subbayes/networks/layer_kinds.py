@@ -7,19 +7,6 @@ from typing import Any
 
 from torch import nn
 
-__all__ = [
-    "BATCH_NORMS",
-    "DROPOUTS",
-    "INSTANCE_NORMS",
-    "batch_norms",
-    "fixed_batch_norms",
-    "frozen_in_evaluation",
-    "has_dropout",
-    "layers_in_training",
-    "set_training_mode",
-    "train_dropout",
-]
-
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)

@@ -17,8 +17,6 @@ from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.seeding import fork_rng
 
-__all__ = ["MLP", "MLPSettings"]
-
 _ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "tanh": nn.Tanh,

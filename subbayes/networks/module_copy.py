@@ -22,16 +22,6 @@ from subbayes.networks.tracing.private_torch import map_forward_hooks
 from subbayes.utils.checks import error_text, fail
 from subbayes.utils.torch_lock import torch_lock
 
-__all__ = [
-    "CopiedUnderLock",
-    "call_with",
-    "check_in_one_process",
-    "private_copy",
-    "set_values",
-    "shared_copy",
-    "tied_names",
-]
-
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _INPUT_GRADIENTS = re.compile("make_inputs?_requires?_grads?")
 

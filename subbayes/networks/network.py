@@ -58,7 +58,6 @@ from subbayes.utils.warning import warn_user
 if TYPE_CHECKING:
     from subbayes.subspace import Subspace
 
-__all__ = ["Network", "architecture_of", "arguments", "check_network"]
 
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 _LARGE = 64 * 2**20  # bytes of frozen tensors

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["differentiable_layers_of_peft", "differentiate_layers_of_peft"]
-
 _DORA, _LOHA = "peft.tuners.lora.dora", "peft.tuners.loha.layer"
 _FACTORS = ("hada_w1_a", "hada_w1_b", "hada_w2_a", "hada_w2_b")
 _BESIDE = ("hada_t1", "hada_t2", "rank_dropout", "scaling", "get_base_layer")

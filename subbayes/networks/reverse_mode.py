@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from subbayes.utils.checks import error_text, fail
 
-__all__ = ["check_transforms", "vjp"]
-
 
 def vjp(
     function: Callable[[Tensor], Tensor], at: Tensor

@@ -38,20 +38,6 @@ from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.networks.validation import HALF
 from subbayes.utils.checks import fail
 
-__all__ = [
-    "NETWORK_ARRAYS",
-    "BaseFacts",
-    "NetworkFacts",
-    "base_identity",
-    "check_base",
-    "known_outputs",
-    "names_left_out",
-    "network_facts",
-    "network_from",
-    "network_tensors",
-    "refuse_module",
-]
-
 _ADAPTED = "load(path, PeftModel.from_pretrained(base model, folder of the adapter))"
 _DIGESTED = 2**24  # numbers that are read at once
 

@@ -15,18 +15,6 @@ from torch import Tensor, nn
 from subbayes.networks.adapters import adapter_names, check_kinds
 from subbayes.utils.checks import InputTypeError, closest, fail, fail_type
 
-__all__ = [
-    "ADAPTERS",
-    "LAST_LAYER",
-    "Selection",
-    "aliases_of",
-    "check_real",
-    "layer_of",
-    "requiring_gradients",
-    "select",
-    "selects_adapters",
-]
-
 ADAPTERS, _ALL, LAST_LAYER = "adapters", "all", "last-layer"
 
 Selection = str | list[str] | Callable[[str, Tensor], bool] | Mapping[str, Tensor | np.ndarray]

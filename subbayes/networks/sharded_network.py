@@ -47,8 +47,6 @@ from subbayes.utils.memory import BoundedCache
 from subbayes.utils.torch_lock import torch_lock
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["ShardedDensity", "ShardedNetwork", "network_of", "plain_module"]
-
 
 class ShardedNetwork(Network):
     r"""A module sharded by `fully_shard`, as a function of the shard $w_r$ of this process.

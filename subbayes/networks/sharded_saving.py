@@ -53,8 +53,6 @@ from subbayes.networks.selection import requiring_gradients
 from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.utils.checks import check_finite, fail
 
-__all__ = ["read_shares", "save_together", "sharded_network_from", "sharded_tensors"]
-
 _Result = TypeVar("_Result")
 
 _IN_ONE_PROCESS = "Load it around a module in one process"

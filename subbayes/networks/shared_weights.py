@@ -20,7 +20,6 @@ from subbayes.utils.warning import warn_user
 if TYPE_CHECKING:
     from subbayes.networks.network import Network
 
-__all__ = ["SharedWeights", "changed_weights", "checksums", "warn_of_changed_weights"]
 
 _MOST = 2**24  # numbers that are read; of larger models evenly spaced ones
 _SAMPLED = 2**14  # numbers that each prediction reads; at least one of each tensor

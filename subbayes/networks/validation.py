@@ -37,22 +37,6 @@ from subbayes.utils.warning import warn_user
 if TYPE_CHECKING:
     from subbayes.networks.network import Network
 
-__all__ = [
-    "HALF",
-    "FirstOutputs",
-    "as_outputs",
-    "check_fit",
-    "check_gradients",
-    "check_divided_fit",
-    "check_own_likelihood",
-    "check_outputs",
-    "check_same_outputs",
-    "fail_of_gradients",
-    "warn_of_probabilities",
-    "warn_of_probable_outputs",
-    "warn_of_units",
-]
-
 
 _OTHER_DEVICES = 1e-2  # relative differences of outputs of devices of different kinds
 HALF = (torch.float16, torch.bfloat16)

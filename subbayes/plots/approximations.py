@@ -16,8 +16,6 @@ from subbayes.draws import Draws
 from subbayes.plots.style import GREEN, INK, PURPLE, RED, legend_entry
 from subbayes.utils.checks import fail, fail_type
 
-__all__ = ["ellipse", "gaussian", "log_prob_on", "outlines", "slice_points"]
-
 _STYLES: tuple[tuple[str, Literal["-", "--", "-.", ":"]], ...] = (
     (INK, "--"),
     (RED, "-"),

@@ -29,8 +29,6 @@ from subbayes.plots.style import (
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
 
-__all__ = ["calibration", "pit", "reliability", "selective_accuracy"]
-
 
 def calibration(
     predictive: Predictive, y: Any, *, label: str = "model", ax: Axes | None = None

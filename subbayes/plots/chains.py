@@ -25,8 +25,6 @@ from subbayes.plots.style import (
 )
 from subbayes.utils.checks import check_count, fail
 
-__all__ = ["autocorrelation", "ess", "ranks", "trace"]
-
 _MOST_DRAWN = 32  # chains in one figure
 
 

@@ -14,7 +14,6 @@ from subbayes.plots.style import BLUE, GREY, INK, label_axes, legend, new_axes
 if TYPE_CHECKING:
     from subbayes.semistructured.tools.predictive_checks import Replicates
 
-__all__ = ["predictive_check"]
 
 _MOST_LINES, _MOST_BARS, _MOST_LABELS, _POINTS = 50, 40, 10, 200
 

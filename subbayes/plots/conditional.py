@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from subbayes.semistructured.tools.averages import Averages
     from subbayes.semistructured.tools.conditional import Conditional
 
-__all__ = ["conditional"]
 
 _LINES, _MARKERS = ("-", "--", ":", "-."), "os^Dv"
 

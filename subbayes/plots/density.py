@@ -28,8 +28,6 @@ from subbayes.plots.style import (
 from subbayes.posterior import Posterior
 from subbayes.utils.checks import check_count, fail
 
-__all__ = ["density", "surface"]
-
 _MARKS = ((ORANGE, "o"), (PURPLE, "^"), (GREEN, "s"), (RED, "D"))
 _BATCH = 64  # points in one evaluation
 

@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.text import Text
 
-__all__ = ["missing_characters", "use_fallback_font"]
-
 _PREFERRED = ("CJK", "Noto Sans", "Source Han", "WenQuanYi", "Hei", "YaHei", "PingFang", "Hiragino")
 _PLACEHOLDER = "Last Resort"  # a font of Matplotlib that draws a box for every character
 

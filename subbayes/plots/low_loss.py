@@ -11,8 +11,6 @@ from subbayes.plots.style import BLUE, GREY, INK, ORANGE, label_axes, legend, li
 from subbayes.subspaces.curve import CurveLosses
 from subbayes.utils.checks import check_choice, fail
 
-__all__ = ["loss_along_curve"]
-
 
 def loss_along_curve(
     losses: CurveLosses,

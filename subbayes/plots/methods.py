@@ -29,8 +29,6 @@ from subbayes.plots.style import (
 from subbayes.utils.checks import fail
 from subbayes.utils.text_table import shortened
 
-__all__ = ["SCORE_LABELS", "scores", "temperature", "temperatures"]
-
 SCORE_LABELS = {
     "log_likelihood": ("log-likelihood (nats per row)", "higher is better"),
     "log_likelihood_moment_matched": (

@@ -25,8 +25,6 @@ from subbayes.plots.style import (
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_choice, check_count, fail
 
-__all__ = ["bands", "intervals", "observed"]
-
 
 def bands(
     predictive: Predictive,

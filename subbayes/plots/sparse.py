@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 
     from subbayes.sparse.result import SparseNetwork
 
-__all__ = ["feature_inclusion", "inclusion", "sparse_history", "trade_off"]
 
 _MOST_LAYERS = 24
 _EXPECTED = "a SparseNetwork, or a fitted sparse estimator"

@@ -15,8 +15,6 @@ from subbayes.plots.style import GREY, band, by_name, label_axes, legend, legend
 from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.checks import fail
 
-__all__ = ["spectra", "spectral_density"]
-
 _ROUNDING = 1e-7  # relative to the largest: rounding error of a zero in single precision
 
 

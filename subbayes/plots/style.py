@@ -31,33 +31,6 @@ from subbayes.utils.checks import fail_type
 from subbayes.utils.text_table import printable, shortened
 from subbayes.utils.warning import filtered_warnings, warn_user
 
-__all__ = [
-    "BLUE",
-    "COLORS",
-    "GREEN",
-    "GREY",
-    "INK",
-    "MANY_LEVELS",
-    "ORANGE",
-    "PURPLE",
-    "RED",
-    "REFERENCE",
-    "SKY",
-    "band",
-    "by_name",
-    "grid",
-    "label_axes",
-    "label_levels",
-    "legend",
-    "legend_entry",
-    "new_axes",
-    "png",
-    "check_drawn",
-    "drawable",
-    "mark_missing",
-    "save",
-]
-
 # Okabe and Ito (2008), "Color universal design": told apart with any kind of colour vision.
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 SKY, PURPLE, INK, GREY = "#56B4E9", "#CC79A7", "#222222", "#767676"

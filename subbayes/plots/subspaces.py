@@ -11,8 +11,6 @@ from subbayes.inference.laplace.subspace_error import SubspaceError
 from subbayes.plots.style import GREY, by_name, label_axes, legend, new_axes
 from subbayes.utils.checks import check_choice, fail
 
-__all__ = ["subspace_errors"]
-
 _LABELS = {
     "relative_error": "relative error of the covariance",
     "trace": "trace, relative to the full",

@@ -20,7 +20,6 @@ from subbayes.utils.text_table import shortened
 if TYPE_CHECKING:
     from subbayes.semistructured.partial_effects import Partial
 
-__all__ = ["is_far", "term_surface"]
 
 _TOO_FAR = 0.1  # of the range of the points; the default of `vis.gam` in mgcv
 _LEVELS, _MOST_ROWS = 12, 1000

@@ -25,8 +25,6 @@ from subbayes.plots.style import (
 from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.checks import check_count, fail
 
-__all__ = ["spectrum", "training_history"]
-
 
 def training_history(history: Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     """The negative log-likelihood per epoch, on training rows and, if computed, on validation rows.

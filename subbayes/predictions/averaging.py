@@ -34,16 +34,6 @@ from subbayes.utils.progress import progress_bar
 from subbayes.utils.trees import n_rows, take, to_device
 from subbayes.utils.types import Inputs
 
-__all__ = [
-    "BatchOutputs",
-    "average",
-    "average_of_batches",
-    "count_known_rows",
-    "count_rows",
-    "evenly_spaced",
-    "outputs",
-]
-
 WeightsAt = Callable[[slice], Tensor]
 BatchOutputs = Callable[[Inputs], Tensor]
 _CHUNK, _WEIGHT_BYTES = 256, 2**28  # weight vectors made at once, and their memory

@@ -36,17 +36,6 @@ from subbayes.likelihoods import Likelihood
 from subbayes.predictions.predictive import Predictive, check_outputs, normal_log_prob
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail, is_finite
 
-__all__ = [
-    "ClassPredictive",
-    "GaussianPredictive",
-    "Method",
-    "class_probabilities",
-    "draws",
-    "default_method",
-    "has_logits",
-    "predictive_of",
-]
-
 Array = np.ndarray
 Method = Literal[
     "auto", "gaussian", "probit", "extended-probit", "laplace-bridge", "monte-carlo", "network"

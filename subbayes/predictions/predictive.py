@@ -40,7 +40,6 @@ from subbayes.utils.warning import warn_user
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Predictive", "check_outputs", "normal_log_prob"]
 
 Array = np.ndarray
 _MOST_COUNTS = 1024  # of a row, whose probabilities give the quantiles

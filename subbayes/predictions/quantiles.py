@@ -30,8 +30,6 @@ from torch import Tensor
 
 from subbayes.likelihoods import Likelihood
 
-__all__ = ["gaussian_mixture_quantile", "mixture_quantile", "solve_quantile"]
-
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Link = Callable[[Tensor], Tensor]
 

@@ -17,8 +17,6 @@ from torch import Tensor
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import UndefinedError
 
-__all__ = ["sampled_cdf", "sampled_quantile"]
-
 _DRAWS = 20_000  # of each row
 
 

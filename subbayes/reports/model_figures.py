@@ -19,17 +19,6 @@ from subbayes.models.fitted import FittedModel
 from subbayes.predictions.predictive import Predictive
 from subbayes.reports.rendering import Picture, Table, picture
 
-__all__ = [
-    "MAX_DRAWS",
-    "Chains",
-    "chain_predictions",
-    "chains",
-    "curve",
-    "posterior",
-    "predictions",
-    "training",
-]
-
 MAX_DRAWS = 1000
 _SHOWN_COORDINATES = 2
 _MAX_ROWS = 30

@@ -35,8 +35,6 @@ from subbayes.tables.array_model import SPARSE_DRAWS
 from subbayes.utils.checks import check_choice, fail_type
 from subbayes.utils.warning import warnings_once
 
-__all__ = ["WORDS", "write_report"]
-
 WORDS = {
     "weights": "the random parameters of the network, as one vector.",
     "subspace": "the few directions in which the weights vary around a trained network.",

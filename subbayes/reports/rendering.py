@@ -16,8 +16,6 @@ from matplotlib.figure import Figure
 from subbayes.plots.style import png
 from subbayes.utils.text_table import printable
 
-__all__ = ["Picture", "Table", "picture", "render"]
-
 
 @dataclass(frozen=True)
 class Table:

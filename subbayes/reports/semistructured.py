@@ -20,7 +20,6 @@ from subbayes.utils.warning import warnings_once
 if TYPE_CHECKING:
     from subbayes.semistructured.results import Results
 
-__all__ = ["write_report"]
 
 _WORDS = {
     "mean, sd": "mean and standard deviation of the posterior of an effect.",

@@ -10,8 +10,6 @@ from subbayes import plots
 from subbayes.reports.rendering import Picture, Table, picture
 from subbayes.sparse.result import SparseNetwork
 
-__all__ = ["facts", "inclusion", "training"]
-
 
 def facts(network: SparseNetwork) -> dict[str, str]:
     """Facts that extend `SparseNetwork.describe`.

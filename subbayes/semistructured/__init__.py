@@ -7,7 +7,7 @@ _NAMES = {
     "Deep": "predictors",
     "DeepEnsemble": "subspace",
     "Dirichlet": "dirichlet",
-    "EffectPrior": "effect_priors",
+    "EffectPrior": "effect_prior",
     "Exponential": "effect_priors",
     "Flat": "flat_prior",
     "Flexible": "effect_priors",

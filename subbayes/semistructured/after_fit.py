@@ -42,8 +42,6 @@ from subbayes.utils.checks import (
     fail,
 )
 
-__all__ = ["AfterFit"]
-
 _PRIOR_DRAWS = 4000
 
 

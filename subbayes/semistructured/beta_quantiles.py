@@ -17,8 +17,6 @@ from torch import Tensor
 
 from subbayes.semistructured.effect_prior import interpolate
 
-__all__ = ["logit_beta"]
-
 _TABLE_END = 9.0  # standard normal coordinate beyond which quantiles continue along the tangent
 _TABLE_SIZE = 4097
 

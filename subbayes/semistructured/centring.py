@@ -24,8 +24,6 @@ from torch import Tensor
 from subbayes.artifacts.tensors import fingerprint
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
-__all__ = ["Centring", "Information"]
-
 _LEAST = 10.0  # prior variances in those of the likelihood; scales near 0 are unlikely above it
 _SMALL = 1e-3
 _TINY = 1e-100

@@ -42,14 +42,6 @@ from subbayes.semistructured.design_layout import Layout
 from subbayes.semistructured.group_elimination import GroupedMatrix
 from subbayes.utils.types import Targets
 
-__all__ = [
-    "CanonicalRows",
-    "CoefficientLikelihood",
-    "GeneralRows",
-    "NormalStatistics",
-    "coefficient_likelihood",
-]
-
 _BLOCK = 8192  # rows
 _CANONICAL = ("log", "logit")  # links of Poisson and Bernoulli responses
 _ACCUMULATED = 65536  # rows of a block of sufficient statistics

@@ -22,8 +22,6 @@ from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.effect_density import EffectDensity
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 
-__all__ = ["CollapsedDensity"]
-
 _MOST = 12  # coordinates h, for differences of all pairs of them
 _STEPS = 40  # of Newton's method
 _STEP, _CLOSE = 1e-3, 2e-3  # of differences; the last of Newton's steps

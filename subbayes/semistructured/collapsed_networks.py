@@ -32,8 +32,6 @@ from subbayes.semistructured.effect_density import EffectDensity
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Coordinates, LogDensity
 
-__all__ = ["CollapsedNetworks", "ResponseRows"]
-
 _AT_ONCE = 64  # points
 _MOST_PREDICTORS = 2**20  # of all rows and points at once, to bound the memory of gradients
 

@@ -35,8 +35,6 @@ from subbayes.semistructured.group_elimination import BlockFactor, block_cholesk
 from subbayes.semistructured.quadratic_likelihood import QuadraticRows
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
-__all__ = ["CollapsedNormal", "linear_coordinates"]
-
 _ELEMENTS = 2**20  # of matrices at once
 _ELEMENTS_OF_GROUPS = 2**18  # of vectors rather, about the size of a cache
 _POINTS = 256  # at once

@@ -21,8 +21,6 @@ from subbayes.semistructured.orthogonal_columns import OrthogonalColumns, Orthog
 from subbayes.semistructured.predictors import DeepPredictor, sum_of
 from subbayes.utils.trees import n_rows, take
 
-__all__ = ["Contributions"]
-
 _DRAWS_PER_BATCH = 64
 _BYTES_PER_BATCH = 2**30  # of activations
 

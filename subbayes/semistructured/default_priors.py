@@ -22,8 +22,6 @@ from subbayes.semistructured.lkj import LKJ
 from subbayes.semistructured.terms.law import Hyperparameter
 from subbayes.utils.checks import fail
 
-__all__ = ["default_priors", "predictor_sd"]
-
 _DEFAULT_SCALE = 2.5  # of priors, in standard deviations of the predictor over the column
 
 

@@ -28,18 +28,6 @@ from subbayes.semistructured.network_places import check_parameter
 from subbayes.semistructured.predictors import Deep
 from subbayes.utils.checks import fail, fail_type, number_text
 
-__all__ = [
-    "AuxiliaryColumns",
-    "Response",
-    "RowEncoder",
-    "check_network_names",
-    "column_numbers",
-    "given_values",
-    "network_input",
-    "networks_from",
-]
-
-
 _MOST_CLASSES = 50  # of numbers
 
 

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from subbayes.semistructured.group_elimination import GroupedMatrix
 
-__all__ = ["GroupColumns", "Layout", "stored_width"]
-
 LEAST_GROUPS = 32
 """Groups from which on a factor's columns are stored as positions and loadings."""
 

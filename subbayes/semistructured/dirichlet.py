@@ -18,8 +18,6 @@ from subbayes.semistructured.beta_quantiles import logit_beta
 from subbayes.semistructured.effect_prior import EffectPrior
 from subbayes.utils.checks import fail
 
-__all__ = ["Dirichlet"]
-
 _LEAST, _MOST = 0.1, 1e4  # of alpha, between which quantiles are exact
 
 

@@ -14,8 +14,6 @@ from subbayes.semistructured.predictors import pad_thresholds
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.types import Targets
 
-__all__ = ["ConditionalModes", "EffectDensity"]
-
 _MAX_STEPS = 50  # of Newton's method
 
 

@@ -19,8 +19,6 @@ from subbayes.networks.tracing.tracer import Tracer
 from subbayes.semistructured.group_elimination import GroupedMatrix
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
-__all__ = ["EffectMap", "coefficients_by_predictor", "placed_by_predictor"]
-
 _ELEMENTS = 2**20  # of copies of a point at once
 _DENSE, _FEW = 256, 0.05  # coordinates, and share of entries, from which on matrices are sparse
 _TRACED_AFTER = 2000  # evaluations, since a process's first trace imports the compiler of torch

@@ -12,8 +12,6 @@ from torch import Tensor
 
 from subbayes.utils.checks import fail, fail_type
 
-__all__ = ["EffectPrior", "check_distribution", "interpolate", "scipy_text"]
-
 
 class EffectPrior(ABC):
     """A prior as a map from a standard normal variable; a subclass implements `from_standard`.

@@ -29,21 +29,6 @@ from subbayes.semistructured.lkj import LKJ
 from subbayes.semistructured.written_names import written_as
 from subbayes.utils.checks import check_positive, fail, fail_type
 
-__all__ = [
-    "EffectPrior",
-    "Exponential",
-    "Flexible",
-    "HalfNormal",
-    "NormalPrior",
-    "StudentT",
-    "is_normal",
-    "names_for_priors",
-    "prior_of",
-    "prior_of_term",
-    "priors_of_columns",
-    "priors_with",
-]
-
 _TABLE_END = 9.0  # standard normal coordinate beyond which quantiles continue along the tangent
 _TABLE_SIZE = 4097
 

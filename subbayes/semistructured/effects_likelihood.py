@@ -18,8 +18,6 @@ from subbayes.semistructured.group_elimination import GroupedMatrix, eliminated_
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.types import Targets
 
-__all__ = ["EffectsLikelihood"]
-
 _MAX_STEPS = 100  # of Newton's method
 _HALVINGS = 30
 _CLOSE = 1e-9  # in standard deviations of the prior

@@ -23,8 +23,6 @@ from subbayes.semistructured.specification import PreparedModel
 from subbayes.subspace import FullSubspace
 from subbayes.utils.types import Coordinates, LogDensity
 
-__all__ = ["EffectsPosterior", "has_effects_alone"]
-
 _PROBE_ROWS = 16
 
 

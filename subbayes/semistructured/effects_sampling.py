@@ -56,8 +56,6 @@ from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import say
 
-__all__ = ["draw_effects"]
-
 _MOST_COORDINATES = 60  # for proposals of all of them at once
 _MOST_REPEATS = 120  # proposals for a draw, beside about as many evaluations of gradients of NUTS
 _MOST_NUMBERS = 2**26  # of all proposals

@@ -34,14 +34,6 @@ from subbayes.semistructured.proposals import LogDensity
 from subbayes.semistructured.quadratic_likelihood import QuadraticRows
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 
-__all__ = [
-    "reml_of_collapsed",
-    "reml_of_rows",
-    "singular_warnings",
-    "smoothing_coordinates",
-    "with_default_smoothing",
-]
-
 _FURTHEST = 6.0  # of a standard normal coordinate; at -6 a standard deviation is 0 to rounding
 _LARGEST_SD = 20.0  # 200 times the scale of the predictor, of functions with many waves
 _LARGEST_SIGMA = 30.0  # as the prior of the user may be a narrow one

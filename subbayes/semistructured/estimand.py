@@ -26,8 +26,6 @@ from torch import Tensor
 
 from subbayes.semistructured.orthogonal_columns import OrthogonalColumns
 
-__all__ = ["ESTIMANDS", "NOTES", "bootstrap_projections"]
-
 ESTIMANDS = ("population", "sample")
 NOTES = {
     "population": "the population of rows: the networks' projections on the columns vary with "

@@ -31,7 +31,6 @@ from subbayes.utils.checks import fail
 if TYPE_CHECKING:
     from subbayes.semistructured.structured_predictor import StructuredPredictor
 
-__all__ = ["Flat", "check_determined", "flat_columns", "improper_effects", "with_limits"]
 
 _FACTOR, _OTHER_FACTOR = 1e4, 1e2  # of the scale of a default prior
 _MOST = 0.05  # standard deviation of an effect that rows determine, in those of its prior

@@ -49,8 +49,6 @@ from subbayes.semistructured.written_names import written_as
 from subbayes.utils.checks import InputError, check_choice, closest, fail, fail_type, one_of
 from subbayes.utils.warning import warn_user
 
-__all__ = ["Design", "NewLevels", "Term", "formula_variables", "split_formula"]
-
 NewLevels = Literal["error", "reference", "sample"]
 
 

@@ -19,22 +19,6 @@ from subbayes.data.levels import listed
 from subbayes.utils.checks import closest, fail
 from subbayes.utils.warning import warn_user
 
-__all__ = [
-    "Missing",
-    "check_columns",
-    "check_complete",
-    "check_different",
-    "check_no_dates",
-    "check_terms",
-    "complete_rows",
-    "different_values",
-    "has_numbers",
-    "plain_columns",
-    "random_intercepts",
-    "warn_of_size",
-    "with_used_categories",
-]
-
 Missing = Literal["drop", "error"]
 
 _OPERATIONS = 2e11  # of a product of the columns with each other, beyond which fits take minutes

@@ -19,20 +19,6 @@ from subbayes.semistructured.smooth import TRANSFORMS, WEIGHTS, penalised
 from subbayes.utils.checks import InputError, fail
 from subbayes.utils.warning import filtered_warnings
 
-__all__ = [
-    "are_constant",
-    "check_defined",
-    "column_means",
-    "column_scales",
-    "evaluate",
-    "factors",
-    "is_categorical",
-    "kind_of_term",
-    "learn",
-    "prior_scales",
-    "remaining_scales",
-]
-
 _ROWS, _OTHERS = 1000, 1000  # that regressions on the columns of other terms take
 _ROUNDING = 1e-12  # of a column relative to its largest value, in which constants differ
 _CONTEXT = {**TRANSFORMS, "np": np, "offset": lambda x: x}

@@ -24,8 +24,6 @@ from subbayes.semistructured.formula_checks import (
 from subbayes.semistructured.formula_numbers import CONVERSION, FUNCTIONS, without_quotes
 from subbayes.utils.checks import InputError, closest, fail
 
-__all__ = ["SHAPE", "SUMMANDS", "Factor", "parse_errors"]
-
 SHAPE = "a formula such as 'y ~ age + C(sex) + s(bmi)'"
 """What a formula looks like, for errors."""
 

@@ -26,8 +26,6 @@ from subbayes.semistructured.formula_factors import SHAPE, Factor, parse_errors
 from subbayes.utils.checks import InputError, fail
 from subbayes.utils.memory import check_memory
 
-__all__ = ["check_formula", "check_length", "check_size", "formula_errors", "least_columns"]
-
 _LENGTH = 10_000  # characters of a formula
 _FACTOR_LENGTH = 1_000  # characters of a factor
 _BRACKETS = 30  # brackets inside each other

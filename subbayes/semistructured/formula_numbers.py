@@ -24,16 +24,6 @@ from formulaic.utils.layered_mapping import LayeredMapping
 from subbayes.data.levels import check_levels
 from subbayes.utils.checks import fail
 
-__all__ = [
-    "CONVERSION",
-    "FUNCTIONS",
-    "factor_column",
-    "in_doubles",
-    "model_matrix",
-    "to_double",
-    "without_quotes",
-]
-
 CONVERSION = "__double__"
 """Name of `to_double` in evaluated formulas, which no column can have."""
 

@@ -12,8 +12,6 @@ from subbayes.artifacts.tensors import fingerprint
 from subbayes.priors import Normal
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 
-__all__ = ["GivenCoordinates", "with_fixed"]
-
 
 def with_fixed(
     at: Float[np.ndarray, "d"], free: list[int], h: Float[np.ndarray, "*S f"]

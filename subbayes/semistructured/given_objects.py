@@ -22,8 +22,6 @@ from subbayes.utils.addresses import without_addresses
 from subbayes.utils.checks import closest, fail, fail_type
 from subbayes.utils.warning import unsaid_warnings
 
-__all__ = ["check_given_family", "check_given_priors", "check_log_likelihood"]
-
 _COMPARED = 4  # draws whose log-likelihoods are computed again
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}  # relative; 0.01 in 16 bits
 

@@ -23,8 +23,6 @@ from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.orthogonal_columns import OrthogonalNetworks
 from subbayes.utils.checks import fail
 
-__all__ = ["encoded_rows", "with_new_groups", "without_groups"]
-
 _AT_ONCE = 2**22  # effects of new groups in memory: draws, rows and effects of a group
 
 

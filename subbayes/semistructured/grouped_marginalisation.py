@@ -31,8 +31,6 @@ from subbayes.semistructured.grouped_importance import (
 )
 from subbayes.semistructured.weight_quality import WeightQuality
 
-__all__ = ["GroupedMarginalisation"]
-
 _MODE_STEPS = 30  # of Newton's method, with the curvature without networks
 _LONGEST, _CLOSE = 5.0, 0.05  # step, in standard deviations
 _DIFFERENCE = 1e-3  # in standard deviations

@@ -19,10 +19,9 @@ from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
-from subbayes.semistructured.effect_priors import EffectPrior, Flexible
+from subbayes.semistructured.effect_prior import EffectPrior
+from subbayes.semistructured.effect_priors import Flexible
 from subbayes.utils.checks import check_positive, fail
-
-__all__ = ["Horseshoe", "half_cauchy"]
 
 
 @dataclass(frozen=True, repr=False)

@@ -11,7 +11,8 @@ from jaxtyping import Float
 from scipy import linalg
 
 from subbayes.likelihoods.families import Family
-from subbayes.semistructured.effect_priors import EffectPrior, priors_of_columns
+from subbayes.semistructured.effect_prior import EffectPrior
+from subbayes.semistructured.effect_priors import priors_of_columns
 from subbayes.semistructured.flat_prior import flat_columns
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.formula_columns import are_constant
@@ -19,8 +20,6 @@ from subbayes.semistructured.separation import check_separation
 from subbayes.semistructured.terms.group_effects import GroupLaw
 from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
-
-__all__ = ["check_identified", "collinear"]
 
 
 def check_identified(

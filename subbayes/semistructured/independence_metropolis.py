@@ -20,8 +20,6 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.chains import chain_generators
 from subbayes.semistructured.proposals import Distribution, LogDensity
 
-__all__ = ["independence_chains", "mixed_draws", "proposals_per_draw"]
-
 Take = Callable[
     [Int[np.ndarray, "m"], Int[np.ndarray, "chains m"], Int[np.ndarray, "chains"]], None
 ]

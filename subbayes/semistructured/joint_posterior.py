@@ -46,8 +46,6 @@ from subbayes.subspace import FullSubspace, JointSubspace
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import say
 
-__all__ = ["FittedState", "JointPosterior"]
-
 _CORRECTION_BATCH = 256
 _NOISE_REDUCTIONS = 20
 _MOST_CHECKED = 8  # trained networks at which the effects are integrated out first

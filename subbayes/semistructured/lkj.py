@@ -26,8 +26,6 @@ from subbayes.semistructured.beta_quantiles import logit_beta
 from subbayes.semistructured.effect_prior import EffectPrior
 from subbayes.utils.checks import fail
 
-__all__ = ["LKJ", "n_columns"]
-
 _LEAST, _MOST = 0.1, 1e4  # of eta, between which quantiles are exact
 _LARGEST = 40.0  # of w, where the correlation is 1 to rounding and cosh(w)^2 is finite in float32
 

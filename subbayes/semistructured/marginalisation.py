@@ -45,8 +45,6 @@ from subbayes.semistructured.proposals import (
 from subbayes.semistructured.weight_quality import WeightQuality
 from subbayes.utils.checks import check_choice, check_count, fail
 
-__all__ = ["METHODS", "ClosedForm", "ImportanceSampling", "Marginalisation", "marginalisation_of"]
-
 METHODS = ("closed-form", "importance", "quadrature")
 _DF = 7.0  # degrees of freedom of the proposals' t distribution
 _MAX_PREDICTORS = 2**22  # evaluated in one call

@@ -49,8 +49,6 @@ from subbayes.utils.checks import check_choice, check_fraction, check_positive, 
 from subbayes.utils.text_table import aligned
 from subbayes.utils.warning import warn_user, warnings_once
 
-__all__ = ["SemiStructuredRegression"]
-
 _MOST_PRINTED = 60  # effects
 SAMPLING = Sampling(draws=1000, chains=4)
 """The default settings of sampling."""

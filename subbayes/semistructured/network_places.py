@@ -14,8 +14,6 @@ from subbayes.semistructured.formula import Design
 from subbayes.semistructured.predictors import Deep
 from subbayes.utils.checks import closest, fail
 
-__all__ = ["check_has_columns", "check_parameter", "with_classes"]
-
 
 def _accepted(family: Family) -> tuple[str, ...]:
     """The parameters with a predictor that is not given."""

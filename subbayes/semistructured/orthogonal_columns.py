@@ -35,14 +35,6 @@ from subbayes.semistructured.overlap import reads_formula
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.utils.checks import fail
 
-__all__ = [
-    "OrthogonalColumns",
-    "OrthogonalNetworks",
-    "orthogonal_networks",
-    "orthogonal_places",
-    "what_networks_are_orthogonal_to",
-]
-
 _ROUNDING = 1e-9  # of singular values
 _CONSTANT = 1e-6  # how far a constant of 1 may be from a combination of columns, in float32
 _MANY = 64  # columns of random effects, from which weighted projections are sparse

@@ -19,8 +19,6 @@ from torch import Tensor
 from subbayes.semistructured.formula import Term
 from subbayes.semistructured.specification import PreparedModel
 
-__all__ = ["COPY", "Overlap", "largest_overlap", "overlap_warnings", "reads_formula"]
-
 COPY = 0.99
 """Canonical correlation from which a network reads what the formula reads."""
 

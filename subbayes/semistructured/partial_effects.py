@@ -32,14 +32,6 @@ from subbayes.semistructured.summary import beside_statistics, central
 from subbayes.semistructured.terms.group_effects import GroupLaw
 from subbayes.utils.checks import check_count, fail
 
-__all__ = [
-    "Partial",
-    "contribution_table",
-    "effects_to_draw",
-    "partial_dependence",
-    "partial_effect",
-]
-
 _TERM_POINTS, _NETWORK_POINTS = 100, 50
 _MAX_ROWS = 200  # of the training data that a partial dependence averages over
 _DRAWS_PER_BATCH = 64

@@ -23,8 +23,6 @@ from subbayes.networks.module_copy import shared_copy
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import fail
 
-__all__ = ["Deep", "DeepPredictor", "Predictors", "pad_thresholds", "sum_of", "with_own_statistics"]
-
 _PROBE_ROWS = 2  # smaller batches than this only determine shapes of outputs
 
 

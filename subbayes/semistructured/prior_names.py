@@ -16,8 +16,6 @@ from subbayes.semistructured.saved_priors import QUICK
 from subbayes.utils.checks import check_positive, closest, fail
 from subbayes.utils.literal_calls import literal_call
 
-__all__ = ["PRIORS_BY_NAME", "prior_from_text"]
-
 _SCIPY = "scipy."
 
 

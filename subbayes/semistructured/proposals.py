@@ -17,22 +17,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
-__all__ = [
-    "LARGE_PILOT",
-    "MIDDLE_PILOT",
-    "PILOT",
-    "Distribution",
-    "LogDensity",
-    "Mixture",
-    "Proposals",
-    "fitted_proposals",
-    "laplace_proposals",
-    "mixture_around",
-    "pilot",
-    "pilot_generator",
-    "standard_proposals",
-]
-
 LogDensity = Callable[[Float[np.ndarray, "S d"]], Float[np.ndarray, "S"]]
 
 _DF, _SHARE, _INFLATION = 5.0, 0.1, 1.5  # of the t distribution

@@ -19,8 +19,6 @@ from torch import Tensor
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.group_elimination import GroupedMatrix
 
-__all__ = ["QuadraticRows"]
-
 
 @dataclass(frozen=True)
 class QuadraticRows:

@@ -14,8 +14,6 @@ from subbayes.semistructured.formula_numbers import factor_column
 from subbayes.semistructured.terms.law import LearnedTerm
 from subbayes.utils.checks import fail
 
-__all__ = ["Unseen", "unseen_levels", "unseen_levels_of_smooth", "with_reference"]
-
 Unseen = dict[str, tuple[Bool[np.ndarray, "n"], Any]]
 """By column, which rows have unseen levels, and the reference level."""
 

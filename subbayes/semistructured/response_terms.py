@@ -24,8 +24,6 @@ from subbayes.semistructured.terms.splitting import sides_of, split_at
 from subbayes.utils.checks import fail, number_text
 from subbayes.utils.warning import warn_user
 
-__all__ = ["ResponseTerms", "changed_response_terms", "read_response_terms"]
-
 _LENGTH = 1_000  # characters of the terms
 _QUOTED = re.compile(r"`([^`]*)`")
 _SHAPE = "y | cens(status), trunc(lb=0, ub=9), trials(n) and weights(w), joined by +"

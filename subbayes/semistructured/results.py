@@ -26,7 +26,7 @@ from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured.after_fit import AfterFit
 from subbayes.semistructured.design_data import column_numbers, network_input
-from subbayes.semistructured.effect_priors import EffectPrior
+from subbayes.semistructured.effect_prior import EffectPrior
 from subbayes.semistructured.estimand import NOTES
 from subbayes.semistructured.formula import NewLevels
 from subbayes.semistructured.formula_checks import check_columns
@@ -53,8 +53,6 @@ from subbayes.semistructured.summary import (
 from subbayes.semistructured.weight_quality import weight_warnings
 from subbayes.utils.checks import check_choice, check_count, check_fraction, fail
 from subbayes.utils.warning import warn_user
-
-__all__ = ["Results"]
 
 
 class Results(AfterFit):

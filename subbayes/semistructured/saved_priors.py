@@ -27,8 +27,6 @@ from subbayes.semistructured.horseshoe import Horseshoe
 from subbayes.semistructured.lkj import LKJ
 from subbayes.utils.checks import check_positive, fail
 
-__all__ = ["QUICK", "SavedPriors", "prior_config", "prior_from"]
-
 _PARAMETRIC: dict[str, Callable[..., EffectPrior]] = {
     "NormalPrior": NormalPrior,
     "Exponential": Exponential,

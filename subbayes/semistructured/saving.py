@@ -53,8 +53,6 @@ from subbayes.utils.checks import InputError, fail, fail_type
 from subbayes.utils.text_table import MOST_MARKS
 from subbayes.utils.warning import unsaid_warnings
 
-__all__ = ["SemiStructuredFacts", "facts_of", "state_from", "tensors_of"]
-
 _Formula = Annotated[str, Meta(max_length=10_000)]  # as `formula_grammar` allows
 _Level = Name | int | float | bool
 _MOST_TABLES = 1000

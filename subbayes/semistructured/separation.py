@@ -23,14 +23,13 @@ from subbayes.likelihoods.families import (
     ZeroInflatedNegativeBinomialFamily,
     ZeroInflatedPoissonFamily,
 )
-from subbayes.semistructured.effect_priors import EffectPrior, priors_of_columns
+from subbayes.semistructured.effect_prior import EffectPrior
+from subbayes.semistructured.effect_priors import priors_of_columns
 from subbayes.semistructured.flat_prior import flat_columns
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.horseshoe import Horseshoe
 from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
-
-__all__ = ["check_separation", "separating_columns"]
 
 _ROWS, _ROUNDS = 2000, 6  # of a linear program, to which rows are added that its solution misses
 _MOST_COLUMNS = 200

@@ -25,8 +25,6 @@ from jaxtyping import Float
 from subbayes.data.levels import levels_of
 from subbayes.utils.checks import check_count, fail
 
-__all__ = ["TRANSFORMS", "WEIGHTS", "check_distinct", "penalised", "re", "s", "whitened"]
-
 WEIGHTS = "__weights__"  # of rows, in the context of formulas
 _SPLINES, _FEWEST = 10, 4
 _MOST = 1000  # B-splines of a smooth, whose matrices have the square of this number of entries

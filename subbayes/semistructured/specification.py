@@ -30,12 +30,8 @@ from subbayes.semistructured.design_data import (
     given_values,
     network_input,
 )
-from subbayes.semistructured.effect_priors import (
-    EffectPrior,
-    names_for_priors,
-    priors_with,
-    priors_without_term,
-)
+from subbayes.semistructured.effect_prior import EffectPrior
+from subbayes.semistructured.effect_priors import names_for_priors, priors_with, priors_without_term
 from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.empirical_bayes import with_default_smoothing
 from subbayes.semistructured.flat_prior import flat_columns, with_limits
@@ -53,8 +49,6 @@ from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors, 
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import error_text, fail
 from subbayes.utils.warning import warn_user
-
-__all__ = ["PreparedModel", "Specification"]
 
 
 @dataclass(frozen=True)

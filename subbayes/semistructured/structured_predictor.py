@@ -23,20 +23,14 @@ from torch import Tensor, nn
 
 from subbayes.likelihoods.families import LINKS, Family
 from subbayes.semistructured.design_layout import Layout
-from subbayes.semistructured.effect_priors import (
-    EffectPrior,
-    NormalPrior,
-    is_normal,
-    priors_of_columns,
-)
+from subbayes.semistructured.effect_prior import EffectPrior
+from subbayes.semistructured.effect_priors import NormalPrior, is_normal, priors_of_columns
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.horseshoe import Horseshoe
 from subbayes.semistructured.terms.group_effects import GroupLaw
 from subbayes.semistructured.terms.law import Law
 from subbayes.semistructured.truncated_prior import within_range
 from subbayes.utils.checks import fail
-
-__all__ = ["StructuredPredictor"]
 
 _ELEMENTS = 2**20  # coordinates of draws at once
 

@@ -26,29 +26,13 @@ from subbayes.semistructured.predictors import DeepPredictor, Predictors, pad_th
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.subspace import CoordinateSubspace, FullSubspace, JointSubspace, Subspace
 from subbayes.training.configuration import Training
-from subbayes.training.curve import CurveResult, ExtraParameters, train_curve
+from subbayes.training.curve import CurveResult, train_curve
+from subbayes.training.curve_steps import ExtraParameters
 from subbayes.training.loop import History
 from subbayes.training.weight_curve import WeightCurve
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.warning import warn_user
-
-__all__ = [
-    "MAX_START",
-    "SUBSPACES",
-    "TRAINING",
-    "AllWeights",
-    "DeepEnsemble",
-    "JointSpace",
-    "LastLayer",
-    "NaiveSubspace",
-    "NetworkSubspace",
-    "SemiStructuredSubspace",
-    "build_space",
-    "most_probable_effects",
-    "subspace_of",
-    "train_networks",
-]
 
 MAX_START = 3.0  # chains start within this many standard deviations of the effects' prior
 _DEFAULT_RANK = 12

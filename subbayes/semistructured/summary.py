@@ -18,23 +18,6 @@ from subbayes.semistructured.formula import Design
 from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.text_table import printable
 
-__all__ = [
-    "MOST_OF_GROUPS",
-    "beside_statistics",
-    "central",
-    "describe_draws",
-    "examined_names",
-    "half_chain_spread",
-    "have_mixed",
-    "in_order",
-    "mixing_warnings",
-    "rhat_limits",
-    "scales_of",
-    "summary_table",
-    "summary_text",
-]
-
-
 MOST_OF_GROUPS = 200
 """Effects of groups whose chains are examined, of more those whose half chains differ most."""
 

@@ -14,8 +14,6 @@ from subbayes.draws import Draws
 from subbayes.priors import Normal
 from subbayes.semistructured.marginalisation import Marginalisation
 
-__all__ = ["EFFECT_BATCH", "TemperedNetworks"]
-
 EFFECT_BATCH = 64
 """Draws of the networks for which effects are drawn in one call."""
 

@@ -12,8 +12,6 @@ from subbayes.likelihoods.families import LINKS
 from subbayes.semistructured.effect_prior import EffectPrior
 from subbayes.utils.checks import fail
 
-__all__ = ["TruncatedPrior", "within_range"]
-
 _END = 37.0  # standard normal coordinate with a probability beyond it that float64 can hold
 _FAR = 8.0  # with a negligible probability beyond it, where tables end
 _ROUNDING = 1e-9  # of a quantile beyond the range, relative to 1

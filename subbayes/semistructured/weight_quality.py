@@ -19,8 +19,6 @@ from subbayes.diagnostics import psis
 from subbayes.draws import MAX_PARETO_K, Draws
 from subbayes.utils.checks import fail
 
-__all__ = ["WeightQuality", "weight_warnings"]
-
 _LEAST, _ENOUGH = 5.0, 25.0  # effective proposals; the bias of a draw is about 1 / their number
 _REMEDY = "temperature=1, or leave out effects of groups or smooths"
 

@@ -26,8 +26,6 @@ from subbayes.predictions.averaging import evenly_spaced
 from subbayes.semistructured.effect_priors import NormalPrior, priors_of_columns
 from subbayes.semistructured.specification import PreparedModel
 
-__all__ = ["interval_warnings", "score_correction"]
-
 _DRAWS = 200  # over which the variance of the score is averaged
 
 

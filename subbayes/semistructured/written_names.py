@@ -9,8 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-__all__ = ["pattern_of", "written_as"]
-
 
 def written_as(name: str, known: Iterable[str]) -> str:
     """The known name that a name stands for, or the name itself if there is none, or several.

@@ -31,8 +31,6 @@ from subbayes.sparse.variational_families import STRUCTURES, LayerSettings, Nois
 from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.warning import warn_user
 
-__all__ = ["DropoutLayer", "HorseshoeLayer", "default_prior", "layer_class", "prune"]
-
 
 class _InputLayer(SparseLayer):
     """A layer with random inputs, and without indicators of weights or units."""

@@ -12,8 +12,6 @@ from subbayes.sparse.convert import sparse_layers
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.keywords import suggest_keywords
 
-__all__ = ["LearningRates", "SparseTraining", "parameters_by_kind"]
-
 _EARLY, _KL_WARMUP = 0.8, 0.4  # shares of the epochs
 _LOGIT_RANGE = 20.0  # change of an inclusion logit that a run must allow
 _MAX_RATE, _MAX_LOGIT_RATE = 1e-2, 0.2  # of weights, and of inclusion logits

@@ -33,8 +33,6 @@ from subbayes.utils.checks import check_count, check_finite, check_seed, fail, f
 from subbayes.utils.trees import leaves, n_rows
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["convert", "elbo", "kl", "sparse_layers"]
-
 
 def convert(
     module: nn.Module,

@@ -25,8 +25,6 @@ from subbayes.networks.tracing.private_torch import has_hooks
 from subbayes.sparse.module_surgery import LAYERS, own_parameters
 from subbayes.sparse.traced_module import ELEMENTWISE, TracedModule, row_sources, users_of_values
 
-__all__ = ["DataFlow", "Edge", "edges", "readers_of_inputs"]
-
 _TRANSFORMER_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _OVERWRITABLE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Hardtanh)
 _BINARY_OPERATIONS = (operator.add, operator.mul, torch.add, torch.mul)

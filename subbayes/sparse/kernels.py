@@ -22,20 +22,6 @@ from subbayes.networks.tracing.memory import reuse_memory
 from subbayes.utils.checks import fail
 from subbayes.utils.warning import filtered_warnings
 
-__all__ = [
-    "MIN_ROWS",
-    "BagIndices",
-    "LayerDraw",
-    "SparsityPattern",
-    "bag_linear",
-    "check_csr",
-    "csr_tensor",
-    "sparse_linear",
-    "tile_layout",
-    "transposed_tiles",
-    "without_beta_warning",
-]
-
 _TILE_SIZE = 90_000  # values in a tile, which fit the cache of a core with the weights
 _MAX_WIDTH, _MIN_WIDTH, _WIDTH_STEP = 128, 32, 16  # rows of a tile
 _MAX_TILES = 32  # tiles of a table, each of which needs a copy of the weights

@@ -11,8 +11,6 @@ from torch.nn import functional
 
 from subbayes.sparse.variational_families import Noise
 
-__all__ = ["LayerOperation"]
-
 
 class LayerOperation:
     """The operation of a layer as a function of inputs, weights and bias.

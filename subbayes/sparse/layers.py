@@ -47,8 +47,6 @@ from subbayes.sparse.variational_families import (
 )
 from subbayes.utils.checks import fail
 
-__all__ = ["SparseLayer"]
-
 _MAX_LOGIT = 30.0  # largest argument of a relaxed indicator's sigmoid: beyond it numbers underflow
 
 

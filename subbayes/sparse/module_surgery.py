@@ -9,8 +9,6 @@ from torch.nn.parameter import is_lazy
 
 from subbayes.utils.checks import fail, fail_type
 
-__all__ = ["LAYERS", "READERS", "select_layers", "own_parameters", "parent_of", "replace_layer"]
-
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d)
 """Layers that can be sparse, are pruned, and become smaller on export."""
 

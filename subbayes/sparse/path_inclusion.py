@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from subbayes.sparse.dependency_graph import edges
 from subbayes.sparse.layers import SparseLayer
 
-__all__ = ["path_probability"]
-
 _MAX_WEIGHTS = 2**22  # weights drawn at a time
 
 

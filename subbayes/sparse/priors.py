@@ -20,18 +20,6 @@ from torch import Tensor, nn
 
 from subbayes.utils.checks import check_positive, fail, fail_type
 
-__all__ = [
-    "Bernoulli",
-    "BetaBinomial",
-    "Horseshoe",
-    "Inclusion",
-    "MixtureSlab",
-    "NormalSlab",
-    "Slab",
-    "SpikeSlab",
-    "StudentTSlab",
-]
-
 _ENTROPY = 0.5 * math.log(2 * math.pi * math.e)  # of a standard normal number
 
 

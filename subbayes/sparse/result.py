@@ -54,8 +54,6 @@ from subbayes.utils.checks import check_choice, check_count, check_seed, fail
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
 
-__all__ = ["STRUCTURE_MODES", "WEIGHT_MODES", "SparseNetwork", "rebuild", "revert"]
-
 STRUCTURE_MODES = ("sample", "all", "median")
 WEIGHT_MODES = ("sample", "mean")
 _MIN_WEIGHTS = 50_000  # sparse products are faster from this many weights of linear layers

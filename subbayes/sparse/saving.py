@@ -18,8 +18,6 @@ from subbayes.sparse.priors import Horseshoe, Inclusion, Slab, SpikeSlab
 from subbayes.sparse.variational_families import LayerSettings, Noise
 from subbayes.utils.checks import fail
 
-__all__ = ["LayerFacts", "layer_facts", "layers_from"]
-
 
 class HorseshoeFacts(Facts):
     """The scales of a horseshoe prior."""

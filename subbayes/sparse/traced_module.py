@@ -17,8 +17,6 @@ from subbayes.networks.tracing.private_torch import has_hooks
 from subbayes.sparse.module_surgery import LAYERS
 from subbayes.utils.torch_lock import torch_lock
 
-__all__ = ["ELEMENTWISE", "TracedModule", "row_sources", "users_of_values"]
-
 # Operations are types of modules, functions, and methods of tensors; see `operation`.
 _ELEMENTWISE_CLASSES = (
     "ReLU ReLU6 LeakyReLU PReLU ELU SELU CELU GELU SiLU Mish Hardswish Hardtanh Hardsigmoid Tanh "

@@ -41,8 +41,6 @@ from subbayes.utils.trees import n_rows, named_leaves, tree_map
 from subbayes.utils.types import Inputs, Outputs, Targets
 from subbayes.utils.warning import warn_user
 
-__all__ = ["Objective", "TrainableSparseNetwork", "count_rows", "fit"]
-
 
 class Objective(nn.Module):
     """The objective of a step as a module, so that it is a function of its parameters.

@@ -26,18 +26,6 @@ from torch import Tensor, nn
 from subbayes.likelihoods.gaussian import softplus_inverse
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 
-__all__ = [
-    "ALWAYS_INCLUDED",
-    "BASELINE_FAMILIES",
-    "INCLUSION_FAMILIES",
-    "STRUCTURES",
-    "LayerSettings",
-    "Logits",
-    "Noise",
-    "make_logits",
-    "unconstrained_sd",
-]
-
 INCLUSION_FAMILIES = ("mean-field", "mvn", "low-rank")
 BASELINE_FAMILIES = ("all", "dropout", "horseshoe")
 ALWAYS_INCLUDED = ("all", "horseshoe")  # their draws exclude no weight

@@ -20,8 +20,6 @@ from subbayes.training.pipeline import Trained
 from subbayes.utils.addresses import without_addresses
 from subbayes.utils.checks import check_count, fail, fail_type
 
-__all__ = ["CustomSubspace", "FixedSubspace", "RankedMethod", "SubspaceMethod"]
-
 
 @dataclass(frozen=True)
 class SubspaceMethod(ABC):

@@ -27,8 +27,6 @@ from subbayes.training.weight_curve import WeightCurve, positions
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.trees import to_device
 
-__all__ = ["Curve", "CurveLosses", "curve_losses"]
-
 
 @dataclass(frozen=True)
 class Curve(RankedMethod):

@@ -15,8 +15,6 @@ from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import check_choice, fail
 
-__all__ = ["Full"]
-
 
 @dataclass(frozen=True)
 class Full(SubspaceMethod):

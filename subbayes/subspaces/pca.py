@@ -16,8 +16,6 @@ from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import fail
 
-__all__ = ["PCA"]
-
 
 @dataclass(frozen=True)
 class PCA(RankedMethod):

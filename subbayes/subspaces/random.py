@@ -14,8 +14,6 @@ from subbayes.subspaces.sharded_random import ShardedRandomSubspace, ShardedSpar
 from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import check_choice
 
-__all__ = ["Random"]
-
 _KINDS: dict[str, type[RandomSubspace] | type[SparseRandomSubspace]] = {
     "gaussian": RandomSubspace,
     "sparse": SparseRandomSubspace,

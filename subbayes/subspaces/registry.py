@@ -10,8 +10,6 @@ from subbayes.subspaces.base import CustomSubspace, FixedSubspace, SubspaceMetho
 from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.registry import Registry
 
-__all__ = ["SUBSPACES", "SubspaceChoice", "subspace_method"]
-
 SUBSPACES: Registry[type[SubspaceMethod]] = Registry(
     "subspace",
     {

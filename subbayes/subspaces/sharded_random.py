@@ -28,7 +28,6 @@ from subbayes.utils.memory import check_memory
 if TYPE_CHECKING:
     from subbayes.networks.sharded_network import ShardedNetwork
 
-__all__ = ["ShardedRandomSubspace", "ShardedSparseRandomSubspace", "sharded_from_facts"]
 
 _CHUNK = 2**18  # numbers of a direction that are generated at once
 

@@ -46,8 +46,6 @@ from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.memory import check_memory
 
-__all__ = ["Subnetwork", "check_candidates", "from_mask", "scaled_prior_precision", "subnetwork"]
-
 _BY = ("predictive", "variance", "swag", "magnitude", "last-layer", "wasserstein")
 _MAX_WEIGHTS = 1000
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from subbayes.curvature.precision import cholesky
 from subbayes.utils.checks import fail
 
-__all__ = ["greedy_by_distance", "greedy_by_variance", "wasserstein"]
-
 
 def greedy_by_variance(
     H: Float[Tensor, "M M"], K: Float[Tensor, "M M"], rank: int

@@ -42,17 +42,6 @@ from subbayes.tables.preset_choice import choose_settings, with_record
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, fail
 
-__all__ = [
-    "SPARSE",
-    "SPARSE_DRAWS",
-    "check_modes",
-    "check_saved_size",
-    "fit_arrays",
-    "labelled",
-    "predict_matrix",
-]
-
-
 SPARSE = "sparse"
 """The method of `fit_arrays` that fits a sparse Bayesian network."""
 

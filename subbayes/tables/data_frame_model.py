@@ -45,8 +45,6 @@ from subbayes.utils.checks import fail
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["DataFrameModel", "describe_row_mismatch", "infer_target"]
-
 
 class RowsFacts(Facts):
     """Number of rows, and a digest of their targets."""

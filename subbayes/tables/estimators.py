@@ -38,8 +38,6 @@ from subbayes.utils.keywords import suggest_keywords
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["SparseClassifier", "SparseRegressor", "SubspaceClassifier", "SubspaceRegressor"]
-
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class _SubspaceEstimator(Estimator):

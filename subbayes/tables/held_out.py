@@ -10,8 +10,6 @@ from jaxtyping import Float, Shaped
 
 from subbayes.predictions.predictive import Predictive
 
-__all__ = ["LOWEST", "HeldOut"]
-
 LOWEST = -1e30
 """The score of a candidate that diverged."""
 

@@ -16,8 +16,6 @@ from subbayes.models.settings import TableSettings
 from subbayes.models.table_networks import Rows
 from subbayes.utils.configuration import to_mapping
 
-__all__ = ["PresetCheckpoint"]
-
 _KIND = "preset-checkpoint"
 
 

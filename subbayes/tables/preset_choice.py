@@ -52,8 +52,6 @@ from subbayes.utils.checks import fail
 from subbayes.utils.progress import progress_bar, say
 from subbayes.utils.seeding import derive_seed
 
-__all__ = ["PresetChoice", "choose_settings", "with_record"]
-
 _STREAM = 5  # of the seed, for the division of the rows and the members of candidates
 _LEAST_ROWS = 20
 _KEPT_DRAWS = 25  # of each chain with which priors are compared

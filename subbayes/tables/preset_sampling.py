@@ -14,8 +14,6 @@ from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.mclmc import MCLMC
 
-__all__ = ["Clock", "PlannedMCLMC", "step_seconds"]
-
 _Item = TypeVar("_Item")
 
 _TIMED = 20  # steps whose time is measured

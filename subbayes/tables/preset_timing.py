@@ -8,8 +8,6 @@ from typing import Any
 
 from subbayes.training.many_steps import TRACED_AFTER
 
-__all__ = ["training_seconds"]
-
 _TRACING = 1.0  # seconds that tracing a step takes
 _SHARE = 0.25  # of the seconds for candidates that measuring traced steps may take
 _EPOCHS = 10  # untraced epochs whose time is measured

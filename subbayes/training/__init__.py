@@ -4,7 +4,7 @@ from subbayes.utils.namespace import lazy_imports
 
 _NAMES = {
     "Diverged": "loop",
-    "ExtraParameters": "curve",
+    "ExtraParameters": "curve_steps",
     "TrajectoryRecorder": "trajectory",
     "WeightCurve": "weight_curve",
     "connect": "curve",

@@ -10,8 +10,6 @@ from typing import Any, Literal
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 from subbayes.utils.keywords import suggest_keywords
 
-__all__ = ["Optimizer", "Schedule", "Training"]
-
 Optimizer = Literal["adam", "adamw", "sgd"]
 Schedule = Literal["constant", "cosine", "swa"]
 

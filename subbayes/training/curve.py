@@ -37,8 +37,6 @@ from subbayes.training.weight_curve import CurveKind, WeightCurve
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.seeding import derive_seed, fork_rng
 
-__all__ = ["CurveResult", "ExtraParameters", "connect", "train_curve"]
-
 
 @dataclass(frozen=True, repr=False)
 class CurveResult:

@@ -22,8 +22,6 @@ from subbayes.training.weight_curve import CurveKind, WeightCurve, coefficients
 from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["ControlPoints", "ExtraParameters", "TrainableCurve"]
-
 Join = Callable[[Tensor, Mapping[str, Tensor], Inputs], Tensor]
 
 _PLACES_PER_DRAW = 256

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from subbayes.networks.validation import HALF
 
-__all__ = ["FloatCopies"]
-
 
 class FloatCopies:
     """Float32 copies of the parameters of a module that have 16 bits.

@@ -25,19 +25,6 @@ from subbayes.utils.trees import leaves
 from subbayes.utils.types import Inputs, Targets
 from subbayes.utils.warning import warn_user
 
-__all__ = [
-    "DIVERGED_REMEDY",
-    "LEAST_SNAPSHOTS",
-    "Checkpoint",
-    "Diverged",
-    "History",
-    "TimeLimit",
-    "Trainable",
-    "WeightAverage",
-    "log_scale",
-    "run",
-]
-
 LEAST_SNAPSHOTS = 10
 """Number of snapshots that weight averaging takes before it stops at a time limit."""
 

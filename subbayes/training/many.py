@@ -40,8 +40,6 @@ from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.seeding import fork_rng
 
-__all__ = ["swa_many", "train_first_phases", "train_many"]
-
 
 def train_many(
     modules: Sequence[nn.Module],

@@ -25,8 +25,6 @@ from subbayes.training.traced_steps import set_gradients
 from subbayes.utils.trees import is_same_view, leaves, take, tensors_of, tree_map, with_tensors
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["TRACED_AFTER", "TrainableNetworks"]
-
 TRACED_AFTER = 50
 """Steps of one shape that are not traced; tracing takes about a second."""
 

@@ -42,8 +42,6 @@ from subbayes.utils.trees import leaves, n_rows, take, to_device, tree_map
 from subbayes.utils.types import Inputs, Targets
 from subbayes.utils.warning import warn_user
 
-__all__ = ["Minibatches", "split_validation", "warn_of_no_spread"]
-
 _SOME_ROWS = 1000
 
 

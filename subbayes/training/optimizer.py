@@ -9,8 +9,6 @@ from torch import nn
 
 from subbayes.training.configuration import Training
 
-__all__ = ["is_bias", "make_optimizer"]
-
 
 def is_bias(name: str) -> bool:
     """Whether a parameter is a bias, by its name.

@@ -36,14 +36,6 @@ from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import to_device
 from subbayes.utils.types import Targets
 
-__all__ = [
-    "Trained",
-    "estimate_parameters",
-    "likely_network",
-    "train_trajectory",
-    "without_training",
-]
-
 
 @dataclass(frozen=True)
 class Trained:

@@ -30,8 +30,6 @@ from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import n_rows, take, to_device
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["SharedSteps", "is_divided", "seed_for"]
-
 _OWN_LOOP = (
     "Train a module whose buffers change by the rows of a batch with your own loop, as with "
     "SyncBatchNorm, and pass Training(epochs=0, swa_epochs=0)"

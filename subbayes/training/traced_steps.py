@@ -23,8 +23,6 @@ from subbayes.networks.tracing.tracer import Tracer
 from subbayes.training.minibatches import Minibatches
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["SMALL_NETWORK", "Gradients", "set_gradients", "traced_gradients"]
-
 LossAt = Callable[[Sequence[Tensor], Inputs, Targets], Tensor]
 """The mean negative log-likelihood at values of the unknowns, on a batch."""
 

@@ -24,8 +24,6 @@ from subbayes.utils.checks import is_finite
 from subbayes.utils.trees import n_rows, to_device
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = ["SingleTrainable", "TrainableNetwork"]
-
 
 class SingleTrainable(Trainable):
     """One network or one curve, with a likelihood.

@@ -39,16 +39,6 @@ from subbayes.training.unfinished import has_converged, losses_up_to, warn_of_un
 from subbayes.utils.checks import check_count, fail_type
 from subbayes.utils.seeding import fork_rng
 
-__all__ = [
-    "SwaResult",
-    "TrainingResult",
-    "losses_of_start",
-    "starting_point",
-    "swa",
-    "train",
-    "train_first_phase",
-]
-
 Callback = Callable[[int, nn.Module], Any]
 
 

@@ -27,8 +27,6 @@ from subbayes.networks.selection import Selection, select
 from subbayes.subspace import DenseSubspace, Subspace
 from subbayes.utils.checks import check_count, check_positive, check_seed, fail, fail_type
 
-__all__ = ["TrajectoryRecorder", "gram_matrix", "principal_directions"]
-
 _CHUNK = 2**20  # columns converted to float64 at a time
 
 

@@ -21,8 +21,6 @@ from subbayes.training.minibatches import Minibatches
 from subbayes.utils.trees import take
 from subbayes.utils.warning import warn_user
 
-__all__ = ["has_converged", "losses_up_to", "warn_of_unfinished"]
-
 _STEEP = 0.6  # nats for each row: the slope of noise that is 1.6 times too wide, or 0.8 times
 _LEAST_ROWS = 20  # whose slopes are more than chance
 _FALL, _SHARE = 0.005, 0.1  # of the loss in a fifth of the epochs: in nats, and of all that it fell

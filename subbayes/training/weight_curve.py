@@ -19,9 +19,6 @@ from subbayes.subspace import DenseSubspace, check_finite_weights
 from subbayes.training.trajectory import gram_matrix, principal_directions
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 
-__all__ = ["Basis", "CurveKind", "WeightCurve", "coefficients"]
-
-
 CurveKind = Literal["bezier", "polygon"]
 
 
@@ -71,6 +68,7 @@ def coefficients(t: Any, count: int, kind: CurveKind = "bezier") -> Float[Tensor
 
 
 def positions(t: Any) -> Float[Tensor, "*S"]:
+    """Positions on the curve as a tensor, checked to be in [0, 1]."""
     try:
         at = torch.as_tensor(t, dtype=torch.float64).detach()
     except (TypeError, ValueError, RuntimeError):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["without_addresses"]
-
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 

@@ -20,8 +20,6 @@ import numpy as np
 
 from subbayes.utils.checks import InputError, closest, fail, fail_type, one_of
 
-__all__ = ["Setting", "change", "parse", "read_toml", "settings_of", "to_mapping"]
-
 C = TypeVar("C")
 _MOST_BYTES = 2**20  # of a file of settings
 _MOST_DOTS = 32  # of a name in a file of settings

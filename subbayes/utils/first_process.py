@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["is_first_process", "set_first_process"]
-
 _is_first = True
 
 

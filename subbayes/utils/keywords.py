@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 from subbayes.utils.checks import InputTypeError, closest
 
-__all__ = ["suggest_keywords"]
-
 _ELSEWHERE = {
     "lr": "learning_rate",
     "n_epochs": "epochs",

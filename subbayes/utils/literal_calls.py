@@ -11,8 +11,6 @@ from typing import Any
 
 from subbayes.utils.checks import fail
 
-__all__ = ["LiteralCall", "literal_call"]
-
 _CALL = re.compile(r"([A-Za-z][\w.-]*)\s*\((.*)\)", re.DOTALL)
 _LONGEST = 1000
 

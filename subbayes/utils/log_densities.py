@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-__all__ = ["reject_undefined"]
-
 
 def reject_undefined(log_density: Float[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
     """Log densities with minus infinity for NaN and plus infinity.

@@ -13,15 +13,6 @@ import torch
 
 from subbayes.utils.checks import fail
 
-__all__ = [
-    "BoundedCache",
-    "available_memory",
-    "check_memory",
-    "format_bytes",
-    "index_dtype",
-    "temporary_size",
-]
-
 _PAGES = Path("/proc/meminfo")
 T = TypeVar("T")
 _ACCELERATOR = 16

@@ -6,8 +6,6 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["lazy_imports"]
-
 
 def lazy_imports(
     package: str, names: Mapping[str, str], rooms: tuple[str, ...] = ()

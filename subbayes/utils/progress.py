@@ -13,8 +13,6 @@ from tqdm import tqdm
 
 from subbayes.utils.first_process import is_first_process
 
-__all__ = ["STAGE_LISTENER", "estimated_progress", "progress_bar", "say"]
-
 STAGE_LISTENER: ContextVar[Callable[[str], None] | None] = ContextVar(
     "STAGE_LISTENER", default=None
 )

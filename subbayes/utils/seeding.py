@@ -12,8 +12,6 @@ import torch
 from subbayes.utils.checks import check_seed
 from subbayes.utils.torch_lock import torch_lock
 
-__all__ = ["derive_seed", "fork_rng", "give_way", "outside_forks"]
-
 _States = dict[str, torch.Tensor]
 
 _outer: list[_States] = []

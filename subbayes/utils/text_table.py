@@ -6,17 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = [
-    "MOST_LETTERS",
-    "MOST_MARKS",
-    "MOST_TOGETHER",
-    "aligned",
-    "key_place",
-    "printable",
-    "shortened",
-    "text_table",
-]
-
 # Control characters but the end of a line, marks of the direction of text, which reorder what
 # follows, and halves of surrogate pairs, which no file or terminal can hold.
 _CONTROL = re.compile(

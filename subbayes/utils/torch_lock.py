@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-__all__ = ["TorchLock", "torch_lock"]
-
 
 class TorchLock:
     """A reentrant lock that a thread can hand over in the middle of its work.

@@ -11,19 +11,6 @@ from torch import Tensor
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Inputs, Targets
 
-__all__ = [
-    "is_same_view",
-    "leaves",
-    "n_rows",
-    "named_leaves",
-    "row_kind",
-    "take",
-    "tensors_of",
-    "to_device",
-    "tree_map",
-    "with_tensors",
-]
-
 
 def tensors_of(tree: Any) -> list[Tensor]:
     """The tensors of nested tuples, lists and dicts, in order.

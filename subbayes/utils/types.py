@@ -13,20 +13,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-__all__ = [
-    "FORMS",
-    "Coordinates",
-    "Form",
-    "Inputs",
-    "LogDensity",
-    "Outputs",
-    "PerPoint",
-    "RowWeights",
-    "Targets",
-    "Weights",
-    "WeightsBatch",
-]
-
 Form = Literal["exact", "dual", "primal", "diagonal", "low-rank", "kfac", "sampled"]
 FORMS = ("exact", "dual", "primal", "diagonal", "low-rank", "kfac", "sampled")
 """Forms of the covariance of the weights, see `subbayes.curvature.precision_factory`."""

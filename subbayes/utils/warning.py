@@ -13,8 +13,6 @@ from typing import Any, Literal
 from subbayes.utils.first_process import is_first_process
 from subbayes.utils.text_table import printable
 
-__all__ = ["filtered_warnings", "unsaid_warnings", "warn_user", "warnings_once"]
-
 _OWN = ("subbayes", "jaxtyping", "beartype", "contextlib", "functools")
 _SAID: ContextVar[set[str] | None] = ContextVar("_SAID", default=None)
 _UNSAID: ContextVar[bool] = ContextVar("_UNSAID", default=False)

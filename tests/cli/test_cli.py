@@ -28,9 +28,10 @@ from subbayes.artifacts import folder as artifact
 from subbayes.cli import run, settings_options
 from subbayes.data.table_batches import TableBatches
 from subbayes.data.tables import read_table
+from subbayes.inference.engine import ENGINES
 from subbayes.inference.tempering import choose_temperature
 from subbayes.models.checkpoint import PARTS
-from subbayes.models.fit import ENGINES, SUBSPACES
+from subbayes.subspaces.registry import SUBSPACES
 from subbayes.tables.data_frame_model import DataFrameModel
 
 pytestmark = pytest.mark.slow  # real processes, a minute and more

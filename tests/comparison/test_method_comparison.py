@@ -19,8 +19,9 @@ from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.baselines.map import point_estimate
 from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.comparison.chains import MicrocanonicalEnsemble
-from subbayes.comparison.comparison import METHODS, compare_methods, format_score
+from subbayes.comparison.comparison import compare_methods, format_score
 from subbayes.comparison.methods import AllWeightsLaplace
+from subbayes.comparison.registry import METHODS
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.inference.laplace.linearised import linearised_laplace, tune_prior

@@ -11,7 +11,7 @@ import torch
 from pages import ROOT, SIZES, run_page, same_output
 
 import subbayes
-from subbayes.comparison.comparison import METHODS
+from subbayes.comparison.registry import METHODS
 from subbayes.inference.engine import ENGINES as ENGINE_NAMES
 from subbayes.likelihoods import NAMES
 from subbayes.likelihoods.families import FAMILIES

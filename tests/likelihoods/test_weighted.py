@@ -31,8 +31,8 @@ from subbayes.likelihoods.families import (
     PoissonFamily,
     TruncatedFamily,
 )
+from subbayes.sparse.configuration import SparseTraining
 from subbayes.sparse.convert import convert
-from subbayes.sparse.training import SparseTraining
 from subbayes.sparse.training import fit as train_sparse
 from subbayes.subspace import FullSubspace
 from subbayes.tables.estimators import SparseRegressor, SubspaceClassifier, SubspaceRegressor

@@ -37,13 +37,13 @@ from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Standardized
 from subbayes.likelihoods.families import OrdinalFamily
 from subbayes.models.checkpoint import delete_checkpoint
-from subbayes.models.fit import train_trajectory
 from subbayes.models.fitted import FittedModel
 from subbayes.priors import Normal
 from subbayes.subspace import DenseSubspace, FullSubspace, RandomSubspace
 from subbayes.subspaces.pca import PCA
 from subbayes.subspaces.random import Random
 from subbayes.tables.array_model import fit_arrays
+from subbayes.training.pipeline import train_trajectory
 
 QUICK = Training(epochs=4, swa_epochs=6, batch_size=16, swa_learning_rate=1e-2)
 OPTIONS = dict(rank=2, draws=20, chains=3, training=QUICK, progress=False)

@@ -11,9 +11,9 @@ from subbayes.artifacts import folder as artifact
 from subbayes.artifacts.saving import rebuild
 from subbayes.inference.configuration import Sampling
 from subbayes.semistructured import SemiStructuredRegression
+from subbayes.semistructured.design_data import Response
 from subbayes.semistructured.formula import Design
 from subbayes.semistructured.formula_grammar import check_formula
-from subbayes.semistructured.specification import Response
 
 FEW = {"inference": "laplace", "sampling": Sampling(draws=4, chains=1, progress=False)}
 

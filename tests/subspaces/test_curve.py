@@ -21,8 +21,8 @@ from subbayes.likelihoods import Categorical, Gaussian, Poisson, Standardized
 from subbayes.models.fitted import FittedModel
 from subbayes.networks.initialisation import module_with_fresh_weights
 from subbayes.subspaces.curve import CurveLosses, curve_losses
-from subbayes.training.curve import ExtraParameters, connect, train_curve
-from subbayes.training.curve_steps import ControlPoints, TrainableCurve
+from subbayes.training.curve import connect, train_curve
+from subbayes.training.curve_steps import ControlPoints, ExtraParameters, TrainableCurve
 from subbayes.training.minibatches import Minibatches
 from subbayes.training.pipeline import train_trajectory
 from subbayes.training.trainer import swa, train

@@ -26,8 +26,9 @@ from subbayes import InputError, Predictive, Sampling, SubspaceClassifier, Subsp
 from subbayes.artifacts import folder as artifact
 from subbayes.data.encoder import TabularEncoder
 from subbayes.diagnostics import metrics
-from subbayes.models.fit import ENGINES, SUBSPACES
+from subbayes.inference.engine import ENGINES
 from subbayes.models.settings import TableSettings
+from subbayes.subspaces.registry import SUBSPACES
 from subbayes.tables.array_model import fit_arrays
 
 SMALL = dict(hidden=(10,), epochs=25, learning_rate=0.03, swa_epochs=5, rank=2, draws=8, chains=2)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from subbayes.models.fitted import FittedModel
 
-__all__ = ["between_and_beyond"]
 
 NOISE = 0.1
 PLACES = {"in the data": (-2.0, 1.75), "between": (0.0,), "beyond": (-4.0, 3.5)}

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from subbayes.predictions.predictive import Predictive
 
-__all__ = ["abstention"]
 
 KNOWN = 8  # digits 0 to 7 are trained on, 8 and 9 are not
 SIZES = (100, 200)  # training and validation rows

@@ -11,8 +11,6 @@ from subbayes.reports.rendering import Table
 from subbayes.semistructured import SemiStructuredRegression
 from subbayes.semistructured.subspace import TRAINING
 
-__all__ = ["effect_beside_a_network"]
-
 BLOOD = [f"s{i}" for i in range(1, 7)]
 TERM = "bmi"
 

@@ -16,7 +16,8 @@ from torch import nn
 
 from subbayes import plots
 from subbayes.cli.demonstration.section import Effort, Figure, Section, compared, with_error
-from subbayes.comparison.comparison import Comparison, compare_methods, named_methods
+from subbayes.comparison.comparison import Comparison, compare_methods
+from subbayes.comparison.registry import named_methods
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
@@ -30,8 +31,6 @@ from subbayes.tables.data_frame_model import DataFrameModel
 from subbayes.training.configuration import Training
 from subbayes.training.trainer import train
 from subbayes.utils.progress import progress_bar
-
-__all__ = ["COLUMN", "NOISE", "Methods", "Rows", "choose_prior_scale", "compare"]
 
 COLUMN, NOISE = "y", 1.0
 SIZES = (150, 100, 1000)  # training, validation and test rows

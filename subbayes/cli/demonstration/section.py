@@ -16,8 +16,6 @@ from subbayes.utils.text_table import text_table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Effort", "Figure", "Section", "compared", "with_error"]
-
 
 @dataclass(frozen=True)
 class Effort:

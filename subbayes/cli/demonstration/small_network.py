@@ -21,8 +21,6 @@ from subbayes.sparse.configuration import SparseTraining
 from subbayes.sparse.convert import convert
 from subbayes.sparse.training import fit
 
-__all__ = ["small_network"]
-
 HIDDEN = (50, 50)
 
 

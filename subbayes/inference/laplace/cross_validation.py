@@ -18,8 +18,6 @@ from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_count, fail, fail_type
 from subbayes.utils.warning import warn_user
 
-__all__ = ["cross_validate_prior"]
-
 
 def cross_validate_prior(
     network: Network,

@@ -30,8 +30,6 @@ from subbayes.inference.samplers.laplace_start import Points, climb
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 
-__all__ = ["Laplace", "find_mode"]
-
 ValueAndGrad = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]
 _AT_ONCE = 64
 _STEP = 0.05  # of a posterior standard deviation

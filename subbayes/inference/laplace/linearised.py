@@ -78,17 +78,6 @@ from subbayes.utils.memory import check_memory
 from subbayes.utils.trees import to_device
 from subbayes.utils.warning import warn_user
 
-__all__ = [
-    "Evidence",
-    "LinearisedPosterior",
-    "Method",
-    "diagonal_blocks",
-    "linearised_laplace",
-    "random_norm",
-    "rebuild",
-    "tune_prior",
-]
-
 _DRAWS = 200  # of outputs, for predictions without a closed form
 
 

@@ -43,8 +43,6 @@ from subbayes.utils.checks import check_choice
 from subbayes.utils.memory import check_memory
 from subbayes.utils.trees import to_device
 
-__all__ = ["LinearisedLaplace", "predict_linearised"]
-
 
 @dataclass(frozen=True)
 class LinearisedLaplace(Engine):

@@ -40,14 +40,6 @@ from subbayes.utils.checks import fail
 from subbayes.utils.trees import leaves, n_rows, take, to_device, tree_map
 from subbayes.utils.types import Inputs
 
-__all__ = [
-    "PrecisionFacts",
-    "jacobian_from",
-    "precision_facts",
-    "precision_from",
-    "precision_tensors",
-]
-
 _FACTORS = [field.name for field in fields(Factors) if field.name != "layer"]
 _MATRICES: dict[type[Precision], tuple[str, ...]] = {
     Dual: ("matrix",),

@@ -43,8 +43,6 @@ from subbayes.networks.network import Network
 from subbayes.utils.checks import check_count, check_seed, fail
 from subbayes.utils.progress import estimated_progress
 
-__all__ = ["FourierSketch", "SketchedLanczos", "sketched_lanczos"]
-
 _LOST = 1e-10  # of the largest product's norm: a direction that is rounding
 _ROUNDING = 10  # units of it, of the largest Ritz value: those below are rounding
 

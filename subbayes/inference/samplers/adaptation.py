@@ -18,19 +18,6 @@ from jaxtyping import Bool, Float, Int
 from subbayes.inference.samplers.chains import Density, prior_scale
 from subbayes.utils.checks import check_choice, fail
 
-__all__ = [
-    "Adaptation",
-    "Metric",
-    "Schedule",
-    "initial_fields",
-    "apply_factor",
-    "apply_transposed_factor",
-    "cholesky",
-    "preferred_metric",
-    "update",
-    "update_window",
-]
-
 Metric = Literal["diagonal", "dense"]
 
 _GAMMA, _DELAY, _KAPPA = 0.05, 10.0, 0.75

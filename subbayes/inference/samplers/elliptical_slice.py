@@ -34,15 +34,6 @@ from subbayes.priors import Normal, check_normal
 from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.log_densities import reject_undefined
 
-__all__ = [
-    "EllipticalSlice",
-    "Kernel",
-    "RelativeDensity",
-    "State",
-    "laplace_reference",
-    "next_angles",
-]
-
 _AHEAD, _AHEAD_NORMALS = 64, 16
 _NARROWEST = 1e-60  # width of a bracket of angles
 

@@ -11,8 +11,6 @@ from scipy.special import logsumexp
 
 from subbayes.draws import Draws
 
-__all__ = ["bridge_bias", "evidence_of_groups", "evidence_of_ladders", "summary_of_ladders"]
-
 
 def evidence_of_groups(logs: Float[np.ndarray, "groups"]) -> tuple[float, float]:
     """The log of the mean of the groups' estimates, and its standard error (delta method).

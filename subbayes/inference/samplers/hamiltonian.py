@@ -37,11 +37,8 @@ from subbayes.inference.samplers.chains import (
     prior_scale,
 )
 from subbayes.inference.samplers.laplace_start import Points, laplace_start
-from subbayes.inference.samplers.random_numbers import copy_state, uniforms
 from subbayes.inference.samplers.reparameterisation import run_reparameterised
 from subbayes.utils.checks import check_choice, check_positive, fail
-
-__all__ = ["HamiltonianKernel", "Point", "State", "copy_state", "uniforms", "with_log_likelihood"]
 
 DIVERGENCE = 1000.0
 STATISTICS: dict[str, type] = {
@@ -268,12 +265,14 @@ def leapfrog(
 def set_current(
     s: State, rows: Int[np.ndarray, "c"], point: Float[np.ndarray, "c columns"]
 ) -> None:
+    """Set the points, values and gradients of some chains, in place."""
     c = Point.of(s.z.shape[1])
     s.z[rows], s.gradient[rows] = point[:, c.z], point[:, c.g]
     s.value[rows] = point[:, c.value]
 
 
 def stats(s: State, diverged: np.ndarray, energy: np.ndarray) -> dict[str, np.ndarray]:
+    """What a transition reports."""
     return {
         "log_density": s.value,
         "energy": energy,

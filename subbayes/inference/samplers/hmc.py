@@ -18,8 +18,6 @@ from subbayes.inference.samplers import hamiltonian
 from subbayes.inference.samplers.chains import GradientDensity
 from subbayes.inference.samplers.random_length import RandomLengthKernel, RandomLengthSampler, State
 
-__all__ = ["HMC", "Kernel", "State"]
-
 
 @dataclass(frozen=True)
 class Kernel(RandomLengthKernel):

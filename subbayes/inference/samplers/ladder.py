@@ -6,8 +6,6 @@ import numpy as np
 from jaxtyping import Float
 from scipy.special import erfcinv
 
-__all__ = ["equal_rates", "first_powers", "lengths"]
-
 _SPACING = 5.0  # of the first ladder: beta_r = (1 - r / (R - 1))^5
 
 

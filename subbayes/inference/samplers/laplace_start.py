@@ -23,8 +23,6 @@ from jaxtyping import Bool, Float
 
 from subbayes.inference.samplers.chains import Differentiable, GradientDensity, Rngs
 
-__all__ = ["Points", "climb", "laplace_start"]
-
 _ROUNDS = 50
 _TRIALS = 12  # of a line search
 _SUFFICIENT = 1e-4  # share of the predicted gain that a step has to reach

@@ -36,8 +36,6 @@ from subbayes.inference.samplers.microcanonical import (
 from subbayes.inference.samplers.random_length import RandomLengthKernel, RandomLengthSampler
 from subbayes.utils.checks import check_choice
 
-__all__ = ["MAMS", "Kernel", "State"]
-
 
 @dataclass(frozen=True)
 class State(random_length.State):

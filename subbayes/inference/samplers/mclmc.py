@@ -26,7 +26,7 @@ from subbayes.inference.samplers.adaptation import preferred_metric
 from subbayes.inference.samplers.chains import GradientDensity, Sampler, check_gradient
 from subbayes.inference.samplers.chains import run as run_chains
 from subbayes.inference.samplers.hamiltonian import with_log_likelihood
-from subbayes.inference.samplers.mclmc_kernel import Kernel, State
+from subbayes.inference.samplers.mclmc_kernel import Kernel
 from subbayes.inference.samplers.microcanonical import INTEGRATORS, Integrator, check_rank
 from subbayes.inference.samplers.reparameterisation import run_reparameterised
 from subbayes.inference.samplers.stochastic_mclmc import BatchKernel, check_batches
@@ -37,8 +37,6 @@ from subbayes.utils.checks import (
     check_positive_or_zero,
     fail,
 )
-
-__all__ = ["MCLMC", "Kernel", "Metric", "State"]
 
 Metric = Literal["prior", "diagonal", "dense"]
 

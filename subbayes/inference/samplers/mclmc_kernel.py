@@ -22,8 +22,6 @@ from subbayes.inference.samplers.microcanonical import (
 )
 from subbayes.inference.samplers.random_numbers import copy_state
 
-__all__ = ["Kernel", "State"]
-
 _HUGE = 1000.0  # energy error, and as much again for every 1000 coordinates
 _SEARCHES = 40  # rounds of the search for a first step size
 _PATIENCE = 10  # failures in a row, after which a chain restarts

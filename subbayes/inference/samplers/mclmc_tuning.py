@@ -36,8 +36,6 @@ from subbayes.inference.samplers.hamiltonian import CURVATURE
 from subbayes.inference.samplers.laplace_start import Points, laplace_start
 from subbayes.utils.checks import fail
 
-__all__ = ["Phases", "Tuner", "Tuning"]
-
 _DECAY = 149 / 151  # of weights in a step: about 150 steps count
 _FAST_DECAY = 9 / 11  # before the first window, where chains come from start points far out
 _EARLY_TARGET = 0.5

@@ -32,17 +32,6 @@ from subbayes.utils.checks import fail
 if TYPE_CHECKING:
     from subbayes.inference.samplers.chains import Differentiable
 
-__all__ = [
-    "INTEGRATORS",
-    "Integrator",
-    "Moved",
-    "check_rank",
-    "gradients_per_step",
-    "isokinetic_step",
-    "partial_refreshment",
-    "turn",
-    "unit_vectors",
-]
 
 Integrator = Literal["minimal-norm", "leapfrog"]
 

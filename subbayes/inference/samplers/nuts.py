@@ -21,9 +21,8 @@ from jaxtyping import Bool, Float, Int
 from subbayes.inference.samplers import hamiltonian
 from subbayes.inference.samplers.chains import GradientDensity, Info, Rngs
 from subbayes.inference.samplers.hamiltonian import HamiltonianKernel, Point
+from subbayes.inference.samplers.random_numbers import copy_state, uniforms
 from subbayes.utils.checks import check_count
-
-__all__ = ["NUTS", "Kernel", "State"]
 
 _LOG_HALF = np.log(0.5)
 _UNIFORMS = 3  # per leapfrog step: within the subtree, between subtrees, the next direction
@@ -69,7 +68,7 @@ class Kernel(HamiltonianKernel):
         chains, k = z.shape
         points = np.zeros((chains, Point.of(k).size))
         none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
-        s = hamiltonian.copy_state(
+        s = copy_state(
             State(
                 **self.initial_fields(posterior, z, rngs),
                 ends=np.stack([points, points], 1),
@@ -80,7 +79,7 @@ class Kernel(HamiltonianKernel):
                 levels=np.zeros((chains, self.max_depth + 1, 2, k)),
             )
         )
-        log_u = np.log(hamiltonian.uniforms(s, rngs, 1)[:, 0])
+        log_u = np.log(uniforms(s, rngs, 1)[:, 0])
         _new_trajectories(s, np.arange(chains), rngs)
         _new_subtrees(s, np.ones(chains, dtype=bool), log_u)
         return s
@@ -88,7 +87,7 @@ class Kernel(HamiltonianKernel):
     def step(self, posterior: GradientDensity, state: State, rngs: Rngs) -> tuple[State, Info]:
         """One leapfrog step of every chain, in place."""
         s, c = state, Point.of(state.z.shape[1])
-        log_u = np.log(hamiltonian.uniforms(s, rngs, _UNIFORMS))
+        log_u = np.log(uniforms(s, rngs, _UNIFORMS))
         chains = _chains(len(s.side))
         leaf = hamiltonian.leapfrog(
             posterior, s, s.ends[chains, s.side], np.where(s.side, s.step, -s.step)

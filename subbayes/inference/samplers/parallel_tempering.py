@@ -38,8 +38,6 @@ from subbayes.inference.samplers.random_numbers import copy_state, refill, selec
 from subbayes.utils.checks import check_count
 from subbayes.utils.log_densities import reject_undefined
 
-__all__ = ["Kernel", "ParallelTempering", "State"]
-
 _AHEAD = 32
 _MOST_MOVES = 20
 _COLD, _HOT = 1, 2  # 0: a point that has been at neither end

@@ -13,9 +13,8 @@ from subbayes.inference.samplers import hamiltonian
 from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import GradientDensity, Info, Rngs
 from subbayes.inference.samplers.hamiltonian import HamiltonianKernel, Point
+from subbayes.inference.samplers.random_numbers import copy_state, uniforms
 from subbayes.utils.checks import check_count, check_positive
-
-__all__ = ["RandomLengthKernel", "RandomLengthSampler", "State"]
 
 _UNADAPTED_STEPS = 20
 
@@ -88,14 +87,14 @@ class RandomLengthKernel(HamiltonianKernel, ABC):
         """The state at start points z, each chain with a new trajectory."""
         points = np.zeros((len(z), Point.of(z.shape[1]).size))
         fields = self.initial_fields(posterior, z, rngs)
-        s = hamiltonian.copy_state(self.new_state(fields, points))
-        self._start(s, np.arange(len(z)), rngs, hamiltonian.uniforms(s, rngs, 1)[:, 0])
+        s = copy_state(self.new_state(fields, points))
+        self._start(s, np.arange(len(z)), rngs, uniforms(s, rngs, 1)[:, 0])
         return s
 
     def step(self, posterior: GradientDensity, state: Any, rngs: Rngs) -> tuple[Any, Info]:
         """One step of every trajectory, in place."""
         s = state
-        u = hamiltonian.uniforms(s, rngs, 2)
+        u = uniforms(s, rngs, 2)
         self.advance(posterior, s)
         log_weight = s.end[:, Point.of(s.z.shape[1]).log_weight]
         diverged = log_weight < -hamiltonian.DIVERGENCE

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float
 
-__all__ = ["copy_state", "refill", "select_chains", "uniforms", "with_arrays"]
-
 _S = TypeVar("_S")
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 

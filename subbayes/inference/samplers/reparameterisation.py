@@ -29,19 +29,6 @@ from subbayes.inference.configuration import Sampling
 from subbayes.networks.tracing.tracer import Tracer
 from subbayes.utils.types import Coordinates, LogDensity
 
-__all__ = [
-    "Reparameterisation",
-    "ReparameterisedDensity",
-    "ReparameterisedPrior",
-    "evaluations_in",
-    "forward",
-    "inverse",
-    "pulled_back",
-    "pushed_forward",
-    "reparameterisation_of",
-    "run_reparameterised",
-]
-
 
 @runtime_checkable
 class Reparameterisation(Protocol):

@@ -27,8 +27,6 @@ from subbayes.inference.samplers.random_numbers import copy_state, uniforms
 from subbayes.utils.checks import check_choice
 from subbayes.utils.log_densities import reject_undefined
 
-__all__ = ["Kernel", "SliceSampling", "State"]
-
 _AHEAD = 96
 _LEFT, _RIGHT, _INSIDE = 0, 1, 2
 _STEPS = 100  # Neal's m: maximal number of lengths of an interval

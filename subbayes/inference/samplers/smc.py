@@ -53,8 +53,6 @@ from subbayes.utils.log_densities import reject_undefined
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.warning import warn_user
 
-__all__ = ["SMC"]
-
 _AT_ONCE = 256
 _ENOUGH = 0.1  # correlation of particles with where their moves started
 _PATIENCE = 30  # Crank-Nicolson steps at a power, before trajectories take their place

@@ -38,8 +38,6 @@ from subbayes.inference.samplers.reparameterisation import (
     pushed_forward,
 )
 
-__all__ = ["CrankNicolson", "Evaluations", "Hamiltonian", "Move", "Particles", "Reference"]
-
 _MOST_NU, _LEAST_NU = 1000.0, 5.0
 _MOST_STEPS = 50  # of a trajectory
 

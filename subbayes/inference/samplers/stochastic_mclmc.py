@@ -47,8 +47,6 @@ from subbayes.inference.samplers.microcanonical import (
 )
 from subbayes.utils.checks import fail
 
-__all__ = ["BatchDensity", "BatchKernel", "BatchState", "check_batches", "minibatch"]
-
 _FORGET = 0.98  # share of the measured noise that a step keeps
 _ANGLE = 0.1  # by which the noise of a minibatch turns a direction
 _LONGEST = 300.0  # steps as shares of the length

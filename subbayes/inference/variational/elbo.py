@@ -19,8 +19,6 @@ from subbayes.draws import Moments
 from subbayes.inference.variational.gaussians import Reparameterised
 from subbayes.utils.checks import fail
 
-__all__ = ["Ascent", "Family", "ascend"]
-
 Vector = Float[np.ndarray, "p"]
 Rows = Float[np.ndarray, "S k"]
 Target = Callable[[Rows], tuple[Float[np.ndarray, "S"], Rows]]

@@ -19,8 +19,6 @@ from subbayes.networks.tracing.tracer import Tracer
 from subbayes.utils.checks import MissingPackageError, fail
 from subbayes.utils.seeding import fork_rng
 
-__all__ = ["Flow", "check_flow", "load_zuko"]
-
 Rows = Float[np.ndarray, "S k"]
 TRANSFORMS, HIDDEN = 4, (32, 32)
 _TRACED_AFTER = 50  # steps; tracing takes as long as 200 untraced steps

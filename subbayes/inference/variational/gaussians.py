@@ -27,8 +27,6 @@ from jaxtyping import Float
 
 from subbayes.draws import Moments
 
-__all__ = ["FullRank", "MeanField", "Reparameterised"]
-
 Rows = Float[np.ndarray, "S k"]
 ParameterGradient = Callable[[Rows], Float[np.ndarray, "p"]]
 Reparameterised = tuple[Rows, Float[np.ndarray, "S"], ParameterGradient]

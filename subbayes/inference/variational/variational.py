@@ -38,8 +38,6 @@ from subbayes.posterior import Posterior
 from subbayes.utils.checks import check_count, check_positive, check_seed, fail
 from subbayes.utils.progress import progress_bar
 
-__all__ = ["Approximation", "FullRankVI", "MeanFieldVI", "RealNVP", "VariationalInference"]
-
 _RATE, _FLOW_RATE = 0.05, 0.005
 _INITIAL_SCALE = 0.1  # of the prior's standard deviations
 _MODE_ITERATIONS = 200

@@ -36,8 +36,6 @@ from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.utils.checks import check_choice, fail, number_text
 from subbayes.utils.types import Outputs, PerPoint, RowWeights, Targets
 
-__all__ = ["CommonParameters", "Family", "log_sum", "moment", "responses_and_weights"]
-
 _ROUNDING = 1e-6  # of responses that were meant to be whole numbers
 
 

@@ -19,8 +19,6 @@ from torch.nn import functional as F
 
 from subbayes.likelihoods.families.tails import exponential_log_below
 
-__all__ = ["PROBABILITY_LINKS", "fisher_information", "log_odds", "log_probabilities"]
-
 PROBABILITY_LINKS = ("logit", "probit", "cloglog", "cauchit")
 """Links of probabilities, the default first."""
 

@@ -15,8 +15,6 @@ from subbayes.likelihoods.families.incomplete import AroundFamily
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Outputs
 
-__all__ = ["BoundedFamily", "Predictors"]
-
 _ENDS = ("lower", "upper")
 
 Predictors = tuple[Tensor, ...]

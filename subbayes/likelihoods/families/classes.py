@@ -23,8 +23,6 @@ from subbayes.likelihoods.weighting import weighted_terms
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
-__all__ = ["BernoulliFamily", "CategoricalFamily", "OrdinalFamily"]
-
 
 @dataclass(frozen=True, repr=False)
 class BernoulliFamily(Family):

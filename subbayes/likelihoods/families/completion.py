@@ -13,8 +13,6 @@ from subbayes.likelihoods.families.incomplete import CensoredFamily
 from subbayes.likelihoods.families.tails import log_between, tails_between
 from subbayes.likelihoods.families.truncated import TruncatedFamily
 
-__all__ = ["can_complete", "complete_responses"]
-
 
 def can_complete(family: CensoredFamily) -> bool:
     """Whether `complete_responses` can draw responses of a family.

@@ -35,8 +35,6 @@ from subbayes.likelihoods.families.tails import (
 )
 from subbayes.utils.types import Outputs, Targets
 
-__all__ = ["BetaFamily", "GammaFamily", "NormalFamily"]
-
 _LOG_2PI = math.log(2 * math.pi)
 _SMALL_SHAPE = 0.5
 _SMALLEST_SHAPE = 1e-300  # of SciPy's beta distribution, which is NaN for a shape of 0

@@ -30,8 +30,6 @@ from subbayes.likelihoods.families.tails import exponential_log_below, poisson_l
 from subbayes.utils.checks import check_count, fail, number_text
 from subbayes.utils.types import Outputs
 
-__all__ = ["BinomialFamily", "CountFamily", "NegativeBinomialFamily", "PoissonFamily"]
-
 _SUMMED, _LEVELS = 64, 1025  # counts from 0, and levels of the others, in expectations
 _NO_REST = 1e-12  # probability of the others
 _LOG_LARGE = 7.0  # of shapes for which Stirling's series has one term

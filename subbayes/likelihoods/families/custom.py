@@ -29,8 +29,6 @@ from subbayes.utils.checks import (
 from subbayes.utils.seeding import fork_rng
 from subbayes.utils.types import Outputs, Targets
 
-__all__ = ["Custom"]
-
 _RESULTS = {
     "mean_of": "mean",
     "variance_of": "variance",

@@ -26,8 +26,6 @@ from subbayes.likelihoods.families.tails import (
 from subbayes.utils.checks import check_fraction
 from subbayes.utils.types import Outputs
 
-__all__ = ["AsymmetricLaplaceFamily", "StudentTFamily"]
-
 
 @dataclass(frozen=True, repr=False)
 class StudentTFamily(ScipyFamily):

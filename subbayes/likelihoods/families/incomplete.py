@@ -22,8 +22,6 @@ from subbayes.likelihoods.families.tails import log_between
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Outputs, Targets
 
-__all__ = ["AroundFamily", "CensoredFamily"]
-
 _STATUS = {"left": -1, "none": 0, "right": 1, "interval": 2}
 
 

@@ -19,21 +19,6 @@ from torch.nn.functional import logsigmoid
 
 from subbayes.likelihoods.families.tails import Tails, in_chunks, legendre
 
-__all__ = [
-    "beta_log_tails",
-    "binomial_log_tails",
-    "exp_change",
-    "gamma_log_tails",
-    "inverse_from_tails",
-    "inverse_gaussian_log_tails",
-    "log_concave_moments",
-    "log_ends",
-    "negative_binomial_log_tails",
-    "responses_from_log_tails",
-    "sigmoid_change",
-    "solve_log_tails",
-]
-
 _NEGLIGIBLE = 40.0  # decrease of a log density, after which integrals end
 _STIRLING = 100.0
 _LOG_LARGEST = 700.0  # of responses and their inverse

@@ -10,8 +10,6 @@ from subbayes.likelihoods.base import in_float64
 from subbayes.likelihoods.families.base import Family
 from subbayes.utils.types import Outputs
 
-__all__ = ["information_from_draws", "information_from_rule"]
-
 _DRAWS = 1024
 _AT_ONCE = 2**20  # draws, in a temporary array
 

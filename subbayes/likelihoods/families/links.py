@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["LINKS", "PREDICTOR_SCALES", "PRIORS"]
-
 LINKS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "identity": (lambda value: value, lambda eta: eta),
     "log": (torch.log, torch.exp),

@@ -19,8 +19,6 @@ from subbayes.likelihoods.families.supports import response_within
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Outputs
 
-__all__ = ["MixtureFamily", "allowed_rows"]
-
 _HALVINGS = 60  # of the distance between quantiles of two components
 
 

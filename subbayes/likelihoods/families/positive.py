@@ -23,8 +23,6 @@ from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import normal_from_log_tails, normal_log_tails
 from subbayes.utils.types import Outputs
 
-__all__ = ["InverseGaussianFamily", "LogNormalFamily", "PositiveFamily"]
-
 _LOG_2PI = math.log(2 * math.pi)
 
 

@@ -16,8 +16,6 @@ from subbayes.likelihoods.families.information import information_from_rule
 from subbayes.likelihoods.families.supports import strictly_inside
 from subbayes.utils.types import Outputs
 
-__all__ = ["ScipyFamily"]
-
 _NODES, _END = 129, 7.0  # of sums over a standard normal variable
 
 

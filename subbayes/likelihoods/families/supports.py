@@ -9,8 +9,6 @@ from torch import Tensor
 
 from subbayes.likelihoods.families.base import Family
 
-__all__ = ["response_within", "strictly_inside"]
-
 
 def response_within(family: Family) -> float:
     """A response in the support of a family, at which its density can be evaluated.

@@ -24,8 +24,6 @@ from subbayes.likelihoods.families.tails import (
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Outputs
 
-__all__ = ["LogLogisticFamily", "PiecewiseExponentialFamily", "WeibullFamily"]
-
 
 def _largest_log(dtype: torch.dtype) -> float:
     """Logarithm of the hazards that count as infinite; the squares of smaller ones are finite."""

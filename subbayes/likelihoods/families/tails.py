@@ -15,26 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Tails",
-    "exponential_log_below",
-    "exponential_moments",
-    "in_chunks",
-    "joined_moments",
-    "legendre",
-    "log_between",
-    "log_difference",
-    "normal_from_log_tails",
-    "normal_log_tails",
-    "poisson_log_tails",
-    "student_from_log_tails",
-    "student_log_constant",
-    "student_log_tails",
-    "tails_between",
-    "total_from_log_tails",
-    "truncated_normal_moments",
-]
-
 Tails = tuple[Tensor, Tensor]
 
 _NEGLIGIBLE = 40.0  # decrease of a log density, after which integrals end

@@ -32,8 +32,6 @@ from subbayes.likelihoods.families.truncated_counts import (
 )
 from subbayes.utils.types import Outputs
 
-__all__ = ["TruncatedFamily"]
-
 _AT_ONCE = 2**18  # numbers in a temporary array
 _STEP, _LIGHT, _HEAVY = 0.1875, 3.375, 6.0  # of the quadrature over levels
 _MOST_PROBABILITIES = 2**25  # of counts of all rows

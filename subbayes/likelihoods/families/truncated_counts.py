@@ -15,8 +15,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-__all__ = ["CountCells", "count_cells", "count_range", "mixture_probabilities"]
-
 _NEGLIGIBLE = 36.0  # decrease of the log probability
 _FIRST_REACH = 8.0
 _MOST_DOUBLINGS = 64

@@ -21,13 +21,6 @@ from subbayes.likelihoods.families.base import log_sum, moment
 from subbayes.likelihoods.families.counts import CountFamily, NegativeBinomialFamily, PoissonFamily
 from subbayes.utils.types import Outputs
 
-__all__ = [
-    "HurdleNegativeBinomialFamily",
-    "HurdlePoissonFamily",
-    "ZeroInflatedNegativeBinomialFamily",
-    "ZeroInflatedPoissonFamily",
-]
-
 _BELOW_ONE = 1 - 2.0**-53
 
 

@@ -31,8 +31,6 @@ from torch.fx import GraphModule, Node
 
 from subbayes.networks.tracing.nodes import calls, record_shapes, shape_of
 
-__all__ = ["CALLS", "LaunchedAtOnce", "Recording", "can_be_recorded", "record"]
-
 aten = torch.ops.aten
 
 CALLS = 10

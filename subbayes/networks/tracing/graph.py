@@ -18,8 +18,6 @@ from torch.fx.node import map_arg
 from subbayes.networks.tracing.nodes import axes, calls, is_pure, record_shapes, shape_of
 from subbayes.networks.tracing.products import optimise_products
 
-__all__ = ["fold_constants", "optimise"]
-
 aten = torch.ops.aten
 
 _VIEWS = {

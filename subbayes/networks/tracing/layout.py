@@ -21,8 +21,6 @@ from subbayes.utils.types import Inputs
 if TYPE_CHECKING:
     from subbayes.networks.network import Network
 
-__all__ = ["observations_last", "takes_observations_last"]
-
 
 class observations_last(TorchFunctionMode):
     """Within it `F.linear` on (N, features) puts observations along the last axis in memory.

@@ -18,14 +18,6 @@ from subbayes.utils.types import Inputs
 if TYPE_CHECKING:
     from subbayes.networks.network import Network
 
-__all__ = [
-    "REUSED_BYTES",
-    "ActivationLimits",
-    "activation_bytes",
-    "bytes_per_row",
-    "return_memory",
-    "reuse_memory",
-]
 
 _THRESHOLDS = (-1, -3)  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
 REUSED_BYTES = 32 * 2**20

@@ -11,18 +11,6 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
-__all__ = [
-    "Shape",
-    "axes",
-    "calls",
-    "is_pure",
-    "is_random",
-    "record_shapes",
-    "shape_of",
-    "undisturbed",
-    "writes",
-]
-
 _SHAPE = "shape of the result"
 
 

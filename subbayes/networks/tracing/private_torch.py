@@ -19,24 +19,6 @@ from torch.fx import GraphModule
 from subbayes.networks.global_state import keep_argument_validation
 from subbayes.utils.trees import tensors_of
 
-__all__ = [
-    "capture_graph",
-    "compile_graph",
-    "convert_dtype",
-    "copy_forward_hooks",
-    "count_bytes",
-    "has_hooks",
-    "in_backward_pass",
-    "interpret_graph",
-    "is_scripted",
-    "map_forward_hooks",
-    "is_traced",
-    "most_forward_hooks",
-    "private_torch_enabled",
-    "uncompiled",
-    "version_of",
-]
-
 _PROFILING_CALLS = 3
 
 

@@ -17,8 +17,6 @@ from torch.fx import Graph, GraphModule, Node
 
 from subbayes.networks.tracing.nodes import Shape, calls, record_shapes, shape_of, undisturbed
 
-__all__ = ["optimise_products"]
-
 aten = torch.ops.aten
 
 _EXPAND = aten.expand.default

@@ -20,8 +20,6 @@ from subbayes.utils.torch_lock import torch_lock
 from subbayes.utils.trees import tensors_of, tree_map, with_tensors
 from subbayes.utils.warning import warn_user
 
-__all__ = ["MODES", "Mode", "NotTraceable", "Replay", "Status", "Tracer", "largest_entry"]
-
 Mode = Literal["trace", "eager", "compile"]
 Status = Literal["eager", "traced", "compiled"]
 MODES = ("trace", "compile", "eager")

@@ -14,8 +14,6 @@ from subbayes.utils.trees import tree_map
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
 
-__all__ = ["Vectorised", "contiguous", "warn_of_fallback"]
-
 
 class Vectorised:
     """Evaluate `function(row, *rest)` for every row of the first argument.

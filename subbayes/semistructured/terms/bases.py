@@ -28,8 +28,6 @@ from scipy.spatial.distance import cdist
 from subbayes.semistructured.smooth import check_distinct
 from subbayes.utils.checks import fail
 
-__all__ = ["BASES", "Basis", "basis_of"]
-
 BASES = ("ps", "cr", "cc", "tp")
 _MOST_CENTRES = 400  # distinct rows of which a thin-plate spline takes the eigenvectors
 

@@ -14,8 +14,6 @@ from subbayes.semistructured.formula_factors import parse_errors
 from subbayes.semistructured.terms.bases import BASES
 from subbayes.utils.checks import fail
 
-__all__ = ["Call", "parse_call"]
-
 Option = tuple[str, Callable[[Any], bool]]
 _MOST_FUNCTIONS = 1000
 

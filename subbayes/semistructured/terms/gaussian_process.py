@@ -35,8 +35,6 @@ from subbayes.semistructured.terms.law import (
 )
 from subbayes.utils.checks import fail
 
-__all__ = ["GaussianColumns", "GaussianLaw", "GaussianTerm", "log_spectral_density"]
-
 _MOST = 1000  # functions
 _K, _C = {1: 20, 2: 10}, 1.5  # functions of each column, by number of columns
 

@@ -45,8 +45,6 @@ from subbayes.semistructured.terms.splitting import plain_name, split_at, within
 from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
 
-__all__ = ["GroupEffects", "GroupLaw", "GroupTerm", "NewGroups", "parse_group_term"]
-
 _INTERCEPT = "Intercept"
 _FAR = 5.0  # standard deviations of a column, of its mean from 0
 _MOST = 20  # effects of a group, whose correlations are about half of the square of this number

@@ -19,8 +19,6 @@ from torch import Tensor
 
 from subbayes.semistructured.effect_prior import EffectPrior
 
-__all__ = ["BlockLaw", "Counts", "Hyperparameter", "Law", "LearnedTerm", "Priors", "WrittenTerm"]
-
 Counts = Float[np.ndarray, "n"]
 Priors = Mapping[str, EffectPrior]
 

@@ -31,8 +31,6 @@ from subbayes.semistructured.terms.law import (
 )
 from subbayes.utils.checks import fail
 
-__all__ = ["MonotonicColumns", "MonotonicLaw", "MonotonicTerm"]
-
 _MOST = 100  # ordered values
 
 

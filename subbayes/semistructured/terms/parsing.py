@@ -18,8 +18,6 @@ from subbayes.semistructured.terms.smooths import SmoothTerm
 from subbayes.semistructured.terms.splitting import split_terms
 from subbayes.utils.checks import fail
 
-__all__ = ["check_right_side", "learn_terms", "least_effects", "written_terms"]
-
 _MOST = 100  # terms of this package in a right-hand side
 
 

@@ -13,8 +13,6 @@ from subbayes.semistructured.terms.group_effects import GroupTerm
 from subbayes.semistructured.terms.law import Counts, LearnedTerm, WrittenTerm
 from subbayes.utils.checks import fail
 
-__all__ = ["RandomEffectSmooth"]
-
 
 @dataclass(frozen=True)
 class RandomEffectSmooth(WrittenTerm):

@@ -48,8 +48,6 @@ from subbayes.semistructured.terms.law import (
 )
 from subbayes.utils.checks import fail
 
-__all__ = ["Margin", "SmoothColumns", "SmoothTerm"]
-
 _K = {"s": 10, "te": 5, "ti": 5, "t2": 5}
 _LEAST = 1e-8  # of singular values of unpenalised columns, beside the largest
 

@@ -11,18 +11,6 @@ from collections.abc import Iterator
 from subbayes.semistructured.formula_factors import SUMMANDS
 from subbayes.utils.checks import fail
 
-__all__ = [
-    "is_own",
-    "outside_quotes",
-    "plain_name",
-    "sides_of",
-    "split_at",
-    "split_terms",
-    "summands",
-    "within_brackets",
-    "without_r_names",
-]
-
 _CALL = re.compile(rf"({'|'.join(SUMMANDS)}|s)\s*\(")
 _OPTIONS = re.compile(r"[(,]\s*(?!(df|degree)\b)[^\W\d]\w*\s*=(?!=)")
 _FACTOR = re.compile(r"(?<![\w.])(as\.)?factor\s*\(")

@@ -22,8 +22,6 @@ from subbayes.semistructured.summary import central
 from subbayes.semistructured.tools.conditional import Conditional
 from subbayes.utils.checks import check_choice, fail
 
-__all__ = ["Averages", "RowAverage", "contrasts", "marginal_means", "marginal_slopes"]
-
 Predict = Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]
 """From rows to the draws of a quantity of each."""
 
@@ -172,6 +170,7 @@ def _counts(rows: pd.DataFrame, column: str) -> Float[np.ndarray, "n"]:
 
 
 def set_to(frame: pd.DataFrame, variable: str, value: Any) -> pd.DataFrame:
+    """A copy of a table with one value of a variable in all rows, in the type of its column."""
     column = pd.Series([value] * len(frame), index=frame.index)
     dtype = frame[variable].dtype
     if isinstance(dtype, pd.CategoricalDtype):

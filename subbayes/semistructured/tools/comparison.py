@@ -15,8 +15,6 @@ from subbayes.utils.checks import fail, fail_type
 if TYPE_CHECKING:
     from subbayes.semistructured.after_fit import AfterFit
 
-__all__ = ["compare_fits"]
-
 
 def compare_fits(
     models: Sequence[AfterFit], kind: type, names: Sequence[str] | None = None

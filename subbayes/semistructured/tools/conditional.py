@@ -15,8 +15,6 @@ from subbayes.semistructured.formula_checks import has_numbers
 from subbayes.semistructured.summary import beside_statistics, central
 from subbayes.utils.checks import check_choice
 
-__all__ = ["Conditional", "conditional_effect"]
-
 _POINTS = 60
 
 

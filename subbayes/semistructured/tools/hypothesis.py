@@ -20,8 +20,6 @@ from subbayes.semistructured.written_names import pattern_of, written_as
 from subbayes.utils.checks import check_fraction, closest, fail, fail_type
 from subbayes.utils.warning import warn_user
 
-__all__ = ["Hypothesis", "density_at_zero", "evaluate_hypothesis"]
-
 _MOST_CHARACTERS = 1000
 _LEAST_DRAWS = 5.0  # near 0, for a kernel estimate
 _FUNCTIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {

@@ -21,8 +21,6 @@ from subbayes.utils.warning import warn_user
 if TYPE_CHECKING:
     from subbayes.semistructured.specification import PreparedModel, Specification
 
-__all__ = ["Replicates", "draw_prior", "replicate"]
-
 
 @dataclass(frozen=True)
 class Replicates:

@@ -21,8 +21,6 @@ from subbayes.likelihoods.families.incomplete import CensoredFamily
 from subbayes.semistructured.tools.averages import RowAverage, set_to, values_of
 from subbayes.utils.checks import fail
 
-__all__ = ["log_survival", "survival_curves", "times_of"]
-
 _POINTS = 50
 
 

@@ -17,8 +17,6 @@ from subbayes.semistructured.terms.splitting import (
 )
 from subbayes.utils.checks import fail, fail_type
 
-__all__ = ["updated_formula"]
-
 _POINT = re.compile(r"(?<![\w.)])\.(?![\w(.])")  # not that of 0.5, np.log or x.real
 _KEPT = re.compile(r"[01]|offset\s*\(.*\)", re.DOTALL)  # intercept and offset do not interact
 

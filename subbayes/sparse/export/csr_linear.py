@@ -14,8 +14,6 @@ from subbayes.sparse.kernels import BagIndices, check_csr, sparse_linear, withou
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 
-__all__ = ["CsrLinear"]
-
 
 class CsrLinear(nn.Module):
     """A linear layer whose weights are stored as compressed sparse rows.

@@ -15,8 +15,6 @@ from subbayes.utils.seeding import fork_rng
 from subbayes.utils.trees import named_leaves, tensors_of, to_device, tree_map
 from subbayes.utils.types import Inputs
 
-__all__ = ["as_example", "outputs_of"]
-
 
 def as_example(module: nn.Module, example: Any) -> Inputs:
     """Inputs that a module in evaluation mode takes, copied to its device and floating dtype.

@@ -27,8 +27,6 @@ from subbayes.sparse.module_surgery import LAYERS, replace_layer
 from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.types import Inputs
 
-__all__ = ["export_network", "remove_dead_units"]
-
 LAYOUTS = ("auto", "dense", "csr")
 
 

@@ -16,8 +16,6 @@ from subbayes.sparse.export.tiled_layers import TiledLinear
 from subbayes.sparse.module_surgery import LAYERS
 from subbayes.utils.addresses import without_addresses
 
-__all__ = ["classes_of", "differences", "settings_of"]
-
 _SIZES = ("in_features", "out_features", "in_channels", "out_channels", "num_features")
 _WITHOUT_EFFECT = ("dropout", "inplace", "momentum", "training")  # in evaluation mode
 _SHOWN = 60  # characters of a setting

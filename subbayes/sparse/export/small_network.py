@@ -40,8 +40,6 @@ from subbayes.utils.checks import MissingPackageError, fail, fail_type
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import filtered_warnings
 
-__all__ = ["SmallNetwork", "rebuild", "set_sizes"]
-
 _RESIZED = (*LAYERS, *BATCH_NORMS)
 _PARTS = ("crow_indices", "col_indices", "values")
 

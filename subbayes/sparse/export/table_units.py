@@ -35,8 +35,6 @@ from subbayes.sparse.result import SparseNetwork
 from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
 
-__all__ = ["export_in_table_units"]
-
 _MAX_OFFSET = 1e4  # of a mean from zero, in standard deviations, for float32
 
 _LINEAR, _LOG, _FREE = "linear", "log", "free"

@@ -28,8 +28,6 @@ from subbayes.utils.torch_lock import torch_lock
 from subbayes.utils.trees import n_rows, named_leaves, take
 from subbayes.utils.types import Inputs
 
-__all__ = ["SampledLinear", "SampledNetwork", "TiledLinear", "layers_for_products", "use_tiles"]
-
 _ROWS = "_subbayes_rows"
 _ROWS_AT_ONCE = 2048
 
