@@ -1,15 +1,20 @@
-"""Artifacts beside an adapter write nothing outside of its folder."""
+"""Kinds of other packages; artifacts beside an adapter write nothing outside of its folder."""
 
 import os
 import shutil
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import subbayes
 from subbayes import InputError
-from subbayes.artifacts.saving import CARD_MARK
+from subbayes.artifacts import folder, saving
+from subbayes.artifacts.arrays import Array
+from subbayes.artifacts.facts import Positive
+from subbayes.artifacts.saving import CARD_MARK, KindFacts, artifact, save
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.likelihoods import Gaussian
 
@@ -92,3 +97,64 @@ def test_an_adapter_behind_a_link_of_the_caller(model, adapter):
         model.save(link, overwrite=True)
     assert (adapter / "README.md").read_text().startswith(CARD_MARK)
     assert subbayes.load(link).name == "MAP"
+
+
+# --- kinds of others ------------------------------------------------------------------------------
+
+
+class ShiftedFacts(KindFacts):
+    scale: Positive
+
+    def arrays(self):
+        return {"weights": Array("D")}
+
+
+class Shifted:
+    kind = "shifted"
+
+    def __init__(self, weights, scale):
+        self.weights, self.scale = weights, scale
+
+    def tensors(self):
+        return {"weights": self.weights}
+
+    def facts(self):
+        return ShiftedFacts(scale=self.scale)
+
+
+def rebuild(tensors, facts, likelihood=None):
+    return Shifted(tensors["weights"], facts.scale)
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    """The kind, which an entry point names, whose module registers it when it is loaded."""
+    monkeypatch.setattr(saving, "_KINDS", dict(saving._KINDS))
+
+    def points(group, name):
+        load = SimpleNamespace(load=lambda: artifact("shifted", ShiftedFacts)(rebuild))
+        return [load] if (group, name) == ("subbayes.artifacts", "shifted") else []
+
+    monkeypatch.setattr(saving, "entry_points", points)
+
+
+def test_kinds_of_other_packages_are_saved_and_loaded(registered, tmp_path):
+    save(Shifted(torch.arange(3.0), 2.0), tmp_path / "a")
+    loaded = subbayes.load(tmp_path / "a", likelihood=Gaussian(1.0))
+    assert isinstance(loaded, Shifted)
+    assert (loaded.weights.tolist(), loaded.scale) == ([0.0, 1.0, 2.0], 2.0)
+    with pytest.raises(InputError, match="data: expected nothing, because a shifted does not"):
+        subbayes.load(tmp_path / "a", data=(1, 2))
+    for wrong in (Shifted(torch.arange(3.0), -2.0), Shifted(torch.zeros(2, 2), 1.0)):
+        with pytest.raises(InputError, match="shifted: expected what load gives back, got Expecte"):
+            save(wrong, tmp_path / "b")
+        folder.write(tmp_path / "b", "shifted", wrong.tensors(), wrong.facts(), overwrite=True)
+        with pytest.raises(InputError, match="the content of a shifted in .*got Exp"):
+            subbayes.load(tmp_path / "b")
+        shutil.rmtree(tmp_path / "b")
+
+
+def test_kinds_that_nobody_registers_are_saved_and_not_loaded(tmp_path):
+    save(Shifted(torch.arange(3.0), 2.0), tmp_path / "a")
+    with pytest.raises(InputError, match="of a kind that this version knows, got kind 'shifted'"):
+        subbayes.load(tmp_path / "a")

@@ -20,9 +20,9 @@ from scipy import stats
 import subbayes
 from subbayes import InputError, subspaces
 from subbayes.artifacts.files import ArtifactError
-from subbayes.artifacts.overwritable_files import OverwritableFiles
 from subbayes.cli import demonstration as demo
 from subbayes.cli.demonstration import digits, methods
+from subbayes.cli.demonstration.overwritable_files import OverwritableFiles
 from subbayes.cli.demonstration.section import Effort
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.tempering import choose_temperature
@@ -282,7 +282,7 @@ def test_bad_seeds(seed, message, tmp_path):
 def write(files, texts):
     files.begin()
     for name, text in texts.items():
-        subbayes.artifacts.overwritable_files.atomic_write_text(files.folder / name, text)
+        subbayes.cli.demonstration.overwritable_files.atomic_write_text(files.folder / name, text)
     files.finish()
 
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from subbayes.artifacts.files import atomic_write_text
-from subbayes.artifacts.overwritable_files import OverwritableFiles
 from subbayes.cli.demonstration.curve import between_and_beyond
 from subbayes.cli.demonstration.digits import abstention
 from subbayes.cli.demonstration.effect import effect_beside_a_network
 from subbayes.cli.demonstration.methods import COLUMN, Methods, compare
+from subbayes.cli.demonstration.overwritable_files import OverwritableFiles
 from subbayes.cli.demonstration.section import Effort, Section
 from subbayes.cli.demonstration.small_network import small_network
 from subbayes.inference.configuration import Sampling
