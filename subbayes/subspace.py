@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from subbayes.artifacts.arrays import Array, Arrays
 from subbayes.artifacts.facts import Count, Facts, Size
@@ -140,8 +141,8 @@ class DenseSubspace(Subspace):
         self.rank = basis.shape[0]
         self._basis = _stored(basis.to(shift))
 
+    @override
     def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
-        """z @ basis."""
         return z.to(self.shift.dtype) @ self._basis
 
     def pull(self, cotangent: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
@@ -154,12 +155,12 @@ class DenseSubspace(Subspace):
         right = (weights - self.shift).double() @ basis.T
         return _solve(basis @ basis.T, right).to(weights.dtype)
 
+    @override
     def basis(self) -> Float[Tensor, "k D"]:
-        """The basis, shape (k, D)."""
         return self._basis
 
+    @override
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> DenseSubspace:
-        """The same subspace on another device or in another dtype."""
         return DenseSubspace(self.shift.to(device, dtype), self._basis.to(device, dtype))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -219,10 +220,10 @@ class CoordinateSubspace(Subspace):
         """The selected entries, relative to the shift."""
         return self.pull(weights - self.shift)
 
+    @override
     def to(
         self, device: torch.device | str, dtype: torch.dtype | None = None
     ) -> CoordinateSubspace:
-        """The same subspace on another device or in another dtype."""
         return CoordinateSubspace(self.shift.to(device, dtype), self.indices.to(device))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -253,8 +254,8 @@ class FullSubspace(Subspace):
         """Weights relative to the shift."""
         return weights - self.shift
 
+    @override
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> FullSubspace:
-        """The same subspace on another device or in another dtype."""
         return FullSubspace(self.shift.to(device, dtype))
 
     def tensors(self) -> dict[str, Tensor]:
@@ -300,8 +301,8 @@ class RandomSubspace(Subspace):
         row = generator.standard_normal(self.size, dtype=np.float32).astype(np.float64)
         return torch.from_numpy(row / np.linalg.norm(row)).to(self.shift)
 
+    @override
     def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
-        """z @ basis."""
         z = z.to(self.shift.dtype)
         if self._cached is not None:
             return z @ self._cached
@@ -321,8 +322,8 @@ class RandomSubspace(Subspace):
         gram = torch.stack([self.pull(self._row(i)) for i in range(self.rank)]).double()
         return _solve(gram, self.pull(weights - self.shift).double()).to(weights.dtype)
 
+    @override
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> RandomSubspace:
-        """The same subspace on another device or in another dtype."""
         return RandomSubspace(self.shift.to(device, dtype), self.rank, self.seed)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -387,8 +388,8 @@ class SparseRandomSubspace(Subspace):
         """`pull`, since the directions are orthonormal."""
         return self.pull(weights - self.shift)
 
+    @override
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Subspace:
-        """The same subspace on another device or in another dtype."""
         return SparseRandomSubspace(self.shift.to(device, dtype), self.rank, self.seed)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -428,8 +429,8 @@ class JointSubspace(Subspace):
         inner = self.inner.push(z[..., : self.inner.rank].to(self.inner.shift.dtype))
         return torch.cat([z[..., self.inner.rank :].to(self.shift.dtype), inner], -1)
 
+    @override
     def pull(self, cotangent: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
-        """The adjoint of `push`."""
         inner = self.inner.pull(cotangent[..., self.effects :].to(self.inner.shift.dtype))
         return torch.cat([inner, cotangent[..., : self.effects]], -1)
 
@@ -438,8 +439,8 @@ class JointSubspace(Subspace):
         inner = self.inner.project(weights[..., self.effects :])
         return torch.cat([inner, weights[..., : self.effects]], -1)
 
+    @override
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> JointSubspace:
-        """The same subspace on another device or in another dtype."""
         return JointSubspace(self.inner.to(device, dtype), self.effects)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -10,7 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-NAMES = {"scikit-learn": "sklearn", "laplace-torch": "laplace"}  # names of imports, where others
+NAMES = {  # of imports, where others
+    "scikit-learn": "sklearn",
+    "laplace-torch": "laplace",
+    "typing-extensions": "typing_extensions",
+}
 TOOLS = {"docs", "dev", "samplers"}  # extras with commands and plugins, and of recipes in docs
 INDIRECT = {"pyarrow"}  # pandas imports it when it reads or writes Parquet
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.data.data import Data
@@ -271,7 +272,7 @@ class _MeanField(TrainableNetwork):
         """A copy of everything that training changes."""
         return super().state() | {"log_sd": self.log_sd.detach().clone()}
 
+    @override
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restore a copy."""
         super().restore(states)
         self.log_sd.data.copy_(states[0]["log_sd"])

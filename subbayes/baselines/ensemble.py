@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from subbayes.artifacts.arrays import ANY, Array, Arrays
 from subbayes.artifacts.facts import Line
@@ -127,8 +128,8 @@ class WeightSamples(Predictor):
         )
 
     @property
+    @override
     def default_draws(self) -> int:
-        """Number of weight vectors."""
         return len(self.weights)
 
     def predict(

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
+from typing_extensions import override
 
 from subbayes import sparse
 from subbayes.baselines.blob import MeanFieldSettings, train_mean_field
@@ -258,12 +259,12 @@ class DeepEnsemble(ComparedMethod):
     label: ClassVar[str] = "deep ensemble"
     trains: ClassVar[bool] = True
 
+    @override
     def check(self, setup: Setup) -> None:
-        """Check that the members are trained."""
         setup.check_epochs(self.key, "an ensemble")
 
+    @override
     def fit_model(self, setup: Setup) -> WeightSamples:
-        """Train the members."""
         return deep_ensemble(
             setup.module,
             setup.likelihood,
@@ -321,8 +322,8 @@ class TemperatureScaling(ComparedMethod):
                 f"Pass data, or leave {self.key!r} out of methods",
             )
 
+    @override
     def fit_model(self, setup: Setup) -> Any:
-        """Fit the temperature."""
         return temperature_scaling(setup.maximum_a_posteriori(), setup.validation)
 
 
@@ -443,8 +444,8 @@ class SparseNetworks(ComparedMethod):
             )
         setup.check_epochs(self.key, "a sparse network")
 
+    @override
     def fit_model(self, setup: Setup) -> WeightSamples:
-        """Train the sparse network."""
         names, seed = setup.network.spans, setup.sampling.seed
         module = _only_trainable(setup.module, setup.network)
         keep = [

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layer_kinds import sum_of_outer_products
@@ -75,8 +76,8 @@ class Diagonal(Precision):
         eps = torch.randn(count, self.size, generator=generator, dtype=torch.float64)
         return (eps.to(self.squares.device) * self.variances().sqrt()).to(self.network.weights)
 
+    @override
     def eigenvalues(self) -> Float[Tensor, "D"]:
-        """The diagonal of V'V."""
         return self.squares
 
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Diagonal:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.draws import Draws
 from subbayes.likelihoods.target_parts import has_weights, one_copy_log_prob
@@ -78,12 +79,12 @@ class BatchNormPosterior(Posterior):
         """The network at z (k,), with its BatchNorm statistics."""
         return self._network(self.subspace.weights(self._coordinates(z[None]))[0])
 
+    @override
     def log_likelihood(self, z: Coordinates) -> LogDensity:
-        """Sum of log p(y | f) over all observations at temperature 1, shape (chains,)."""
         return reject_undefined(self._terms(z, self.likelihood.log_prob).sum(1))
 
+    @override
     def pointwise(self, z: Coordinates) -> Float[np.ndarray, "S n"]:
-        """Log density of one copy of each observation, whatever its weight, shape (S, N)."""
         return self._terms(z, functools.partial(one_copy_log_prob, self.likelihood))
 
     def _terms(
@@ -119,8 +120,8 @@ class BatchNormPosterior(Posterior):
         """Average predictions over draws, each with its own statistics; see `Posterior.predict`."""
         return super().predict(draws, inputs, refresh_batchnorm=refresh_batchnorm, **options)
 
+    @override
     def fingerprint(self) -> str:
-        """A digest of all that defines this density."""
         return "refreshed " + super().fingerprint()
 
     def _network(self, weights: Float[Tensor, "D"]) -> Network:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.utils.checks import fail
 
@@ -87,16 +88,16 @@ class DenseBlocks(CurvatureBlocks):
         """One block for each output."""
         return cls(values.unsqueeze(-1).unsqueeze(-1))
 
+    @override
     def dense(self) -> Float[Tensor, "*S N B b b"]:
-        """The matrices."""
         return self.matrices
 
     def weighted(self, weights: Float[Tensor, "N"]) -> DenseBlocks:
         """The matrices times the weights of their rows."""
         return DenseBlocks(weights.to(self.matrices)[:, None, None, None] * self.matrices)
 
+    @override
     def times(self, u: Vectors) -> Vectors:
-        """Products block by block."""
         return _by_block(self.matrices, u)
 
     def root(self) -> DenseRoot:

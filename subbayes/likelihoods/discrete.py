@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from subbayes.likelihoods.base import (
     Kind,
@@ -42,8 +43,8 @@ class Categorical(Likelihood):
         if self.n_classes is not None:
             check_count("n_classes", self.n_classes, 2)
 
+    @override
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
-        """Log probability of each label, shape (..., N)."""
         assert isinstance(y, Tensor)
         index = y.long().expand(outputs.shape[:-1])
         if not _many_rows(outputs):
@@ -51,8 +52,8 @@ class Categorical(Likelihood):
         by_class = outputs.transpose(-1, -2).contiguous().log_softmax(-2)
         return by_class.gather(-2, index.unsqueeze(-2)).squeeze(-2)
 
+    @override
     def mean(self, outputs: Outputs) -> Moments:
-        """Class probabilities, shape (..., N, K)."""
         return _softmax(outputs)
 
     def variance(self, outputs: Outputs) -> Moments:
@@ -68,8 +69,8 @@ class Categorical(Likelihood):
         """One block, without matrices."""
         return SoftmaxBlocks(_softmax(outputs).unsqueeze(-2))
 
+    @override
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """One label per row of outputs, shape (..., N)."""
         p = _softmax(outputs)
         u = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)
         return (u > p.double().cpu().cumsum(-1)[..., :-1]).sum(-1)
@@ -180,8 +181,8 @@ class Bernoulli(_OneOutput):
         if n_outputs != 1:
             fail("module", "1 output for Bernoulli()", n_outputs, "Use Categorical for K logits")
 
+    @override
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
-        """Log probability of each label, shape (..., N)."""
         sign = 2 * column(y, outputs) - 1
         return F.logsigmoid(sign * outputs).sum(-1)
 
@@ -193,12 +194,12 @@ class Bernoulli(_OneOutput):
         """p (1 - p), shape (..., N, 1)."""
         return outputs.sigmoid() * (-outputs).sigmoid()  # 1 - p would round to 0
 
+    @override
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
-        """p (1 - p)."""
         return torch.diag_embed(self.variance(outputs))
 
+    @override
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """One 0 or 1 per row of outputs, shape (..., N)."""
         p = outputs.cpu().double().sigmoid()[..., 0]
         return (torch.rand(p.shape, generator=generator, dtype=torch.float64) < p).long()
 
@@ -250,8 +251,8 @@ class Poisson(_OneOutput):
             found = torch.where(rate > _HUGE, near, found)
         return found
 
+    @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        """P(Y <= y | f), shape (..., N, T)."""
         count = column(y, outputs).floor()
         inside = torch.special.gammaincc(count.clamp_min(0) + 1, outputs.exp())
         return torch.where(count < 0, torch.zeros_like(inside), inside)

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from subbayes.likelihoods.base import (
     Kind,
@@ -55,19 +56,19 @@ class GaussianLike(Likelihood):
         """Log density of each observation, summed over targets, shape (..., N)."""
         return _log_prob(column(y, outputs), self.mean(outputs), self.variance(outputs))
 
+    @override
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """One target per row of outputs, shape (..., N, T)."""
         mean = self.mean(outputs)
         noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
         return mean + self._sd(outputs) * noise.to(mean.device)
 
+    @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        """P(Y <= y | f), shape (..., N, T)."""
         z = (column(y, outputs) - self.mean(outputs)) / self._sd(outputs)
         return torch.special.ndtr(z)
 
+    @override
     def components(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation, each (..., N, T)."""
         return self.mean(outputs), self._sd(outputs)
 
     def _sd(self, outputs: Outputs) -> Moments:
@@ -207,8 +208,8 @@ class Gaussian(_OneParameter):
         return isinstance(self.noise, str) and self.noise == "per-observation"
 
     @property
+    @override
     def takes_noise(self) -> bool:
-        """Whether targets come with noise scales, (y, noise)."""
         return self._per_observation
 
     @property
@@ -216,8 +217,8 @@ class Gaussian(_OneParameter):
         """Always."""
         return True
 
+    @override
     def scale_noise(self, factor: float) -> Likelihood:
-        """The likelihood with its noise scale multiplied by a factor."""
         if isinstance(self.noise, str):
             return super().scale_noise(factor)
         scaled = self._with_value(torch.as_tensor(self.noise, dtype=torch.float64) * factor)
@@ -235,15 +236,15 @@ class Gaussian(_OneParameter):
             )
         return torch.as_tensor(self.noise, dtype=outputs.dtype, device=outputs.device)
 
+    @override
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
-        """Log density of each observation, summed over targets, shape (..., N)."""
         if self._per_observation:
             value, scale = y
             return _log_prob_of_scale(column(value, outputs), outputs, column(scale, outputs))
         return _log_prob_of_scale(column(y, outputs), outputs, self._scale(outputs))
 
+    @override
     def mean(self, outputs: Outputs) -> Moments:
-        """E[y | f] = f."""
         return outputs
 
     def variance(self, outputs: Outputs) -> Moments:
@@ -387,7 +388,7 @@ class HeteroscedasticGaussian(_OneParameter):
             fail("module", f"2 outputs per target for {self!r}", n_outputs)
         super().check_parameters(n_outputs)
 
+    @override
     def check_targets(self, y: Targets) -> None:
-        """Raise `InputError` for targets of another shape."""
         super().check_targets(y)
         self._check_width(n_targets(y))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Likelihood, Moments, column, n_targets, target_values
 from subbayes.likelihoods.curvature_blocks import CurvatureBlocks
@@ -101,8 +102,8 @@ class Standardized(WrappedLikelihood):
         return like.new_tensor(self.shift), like.new_tensor(self.scale)
 
     @property
+    @override
     def of_standardized(self) -> Likelihood:
-        """The likelihood of targets from `standardize`."""
         return self.likelihood
 
     def standardize(self, y: Targets) -> Targets:
@@ -151,35 +152,35 @@ class Standardized(WrappedLikelihood):
         """The curvature in f, which does not depend on the units of y."""
         return self.likelihood.curvature(outputs)
 
+    @override
     def curvature_blocks(self, outputs: Outputs) -> CurvatureBlocks:
-        """The blocks of the curvature in f."""
         return self.likelihood.curvature_blocks(outputs)
 
+    @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        """P(Y <= y | f), shape (..., N, T)."""
         shift, scale = self._units(outputs)
         return self.likelihood.cdf(outputs, (column(y, outputs) - shift) / scale)
 
+    @override
     def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
-        """The quantile of y given each f, shape (..., N, T), if the likelihood knows it."""
         shift, scale = self._units(outputs)
         inner = self.likelihood.quantiles(outputs, q)
         return None if inner is None else shift + scale * inner
 
     @property
+    @override
     def bounds(self) -> tuple[float, float]:  # type: ignore[override]
-        """Ends of the support."""
         if self.shift != (0.0,):
             return (-math.inf, math.inf)
         low, high = self.likelihood.bounds
         return low * self.scale[0], high * self.scale[0]
 
+    @override
     def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
-        """The likelihood with the sizes that the outputs determine."""
         return replace(self, likelihood=self.likelihood.for_outputs(n_outputs, self.standardize(y)))
 
+    @override
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
-        """Raise `InputError` if the outputs do not fit the targets."""
         self.likelihood.check_outputs(n_outputs, y)
 
     def components(self, outputs: Outputs) -> tuple[Tensor, Tensor] | None:
@@ -217,8 +218,8 @@ class Standardized(WrappedLikelihood):
         return replace(self, likelihood=self.likelihood.for_targets(self.standardize(y)))
 
     @property
+    @override
     def unweighted(self) -> Likelihood:
-        """The likelihood of new rows."""
         inner = self.likelihood.unweighted
         return self if inner is self.likelihood else replace(self, likelihood=inner)
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Likelihood, Moments, check_tensor
 from subbayes.likelihoods.curvature_blocks import SoftmaxBlocks
@@ -124,8 +125,8 @@ class CategoricalTokens(Likelihood):
             kept = torch.cat([kept[:, 1:], torch.zeros_like(kept[:, :1])], 1)
         return replace(self, kept=kept)
 
+    @override
     def select_rows(self, index: Tensor) -> Likelihood:
-        """The likelihood of a subset of the rows."""
         return self if self.kept is None else replace(self, kept=self.kept[index])
 
     def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.data.data import check_weights
 from subbayes.likelihoods.base import Evaluations, Kind, Likelihood, Moments
@@ -46,13 +47,13 @@ class Weighted(WrappedLikelihood):
         return self.likelihood.kind
 
     @property
+    @override
     def unweighted(self) -> Likelihood:
-        """The likelihood of new rows."""
         return self.likelihood
 
     @property
+    @override
     def of_standardized(self) -> Likelihood:
-        """The likelihood of targets from `standardize`."""
         return replace(self, likelihood=self.likelihood.of_standardized)
 
     def standardize(self, y: Targets) -> Targets:
@@ -61,13 +62,13 @@ class Weighted(WrappedLikelihood):
         inner = self.likelihood.standardize(targets)
         return (*inner, weights) if isinstance(inner, tuple) else (inner, weights)
 
+    @override
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
-        """Weighted log density of each observation, shape (..., N)."""
         targets, weights = _split(y)
         return weighted_terms(lambda f: self.likelihood.log_prob(f, targets), outputs, weights)
 
+    @override
     def score(self, outputs: Outputs, y: Targets) -> Outputs:
-        """The weighted score in f, shape (..., N, C)."""
         targets, weights = _split(y)
         found = weights.to(outputs.dtype)[:, None] * self.likelihood.score(outputs, targets)
         return torch.where(weights[:, None] == 0, 0.0, found)
@@ -86,8 +87,8 @@ class Weighted(WrappedLikelihood):
             return found
         return self.weights.to(found)[:, None, None] * found
 
+    @override
     def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
-        """The likelihood with the sizes that the outputs determine."""
         return replace(self, likelihood=self.likelihood.for_outputs(n_outputs, _split(y)[0]))
 
     def curvature_blocks(self, outputs: Outputs) -> CurvatureBlocks:
@@ -95,40 +96,40 @@ class Weighted(WrappedLikelihood):
         found = self.likelihood.curvature_blocks(outputs)
         return found if self.weights is None else found.weighted(self.weights)
 
+    @override
     def select_rows(self, index: Tensor) -> Weighted:
-        """The likelihood of a subset of the rows, with their weights."""
         weights = None if self.weights is None else self.weights[index]
         return replace(self, likelihood=self.likelihood.select_rows(index), weights=weights)
 
     @property
+    @override
     def bounds(self) -> tuple[float, float]:  # type: ignore[override]
-        """Ends of the support."""
         return self.likelihood.bounds
 
+    @override
     def moments(self, outputs: Outputs) -> tuple[Moments, Moments]:
-        """Mean and variance of the likelihood."""
         return self.likelihood.moments(outputs)
 
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y | f) of values without weights, shape (..., N, T)."""
         return self.likelihood.cdf(outputs, y)
 
+    @override
     def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
-        """The quantile of y given each f, shape (..., N, T), if the likelihood knows it."""
         return self.likelihood.quantiles(outputs, q)
 
+    @override
     def components(self, outputs: Outputs) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation if y | f is Gaussian."""
         return self.likelihood.components(outputs)
 
     def evaluations(self, outputs: Outputs) -> Evaluations | None:
         """As the likelihood, of values without weights."""
         return self.likelihood.evaluations(outputs)
 
+    @override
     def count_probabilities(
         self, outputs: Float[Tensor, "S N C"], most: float
     ) -> tuple[Float[Tensor, "N"], Float[Tensor, "counts N"]] | None:
-        """As the likelihood."""
         return self.likelihood.count_probabilities(outputs, most)
 
     def n_outputs(self, y: Targets) -> int:

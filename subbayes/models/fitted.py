@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from msgspec import Meta
 from torch import Tensor, nn
+from typing_extensions import override
 
 from subbayes.artifacts.arrays import LARGEST, Array, Arrays
 from subbayes.artifacts.facts import Line, Name, Numbers, Positive, check_known
@@ -413,8 +414,8 @@ class FittedModel(Predictor):
             take(posterior.data.inputs, rows), noise=None if noise is None else noise[rows]
         )
 
+    @override
     def warnings(self) -> list[str]:
-        """Problems of the run, each with a remedy; empty if there are none."""
         if self.draws is None:
             return []
         found = self.draws.warnings(separate=self.has_separate_chains)

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.likelihoods import Likelihood
 from subbayes.predictions.predictive import Predictive, check_outputs, normal_log_prob
@@ -168,12 +169,12 @@ class GaussianPredictive(Predictive):
         return self._finite("epistemic variance", values, 1)
 
     @property
+    @override
     def aleatoric(self) -> Array:
-        """Variance of the noise."""
         return self._finite("variance", self._noise, 2)
 
+    @override
     def components(self) -> tuple[Array, Array]:
-        """Mean and standard deviation of the Gaussian, each (1, N) or (1, N, T)."""
         return self._array(self._mean[None]), self._array(self._std[None])
 
     def log_prob(self, y: object, moment_matched: bool = False) -> Float[np.ndarray, "n"]:
@@ -298,16 +299,16 @@ class ClassPredictive(Predictive):
         """p (1 - p) minus the epistemic variance."""
         return np.maximum(self.mean * (1 - self.mean) - self.epistemic, 0.0)
 
+    @override
     def log_prob(self, y: object, moment_matched: bool = False) -> Float[np.ndarray, "n"]:
-        """Log probability of each label."""
         if moment_matched:
             return super().log_prob(y, True)
         targets: Any = self._checked_targets(y)
         index = targets.reshape(len(self), 1).long()
         return self._log_averaged.gather(1, index)[:, 0].numpy()
 
+    @override
     def sample(self, n: int = 1, seed: int = 0) -> Array:
-        """Draw n labels per row, shape (n, N)."""
         generator = torch.Generator().manual_seed(check_seed(seed))
         return torch.multinomial(
             self._averaged, check_count("n", n), replacement=True, generator=generator

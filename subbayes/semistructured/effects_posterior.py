@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.data.data import Data
 from subbayes.networks.network import Network
@@ -65,16 +66,16 @@ class EffectsPosterior(Posterior):
     def _is_local(self) -> bool:
         return self.network.device.type == "cpu" and self._own_blocks() is None
 
+    @override
     def log_likelihood(self, z: Coordinates) -> LogDensity:
-        """Sum of log p(y | f) over all observations at temperature 1, shape (chains,)."""
         if not self._is_local:
             return super().log_likelihood(z)
         with torch.no_grad():
             value = self.effects.value(self.subspace.weights(self._coordinates(z))).numpy()
         return np.where(np.isnan(value), -np.inf, value)
 
+    @override
     def _sums(self, coordinates: Tensor, data: Data) -> tuple[LogDensity, Coordinates]:
-        """Log-likelihood of some data and its gradient."""
         if data is not self.data or not self._is_local:
             return super()._sums(coordinates, data)
         with torch.no_grad():

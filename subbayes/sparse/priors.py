@@ -17,6 +17,7 @@ from numbers import Real
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from subbayes.utils.checks import check_positive, fail, fail_type
 
@@ -111,8 +112,8 @@ class StudentTSlab(Slab):
     def __init__(self, shape: float = 1.0, rate: float = 1.0) -> None:
         super().__init__(shape=shape, rate=rate)
 
+    @override
     def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        """The lower bound."""
         a, log_rate = self.log_shape.exp(), self.log_rate
         constant = (
             torch.lgamma(a + 0.5) - torch.lgamma(a) - 0.5 * math.log(2 * math.pi) - 0.5 * log_rate
@@ -155,8 +156,8 @@ class MixtureSlab(Slab):
             fail("share", "a number strictly between 0 and 1", share)
         self.share = float(share)
 
+    @override
     def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        """The lower bound."""
         wide, narrow = (_normal_log_prob(square, s) for s in (self.log_wide, self.log_narrow))
         return torch.logaddexp(wide + math.log(self.share), narrow + math.log1p(-self.share))
 
@@ -202,8 +203,8 @@ class Bernoulli(Inclusion):
         self._probability = probability
 
     @property
+    @override
     def probability(self) -> float:
-        """Prior inclusion probability of a weight."""
         return self._probability
 
     def expected_log_prob(self, count: Float[Tensor, ""], n: int) -> Float[Tensor, ""]:
@@ -245,8 +246,8 @@ class BetaBinomial(Inclusion):
         self.shared = shared
 
     @property
+    @override
     def probability(self) -> float:
-        """Prior inclusion probability of a weight."""
         a, b = (math.exp(float(p.detach())) for p in (self.log_a, self.log_b))
         return round(a / (a + b), 12)
 

@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from subbayes.artifacts.arrays import ANY, Array, Arrays
 from subbayes.artifacts.facts import DrawCount, Name, Numbers
@@ -149,17 +150,17 @@ class SparseNetwork(Predictor):
     # --- the interface of predictors --------------------------------------------------------
 
     @property
+    @override
     def label(self) -> str:
-        """The name of the method in tables."""
         return "sparse network"
 
     @property
+    @override
     def default_draws(self) -> int:
-        """Default number of networks drawn for a prediction."""
         return self.n_draws
 
+    @override
     def describe(self) -> dict[str, str]:
-        """The network, likelihood, method and density, in words."""
         return super().describe() | {"density": f"{100 * self.density():.3g} % of the weights"}
 
     def fit_summary(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx import GraphModule, Node
+from typing_extensions import override
 
 from subbayes.networks.tracing.memory import reuse_memory
 from subbayes.networks.tracing.nodes import is_random, writes
@@ -117,8 +118,8 @@ class Steps(Tracer):
         _, gradients = expected
         return self.tolerance + _ROUNDING * max(map(largest_entry, gradients), default=0.0)
 
+    @override
     def trace(self, inputs: Inputs, y: Targets) -> Replay:
-        """Trace the step, and verify the replay."""
         self._check_traceable(len(tensors_of(inputs)[0]))
         with self._state_restored(), self._recorded_noise() as tape:
             return self._trace(tape, inputs, y)

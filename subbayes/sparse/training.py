@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from subbayes.artifacts.facts import decode, encode
 from subbayes.artifacts.files import as_path
@@ -331,8 +332,8 @@ class TrainableSparseNetwork(Trainable):
         ):
             return super().epoch(number, after_step)
 
+    @override
     def batches(self) -> Iterator[tuple[Inputs, Targets]]:
-        """The minibatches of one epoch."""
         return self.minibatches.shuffled()
 
     def step(self, inputs: Inputs, y: Targets) -> tuple[float, float, float, float]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch import nn
+from typing_extensions import override
 
 from subbayes.curvature.precision_factory import Form
 from subbayes.data.data import Data
@@ -154,8 +155,8 @@ class FixedSubspace(SubspaceMethod):
         """It needs no rows."""
         return True
 
+    @override
     def expected_rank(self, network: Network | None) -> int:
-        """The rank of the subspace."""
         return self.subspace.rank
 
     def check(self, network: Network, data: Data, training: Training) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
@@ -56,8 +57,8 @@ class Curve(RankedMethod):
         """The method; without a factory of its own it takes the given one."""
         return self if self.factory is not None else replace(self, factory=factory)
 
+    @override
     def expected_rank(self, network: Network) -> int:
-        """The rank, or its default."""
         return 2 if self.rank is None else self.rank
 
     def check(self, network: Network, data: Data, training: Training) -> None:

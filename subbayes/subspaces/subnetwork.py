@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.curvature.diagonal import Diagonal, squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
@@ -92,8 +93,8 @@ class Subnetwork(RankedMethod):
         """Unless it is selected at all training inputs."""
         return self.by != "predictive" or self.inputs is not None
 
+    @override
     def expected_rank(self, network: Network) -> int:
-        """The rank, or its default."""
         if self.by == "last-layer":
             return _last_layer(network, self.rank).rank
         return super().expected_rank(network)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import Float
+from typing_extensions import override
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
@@ -97,8 +98,8 @@ class PlannedMCLMC(MCLMC):
     load: Callable[[], dict[str, Any] | None] | None = None
     save: Callable[[dict[str, Any]], None] | None = None
 
+    @override
     def run(self, posterior: Any, sampling: Sampling) -> Draws:
-        """Draw from a posterior; see `Engine.run`."""
         started = time.perf_counter()
         engine = _Planned(self.target, self.length, self.metric, self.step_size, self.integrator)
         plan = self.load() if self.load is not None else None

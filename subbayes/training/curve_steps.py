@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from subbayes.data.data import Data
 from subbayes.networks.network import Network
@@ -288,8 +289,8 @@ class TrainableCurve(SingleTrainable):
         trainable = {n: p.detach().clone() for n, p in self.trainable.items()}
         return {"curve": trainable, "likelihood": self.unconstrained.detach().clone()}
 
+    @override
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restore a copy."""
         for name, parameter in self.trainable.items():
             parameter.data.copy_(states[0]["curve"][name])
         self.unconstrained.data.copy_(states[0]["likelihood"])

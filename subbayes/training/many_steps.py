@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import grad_and_value, vmap
+from typing_extensions import override
 
 from subbayes.data.data import Data, batch_sizes
 from subbayes.likelihoods.target_parts import mean_weight
@@ -190,8 +191,8 @@ class TrainableNetworks(Trainable):
                 self.trainable[name].copy_(torch.where(mask, self.trainable[name], before))
         return losses
 
+    @override
     def are_finite(self) -> list[bool]:
-        """Whether the trained weights of each member are finite."""
         sizes = [p.detach().abs().flatten(1).amax(1) for p in self.trainable.values()]
         return torch.isfinite(torch.stack(sizes)).all(0).tolist()
 
@@ -207,8 +208,8 @@ class TrainableNetworks(Trainable):
         columns = zip(*map(tensors_of, pairs), strict=True)
         return with_tensors(pairs[0], map(torch.stack, columns))
 
+    @override
     def evaluate(self) -> list[float] | None:
-        """Mean log-likelihood of each member on its held-out data, in units of the targets."""
         if self.held_out is None:
             return None
         self.module.eval()
@@ -222,8 +223,8 @@ class TrainableNetworks(Trainable):
         )
         return [-loss / weight - log_scale(likelihood) for loss, weight, likelihood in members]
 
+    @override
     def mean_weights(self) -> list[float]:
-        """Mean weight of the rows of each member, 1 without weights."""
         return [member.mean_weight for member in self.minibatches]
 
     def weights(self) -> Tensor:
@@ -235,17 +236,17 @@ class TrainableNetworks(Trainable):
             parts.append(values.flatten(1) if mask is None else values[:, mask])
         return torch.cat(parts, 1)
 
+    @override
     def likelihood_parameters(self) -> Tensor:
-        """Unconstrained parameters of the likelihoods, (M, p)."""
         return self.unconstrained.detach()
 
+    @override
     def state(self, member: int = 0) -> dict[str, Any]:
-        """A copy of the trained parameters of a member."""
         weights = {n: p.detach()[member].clone() for n, p in self.trainable.items()}
         return {"weights": weights, "likelihood": self.unconstrained.detach()[member].clone()}
 
+    @override
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restore a copy of each member."""
         with torch.no_grad():
             for m, state in enumerate(states):
                 for name, value in state["weights"].items():

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
@@ -67,8 +68,8 @@ class SingleTrainable(Trainable):
         """What the processes exchange whose rows are divided among them."""
         return self.minibatches.shared
 
+    @override
     def batches(self) -> Iterator[tuple[Inputs, Targets]]:
-        """The minibatches of one epoch."""
         own = self.minibatches.shuffled()
         return own if self.shared is None else self.shared.in_step(own)
 
@@ -85,12 +86,12 @@ class SingleTrainable(Trainable):
         own = self.unconstrained if own is None else own
         return -self.batch_likelihood.with_parameters(own).log_prob(outputs, y).mean()
 
+    @override
     def are_finite(self) -> list[bool]:
-        """Whether the trained weights are finite."""
         return [all(map(is_finite, self.trainable.values()))]
 
+    @override
     def mean_weights(self) -> list[float]:
-        """Mean weight of the rows, 1 without weights."""
         return [self.minibatches.mean_weight]
 
     def evaluate(self) -> list[float] | None:
@@ -113,8 +114,8 @@ class SingleTrainable(Trainable):
             total, count = self.shared.sums(total, count)
         return [total / (count * self.evaluations)]
 
+    @override
     def likelihood_parameters(self) -> Tensor:
-        """Unconstrained parameters of the likelihood, (1, p)."""
         return self.unconstrained.detach()[None]
 
     def learned_likelihood(self) -> Likelihood:
@@ -175,8 +176,8 @@ class TrainableNetwork(SingleTrainable):
         values = dict(zip(self.trainable, weights, strict=True))
         return self.loss(self.network.call(self.module, inputs, values), y, *own)
 
+    @override
     def step(self, inputs: Inputs, y: Targets) -> Tensor:
-        """Make one step; returns the loss on the device."""
         loss = self._gradients_of(inputs, y)
         if self.shared is not None:
             loss = self.shared.mean([*self.trainable.values(), *self.others], loss, n_rows(y))
@@ -235,15 +236,15 @@ class TrainableNetwork(SingleTrainable):
         """The module's outputs."""
         return lambda inputs: [self.network.call(self.module, inputs)]
 
+    @override
     def evaluate(self) -> list[float] | None:
-        """Mean log-likelihood of held-out data, in evaluation mode."""
         self.module.eval()
         scores = super().evaluate()
         self.set_training_mode()
         return scores
 
+    @override
     def weights(self) -> Tensor:
-        """The selected weights, (1, D)."""
         return self.network.flatten(self.copies.by_name)[None]
 
     def state(self, member: int = 0) -> dict[str, Any]:
@@ -261,8 +262,8 @@ class TrainableNetwork(SingleTrainable):
         }
 
     @torch.no_grad()
+    @override
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
-        """Restore a copy."""
         state = states[0]
         self.module.load_state_dict(state["module"], strict=False)  # frozen ones are as before
         for name, buffer in self.module.named_buffers():

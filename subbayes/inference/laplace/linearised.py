@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from subbayes.artifacts.arrays import Array, Arrays
 from subbayes.artifacts.saving import KindFacts, artifact
@@ -228,8 +229,8 @@ class LinearisedPosterior(Predictor):
         return replace(self, precision=self.precision.with_prior_precision(prior_precision))
 
     @property
+    @override
     def label(self) -> str:
-        """The name of the method in tables."""
         return "linearised Laplace"
 
     @property

@@ -23,6 +23,7 @@ from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from typing_extensions import override
 
 from subbayes.artifacts.folder import write
 from subbayes.artifacts.saving import fail_checkpoint, has_checkpoint, read_checkpoint
@@ -444,8 +445,8 @@ class Sampler(Engine):
         """Warm-up draws if the caller gives none: half of the draws kept."""
         return sampling.draws // 2
 
+    @override
     def run(self, posterior: Any, sampling: Sampling) -> Draws:
-        """Draw from a posterior; see `Engine.run`."""
         warmup = self.default_warmup(sampling) if sampling.warmup is None else sampling.warmup
         kernel = self.kernel(posterior, warmup)
         sampling = replace(sampling, warmup=warmup)

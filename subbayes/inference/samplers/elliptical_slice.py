@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
+from typing_extensions import override
 
 from subbayes.artifacts.tensors import fingerprint
 from subbayes.draws import Draws
@@ -258,8 +259,8 @@ class EllipticalSlice(Sampler):
         """The transition; it does not adapt."""
         return Kernel()
 
+    @override
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
-        """Draw from a posterior; see `Engine.run`."""
         if self.reference == "prior":
             return super().run(posterior, sampling)
         check_folder(sampling.checkpoint)

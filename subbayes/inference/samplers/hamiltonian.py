@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
+from typing_extensions import override
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
@@ -133,8 +134,8 @@ class HamiltonianSampler(Sampler):
         metric = self.metric or preferred_metric(posterior.rank)
         return warmup, metric, self.target_acceptance, self.step_size
 
+    @override
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
-        """Draw from a posterior; see `Engine.run`."""
         check_gradient(posterior)
         draws = run_reparameterised(super().run, posterior, sampling)
         return with_log_likelihood(draws, posterior)

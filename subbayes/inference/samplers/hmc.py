@@ -13,6 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int
+from typing_extensions import override
 
 from subbayes.inference.samplers import hamiltonian
 from subbayes.inference.samplers.chains import GradientDensity
@@ -30,10 +31,10 @@ class Kernel(RandomLengthKernel):
         """One leapfrog step of every trajectory."""
         s.end[:] = hamiltonian.leapfrog(posterior, s, s.end, s.step)
 
+    @override
     def stats(
         self, s: State, diverged: np.ndarray, moved: Int[np.ndarray, "m"], log_weight: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """The statistics of the trajectories that end."""
         energy = np.where(s.evaluations > 0, s.start_energy, 0.0)
         energy[moved] -= log_weight[moved]
         return hamiltonian.stats(s, diverged, energy)

@@ -21,6 +21,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
+from typing_extensions import override
 
 from subbayes.inference.samplers import hamiltonian, random_length
 from subbayes.inference.samplers.chains import GradientDensity, Rngs
@@ -62,20 +63,20 @@ class Kernel(RandomLengthKernel):
     state_type = State
 
     @property
+    @override
     def gradients(self) -> int:
-        """Gradients of a step."""
         return gradients_per_step(self.integrator)
 
+    @override
     def new_state(
         self, fields: dict[str, Any], points: Float[np.ndarray, "chains columns"]
     ) -> State:
-        """A state with the fields of `State`, before its first trajectory."""
         return super().new_state(fields | {"kinetic": np.zeros(len(points))}, points)
 
+    @override
     def stats(
         self, s: State, diverged: np.ndarray, moved: Int[np.ndarray, "m"], log_weight: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """The statistics of the trajectories that end."""
         stats = hamiltonian.stats(s, diverged, -log_weight)
         stats["energy_error"] = stats.pop("energy")
         stats["evaluations"] *= self.gradients

@@ -20,6 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
+from typing_extensions import override
+
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.adaptation import preferred_metric
@@ -155,8 +157,8 @@ class MCLMC(Sampler):
             integrator=self.integrator,
         )
 
+    @override
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
-        """Draw from a posterior; see `Engine.run`."""
         if self.batch_size is None:
             check_gradient(posterior)
             draws = run_reparameterised(super().run, posterior, sampling)

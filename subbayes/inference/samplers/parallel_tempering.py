@@ -27,6 +27,7 @@ from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from typing_extensions import override
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
@@ -410,8 +411,8 @@ class ParallelTempering(Sampler):
         """The transition, which adapts in the warm-up."""
         return Kernel(warmup, self.rungs)
 
+    @override
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
-        """Draw from a posterior; see `Engine.run`."""
         draws = super().run(posterior, sampling)
         summary, value, error = evidence.summary_of_ladders(draws)
         return replace(

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from scipy.special import logsumexp
+from typing_extensions import override
 
 from subbayes.draws import Draws
 from subbayes.inference.agreement import check_same_run
@@ -315,8 +316,8 @@ class SMC(Engine):
         if not 0 < self.ess < 1:
             fail("ess", "a number between 0 and 1", self.ess)
 
+    @override
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
-        """Draw from a posterior; see `Engine.run`."""
         check_count("draws", sampling.draws, 2)
         check_same_run(self.name, posterior, sampling)
         started = time.perf_counter()

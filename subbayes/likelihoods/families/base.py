@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.likelihoods.base import (
     Kind,
@@ -120,8 +121,8 @@ class Family(Likelihood):
             for name, link, eta in zip(self.parameters, self.links, outputs.unbind(-1), strict=True)
         }
 
+    @override
     def has_finite_parameters(self, outputs: Outputs) -> bool:
-        """Whether no parameter overflows."""
         return all(bool(value.isfinite().all()) for value in self.values(outputs).values())
 
     @property
@@ -230,8 +231,8 @@ class Family(Likelihood):
         wide = in_float64(outputs)
         return self._terms(value.to(wide.dtype), wide.unbind(-1)).to(outputs.dtype)
 
+    @override
     def for_targets(self, y: Targets | None) -> Likelihood:
-        """The family with the weights that come with the targets."""
         weight = None if y is None else responses_and_weights(y)[1]
         return self if weight is None else Weighted(self, weight)
 
@@ -286,8 +287,8 @@ class Family(Likelihood):
         if weight is not None and (weight.shape != value.shape or bool((weight < 0).any())):
             fail("weights", f"{len(value)} numbers of at least 0", "others")
 
+    @override
     def mean(self, outputs: Outputs) -> Moments:
-        """The location."""
         return moment(self.values(outputs)["mu"])
 
     def averaged(self, outputs: Outputs) -> Moments:
@@ -352,8 +353,8 @@ class CommonParameters(WrappedLikelihood):
         return self.likelihood.kind
 
     @property
+    @override
     def bounds(self) -> tuple[float, float]:  # type: ignore[override]
-        """Ends of the support."""
         return self.likelihood.bounds
 
     @property
@@ -371,16 +372,16 @@ class CommonParameters(WrappedLikelihood):
         values = torch.as_tensor(self.values, dtype=outputs.dtype, device=outputs.device)
         return torch.cat([outputs, values.expand(*outputs.shape[:-1], self._others)], -1)
 
+    @override
     def has_finite_parameters(self, outputs: Outputs) -> bool:
-        """Whether no parameter overflows."""
         return self.likelihood.has_finite_parameters(self._predictors(outputs))
 
+    @override
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
-        """Log density of each observation, shape (..., N)."""
         return self.likelihood.log_prob(self._predictors(outputs), y)
 
+    @override
     def for_targets(self, y: Targets | None) -> Likelihood:
-        """The likelihood with the weights that come with the targets."""
         found = self.likelihood.for_targets(y)
         return replace(found, likelihood=self) if isinstance(found, Weighted) else self
 
@@ -392,28 +393,28 @@ class CommonParameters(WrappedLikelihood):
         """Var[y | f]."""
         return self.likelihood.variance(self._predictors(outputs))
 
+    @override
     def has_moment(self, outputs: Outputs, order: int) -> Tensor:
-        """As the family."""
         return self.likelihood.has_moment(self._predictors(outputs), order)
 
+    @override
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """One target per row of outputs."""
         return self.likelihood.sample(self._predictors(outputs), generator)
 
+    @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        """P(Y <= y | f)."""
         return self.likelihood.cdf(self._predictors(outputs), y)
 
+    @override
     def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
-        """The quantile of each distribution."""
         return self.likelihood.quantiles(self._predictors(outputs), q)
 
+    @override
     def components(self, outputs: Outputs) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation if y | f is Gaussian."""
         return self.likelihood.components(self._predictors(outputs))
 
+    @override
     def classes(self, outputs: Outputs) -> Float[Tensor, "*rows K"]:
-        """Probabilities of the classes."""
         return self.likelihood.classes(self._predictors(outputs))
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
@@ -429,12 +430,12 @@ class CommonParameters(WrappedLikelihood):
         """The likelihood itself."""
         return self
 
+    @override
     def check_targets(self, y: Targets) -> None:
-        """Raise `InputError` for targets outside the support."""
         self.likelihood.check_targets(y)
 
+    @override
     def check_parameters(self, n_outputs: int) -> None:
-        """Raise `InputError` for another number of outputs."""
         needed = len(self.family.locations)
         if n_outputs != needed:
             fail("module", f"{needed} output{'s' * (needed > 1)} for {self!r}", n_outputs)
@@ -451,8 +452,8 @@ class CommonParameters(WrappedLikelihood):
         """The likelihood at predictors of the other parameters."""
         return replace(self, values=values) if values.numel() else self
 
+    @override
     def detach(self) -> CommonParameters:
-        """The likelihood with numbers."""
         values = to_numbers(self.values)
         return replace(self, values=tuple(values) if isinstance(values, list) else values)
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.likelihoods.families.incomplete import AroundFamily
 from subbayes.utils.checks import fail, fail_type
@@ -141,8 +142,8 @@ class BoundedFamily(AroundFamily):
         return " and ".join(end if isinstance(end, str) else f"{end:g}" for end in ends)
 
     @property
+    @override
     def support(self) -> str:  # type: ignore[override]
-        """Description of the allowed responses."""
         return f"{self.family.support} from {self._shown.replace(' and ', ' to ')}"
 
     def allows(self, y: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.discrete import Categorical
@@ -37,13 +38,13 @@ class BernoulliFamily(Family):
         "family 'beta'"
     )
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log probability of labels."""
         success, failure = log_probabilities(self.links[0], eta[0])
         return torch.where(y == 1, success, failure)
 
+    @override
     def allows(self, y: Tensor) -> Tensor:
-        """0 and 1."""
         return (y == 0) | (y == 1)
 
     def variance(self, outputs: Outputs) -> Moments:
@@ -51,12 +52,12 @@ class BernoulliFamily(Family):
         success, failure = log_probabilities(self.links[0], outputs[..., 0])
         return moment((success + failure).exp())
 
+    @override
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
-        """The Fisher information."""
         return torch.diag_embed(fisher_information(self.links[0], outputs))
 
+    @override
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """One 0 or 1 per row, shape (..., N)."""
         p = self.values(outputs.cpu().double())["mu"]
         return (torch.rand(p.shape, generator=generator, dtype=torch.float64) < p).long()
 
@@ -194,8 +195,8 @@ class OrdinalFamily(Family):
         """Whole numbers 0..K-1."""
         return (y >= 0) & (y < self.n_classes) & (y == y.floor())
 
+    @override
     def mean(self, outputs: Outputs) -> Moments:
-        """Class probabilities, shape (..., N, K)."""
         return self._log_probabilities(outputs).exp()
 
     def variance(self, outputs: Outputs) -> Moments:
@@ -203,8 +204,8 @@ class OrdinalFamily(Family):
         p = self.mean(outputs)
         return p * (1 - p)
 
+    @override
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """One class per row, shape (..., N)."""
         p = self.mean(outputs).double().cpu()
         u = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)
         return (u > p.cumsum(-1)[..., :-1]).sum(-1)
@@ -314,24 +315,24 @@ class CategoricalFamily(Family):
         if n_outputs != len(self.labels):
             fail("module", f"{len(self.labels)} outputs", n_outputs)
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log probability of classes."""
         return Categorical().log_prob(torch.stack(eta, -1), y)
 
     def allows(self, y: Tensor) -> Tensor:
         """Whole numbers 0..K-1."""
         return (y >= 0) & (y < len(self.labels)) & (y == y.floor())
 
+    @override
     def mean(self, outputs: Outputs) -> Moments:
-        """Class probabilities, shape (..., N, K)."""
         return Categorical().mean(outputs)
 
     def variance(self, outputs: Outputs) -> Moments:
         """Variance of each class indicator."""
         return Categorical().variance(outputs)
 
+    @override
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """One class per row, shape (..., N)."""
         return Categorical().sample(outputs, generator)
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:

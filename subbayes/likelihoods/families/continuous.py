@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from subbayes.likelihoods.base import Evaluations, Moments, column, target_values
 from subbayes.likelihoods.families.base import Family, moment
@@ -49,8 +50,8 @@ class NormalFamily(Family):
     allowed = {"mu": ("identity", "log"), "sigma": ("log",)}
     support = "real numbers"
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log density of responses."""
         mean = LINKS[self.links[0]][1](eta[0])
         residual = (y - mean) * (-eta[1]).exp()
         return -0.5 * (_LOG_2PI + residual.square()) - eta[1]
@@ -72,8 +73,8 @@ class NormalFamily(Family):
             LINKS[self.links[0]][1](eta[0]), eta[1].exp(), (lower, upper)
         )
 
+    @override
     def quantiles(self, outputs: Outputs, q: float) -> Moments:
-        """The quantile of each distribution."""
         mean, sd = self.components(outputs)
         return mean + sd * torch.special.ndtri(torch.tensor(q, dtype=torch.float64)).to(mean)
 
@@ -100,12 +101,12 @@ class NormalFamily(Family):
             "loo() says which rows pull"
         ]
 
+    @override
     def variance(self, outputs: Outputs) -> Moments:
-        """The variance."""
         return moment(self.values(outputs)["sigma"].square())
 
+    @override
     def components(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation."""
         return self.mean(outputs), moment(self.values(outputs)["sigma"])
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
@@ -115,13 +116,13 @@ class NormalFamily(Family):
         first = (slope / values["sigma"]).square()
         return torch.diag_embed(torch.stack([first, torch.full_like(first, 2.0)], -1))
 
+    @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        """P(Y <= y)."""
         mean, sd = self.components(outputs)
         return torch.special.ndtr((column(y, mean) - mean) / sd)
 
+    @override
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """One response per row."""
         mean, sd = (part.cpu() for part in self.components(outputs))
         return mean + sd * torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
 
@@ -133,8 +134,8 @@ class GammaFamily(PositiveFamily):
     label = "gamma"
     allowed = {"mu": ("log",), "shape": ("log",)}
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log density of responses."""
         log_mu, log_a = eta
         a = log_a.exp()
         return a * (log_a - log_mu) + (a - 1) * y.log() - a * y * (-log_mu).exp() - torch.lgamma(a)
@@ -171,8 +172,8 @@ class GammaFamily(PositiveFamily):
         values = self.values(outputs)
         return moment(values["mu"].square() / values["shape"])
 
+    @override
     def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
-        """The gamma distribution."""
         from scipy import stats
 
         return stats.gamma(shape, scale=mu / shape)
@@ -187,8 +188,8 @@ class BetaFamily(ScipyFamily):
     support = "numbers strictly between 0 and 1"
     bounds = (0.0, 1.0)
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log density of responses."""
         precision = eta[1].exp()
         a, b = eta[0].sigmoid() * precision, (-eta[0]).sigmoid() * precision
         # log Gamma(a) = log Gamma(1 + a) - log a, which is finite where a underflows
@@ -312,8 +313,8 @@ class BetaFamily(ScipyFamily):
         shapes = (part.exp() for part in self._log_shapes(outputs.double().cpu().unbind(-1)))
         return stats.beta(*(part.clamp_min(_SMALLEST_SHAPE).numpy() for part in shapes))
 
+    @override
     def distribution(self, mu: np.ndarray, precision: np.ndarray) -> Any:  # type: ignore[override]
-        """The beta distribution."""
         from scipy import stats
 
         return stats.beta(mu * precision, (1 - mu) * precision)

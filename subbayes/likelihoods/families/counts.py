@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.families.base import moment
@@ -77,8 +78,8 @@ class PoissonFamily(CountFamily):
     label = "poisson"
     allowed = {"mu": ("log",)}
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log probability of counts."""
         return self.log_kernel(y, eta) - eta[0].exp()
 
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
@@ -105,8 +106,8 @@ class PoissonFamily(CountFamily):
         """The rate."""
         return outputs.exp()
 
+    @override
     def distribution(self, mu: np.ndarray) -> Any:  # type: ignore[override]
-        """The Poisson distribution."""
         from scipy import stats
 
         return stats.poisson(mu)
@@ -119,8 +120,8 @@ class NegativeBinomialFamily(CountFamily):
     label = "negative-binomial"
     allowed = {"mu": ("log",), "shape": ("log",)}
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log probability of counts."""
         log_mu, log_r = eta
         return torch.where(
             log_r < _LOG_LARGE,
@@ -180,8 +181,8 @@ class NegativeBinomialFamily(CountFamily):
         values = self.values(outputs)
         return moment(values["mu"] + values["mu"].square() / values["shape"])
 
+    @override
     def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
-        """The negative binomial distribution."""
         from scipy import stats
 
         return stats.nbinom(shape, shape / (shape + mu))
@@ -250,10 +251,10 @@ class BinomialFamily(CountFamily):
             row = int(np.flatnonzero(~good)[0])
             fail("trials", expected, f"{number_text(trials[row])} at row {row}")
 
+    @override
     def level_values(
         self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]
     ) -> Float[np.ndarray, "n"]:
-        """The shares of successes."""
         return y / known["trials"]
 
     def _trials(self, predictor: Tensor) -> Tensor:
@@ -265,8 +266,8 @@ class BinomialFamily(CountFamily):
         """Probabilities of success, and trials."""
         return super().values(outputs) | {"trials": self._trials(outputs[..., 1])}
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log probability of successes."""
         trials = self._trials(eta[1])
         ways = torch.lgamma(trials + 1) - torch.lgamma(y + 1) - torch.lgamma(trials - y + 1)
         success, failure = log_probabilities(self.links[0], eta[0])
@@ -295,8 +296,8 @@ class BinomialFamily(CountFamily):
         first = self.values(outputs)["trials"] * fisher_information(self.links[0], outputs[..., 0])
         return torch.diag_embed(torch.stack([first, torch.zeros_like(first)], -1))
 
+    @override
     def distribution(self, mu: np.ndarray, trials: np.ndarray) -> Any:  # type: ignore[override]
-        """The binomial distribution."""
         from scipy import stats
 
         return stats.binom(trials, mu)

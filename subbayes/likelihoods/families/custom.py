@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.data.arrays import check_dense
 from subbayes.likelihoods.base import Moments, UndefinedError
@@ -131,8 +132,8 @@ class Custom(Family):
             object.__setattr__(self, name, value)
 
     @property
+    @override
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters, the location first."""
         return self.names
 
     @property
@@ -141,8 +142,8 @@ class Custom(Family):
         return {name: (link,) for name, link in zip(self.names, self.links, strict=True)}
 
     @property
+    @override
     def bounds(self) -> tuple[float, float]:  # type: ignore[override]
-        """Ends of the support."""
         return self.within
 
     @property
@@ -154,8 +155,8 @@ class Custom(Family):
         """Finite numbers within the ends."""
         return torch.isfinite(y) & (y >= self.within[0]) & (y <= self.within[1])
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log density of responses."""
         found = self.log_prob_of(y, **self.values(torch.stack(eta, -1)))
         shape = torch.broadcast_shapes(y.shape, eta[0].shape)
         found = _checked("log_prob", "log density", found, shape)
@@ -242,14 +243,14 @@ class Custom(Family):
         found = function(*others, **self.values(outputs))
         return _checked(name, _RESULTS[name], found, outputs.shape[:-1]).to(outputs)
 
+    @override
     def mean(self, outputs: Outputs) -> Moments:
-        """The mean."""
         if self.mean_of is None:
             return moment(LINKS[self.links[0]][1](outputs[..., 0]))
         return moment(self._called("mean_of", outputs))
 
+    @override
     def variance(self, outputs: Outputs) -> Moments:
-        """The variance."""
         return moment(self._called("variance_of", outputs))
 
     def has_moment(self, outputs: Outputs, order: int) -> Tensor:
@@ -266,8 +267,8 @@ class Custom(Family):
         """Whether a function is not given."""
         return None in (self.cdf_of, self.variance_of, self.draw)
 
+    @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        """P(Y <= y)."""
         value = y[..., 0] if y.ndim == outputs.ndim or y.ndim == 2 else y
         value, (low, high) = value.to(outputs), self.within
         inside = torch.where((value < low) | (value > high), response_within(self), value)
@@ -276,8 +277,8 @@ class Custom(Family):
             fail("cdf_of", "probabilities", f"{float(found.min()):.4g} to {float(found.max()):.4g}")
         return moment(found.masked_fill(value < low, 0.0).masked_fill(value > high, 1.0))
 
+    @override
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """One response per row."""
         return moment(self._called("draw", outputs, generator))
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments, in_float64
 from subbayes.likelihoods.families.base import moment
@@ -44,8 +45,8 @@ class StudentTFamily(ScipyFamily):
     allowed = {"mu": ("identity", "log"), "sigma": ("log",), "nu": ("logm1",)}
     support = "real numbers"
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log density of responses."""
         residual, nu = y - LINKS[self.links[0]][1](eta[0]), 1 + eta[2].exp()
         return (
             student_log_constant(nu)
@@ -106,10 +107,10 @@ class StudentTFamily(ScipyFamily):
         ]
         return torch.stack([torch.stack(row, -1) for row in rows], -2).to(outputs)
 
+    @override
     def distribution(  # type: ignore[override]
         self, mu: np.ndarray, sigma: np.ndarray, nu: np.ndarray
     ) -> Any:
-        """The t distribution."""
         from scipy import stats
 
         return stats.t(nu, mu, sigma)
@@ -143,8 +144,8 @@ class AsymmetricLaplaceFamily(ScipyFamily):
         super().__post_init__()
         check_fraction("quantile", self.quantile)
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log density of responses."""
         z = (y - eta[0]) * (-eta[1]).exp()
         height = math.log(self.quantile * (1 - self.quantile))
         return height - eta[1] - torch.where(z < 0, (self.quantile - 1) * z, self.quantile * z)
@@ -200,8 +201,8 @@ class AsymmetricLaplaceFamily(ScipyFamily):
         """The quantile."""
         return f"{self.quantile:g} quantile"
 
+    @override
     def variance(self, outputs: Outputs) -> Moments:
-        """The variance."""
         tau = self.quantile
         factor = (1 - 2 * tau + 2 * tau**2) / (tau * (1 - tau)) ** 2
         return moment(self.values(outputs)["sigma"].square() * factor)
@@ -212,8 +213,8 @@ class AsymmetricLaplaceFamily(ScipyFamily):
         first = tau * (1 - tau) / self.values(outputs)["sigma"].square()
         return torch.diag_embed(torch.stack([first, torch.ones_like(first)], -1))
 
+    @override
     def distribution(self, mu: np.ndarray, sigma: np.ndarray) -> Any:  # type: ignore[override]
-        """The asymmetric Laplace distribution."""
         from scipy import stats
 
         tau = self.quantile

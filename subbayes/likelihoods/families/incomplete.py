@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.families.base import Family
@@ -54,13 +55,13 @@ class AroundFamily(Family):
         object.__setattr__(self, "links", self.family.links)
 
     @property
+    @override
     def kind(self) -> Kind:  # type: ignore[override]
-        """The kind of the family."""
         return self.family.kind
 
     @property
+    @override
     def bounds(self) -> tuple[float, float]:  # type: ignore[override]
-        """Ends of the support."""
         return self.family.bounds
 
     @property
@@ -74,41 +75,41 @@ class AroundFamily(Family):
         return self.family.support
 
     @property
+    @override
     def parameters(self) -> tuple[str, ...]:
-        """Names of the parameters."""
         return self.family.parameters
 
     @property
+    @override
     def known(self) -> dict[str, float | str]:
-        """As the family."""
         return self.family.known
 
     def check_given(self, known: Mapping[str, np.ndarray]) -> None:
         """As of the family within."""
         self.family.check_given(known)
 
+    @override
     def check_known(self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]) -> None:
-        """As the family."""
         self.family.check_known(y, known)
 
+    @override
     def level_values(
         self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]
     ) -> Float[np.ndarray, "n"]:
-        """As the family."""
         return self.family.level_values(y, known)
 
+    @override
     def allows(self, y: Tensor) -> Tensor:
-        """As the family."""
         return self.family.allows(y)
 
+    @override
     def location_values(self, y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-        """As the family."""
         return self.family.location_values(y)
 
+    @override
     def level(
         self, y: Float[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None = None
     ) -> float:
-        """As the family."""
         return self.family.level(y, weights)
 
     def initial_predictors(self, y: Float[np.ndarray, "n *m"]) -> tuple[float, ...]:
@@ -283,21 +284,21 @@ class CensoredFamily(AroundFamily):
         """Mean without censoring."""
         return self.family.mean(outputs)
 
+    @override
     def averaged(self, outputs: Outputs) -> Moments:
-        """As the family."""
         return self.family.averaged(outputs)
 
     @property
+    @override
     def average_name(self) -> str:
-        """As of the family."""
         return self.family.average_name
 
     def variance(self, outputs: Outputs) -> Moments:
         """Variance without censoring."""
         return self.family.variance(outputs)
 
+    @override
     def has_moment(self, outputs: Outputs, order: int) -> Tensor:
-        """As the family."""
         return self.family.has_moment(outputs, order)
 
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.families.base import Family, log_sum
@@ -84,8 +85,8 @@ class MixtureFamily(Family):
         return f"{self.first.support}, or {self.second.support}"
 
     @property
+    @override
     def bounds(self) -> tuple[float, float]:  # type: ignore[override]
-        """Ends of the support."""
         a, b = self.first.bounds, self.second.bounds
         return min(a[0], b[0]), max(a[1], b[1])
 
@@ -127,8 +128,8 @@ class MixtureFamily(Family):
         """The family itself: networks have an output for each parameter."""
         return self
 
+    @override
     def check_outputs(self, n_outputs: int, y: Any) -> None:
-        """Raise `InputError` unless there is an output for each parameter."""
         if n_outputs != len(self.parameters):
             names = ", ".join(self.parameters)
             fail("module", f"{len(self.parameters)} outputs ({names})", n_outputs)
@@ -184,8 +185,8 @@ class MixtureFamily(Family):
         """Whether one of them is."""
         return self.first.is_partial or self.second.is_partial
 
+    @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        """P(Y <= y)."""
         a, b = self._split(outputs)
         first, second = outputs[..., -1:].sigmoid(), (-outputs[..., -1:]).sigmoid()
         return first * self.first.cdf(a, y) + second * self.second.cdf(b, y)

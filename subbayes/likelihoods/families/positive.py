@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.families.base import moment
@@ -49,8 +50,8 @@ class LogNormalFamily(PositiveFamily):
     label = "log-normal"
     allowed = {"mu": ("identity",), "sigma": ("log",)}
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log density of responses."""
         log = y.log()
         residual = (log - eta[0]) * (-eta[1]).exp()
         return -0.5 * (_LOG_2PI + residual.square()) - eta[1] - log
@@ -82,8 +83,8 @@ class LogNormalFamily(PositiveFamily):
         first = self.values(outputs)["sigma"].square().reciprocal()
         return torch.diag_embed(torch.stack([first, torch.full_like(first, 2.0)], -1))
 
+    @override
     def distribution(self, mu: np.ndarray, sigma: np.ndarray) -> Any:  # type: ignore[override]
-        """The log-normal distribution."""
         from scipy import stats
 
         return stats.lognorm(sigma, scale=np.exp(mu))
@@ -106,8 +107,8 @@ class InverseGaussianFamily(PositiveFamily):
         mean, sd = super().predictor_prior(parameter, y, weights)
         return mean + float(np.log(self.level(y, weights))), sd
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log density of responses."""
         z = (y * (-eta[0]).exp() - 1) * y.rsqrt() * (0.5 * eta[1]).exp()
         return 0.5 * (eta[1] - _LOG_2PI - 3 * y.log() - z.square())
 
@@ -155,8 +156,8 @@ class InverseGaussianFamily(PositiveFamily):
             )
         )
 
+    @override
     def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
-        """The inverse Gaussian distribution."""
         from scipy import stats
 
         return stats.invgauss(mu / shape, scale=shape)

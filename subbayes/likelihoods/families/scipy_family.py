@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.families.base import Family, moment
@@ -30,18 +31,18 @@ class ScipyFamily(Family):
         values = self.values(outputs)
         return self.distribution(**{k: v.double().cpu().numpy() for k, v in values.items()})
 
+    @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        """P(Y <= y), shape (..., N, 1)."""
         value = y[..., 0] if y.ndim == outputs.ndim or y.ndim == 2 else y
         found = self._distribution_at(outputs).cdf(value.numpy())
         return moment(torch.from_numpy(np.asarray(found)).to(outputs))
 
+    @override
     def quantiles(self, outputs: Outputs, q: float) -> Moments:
-        """The quantile of each distribution, shape (..., N, 1)."""
         return moment(torch.from_numpy(self._distribution_at(outputs).ppf(q)).to(outputs))
 
+    @override
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """One response per row, shape (..., N, 1)."""
         u = torch.rand(outputs.shape[:-1], generator=generator, dtype=torch.float64)
         quantiles = self._distribution_at(outputs).ppf(u.clamp(1e-12, 1 - 1e-12).numpy())
         return moment(strictly_inside(self, torch.from_numpy(np.asarray(quantiles))))

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments, in_float64
 from subbayes.likelihoods.families.base import moment
@@ -51,8 +52,8 @@ class WeibullFamily(PositiveFamily):
         shape = _bounded_exp(eta[1])
         return shape * (y.log() - eta[0] + torch.lgamma(1 + 1 / shape))
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log density of times."""
         log_sum = self._log_hazard_sum(y, eta)
         found = eta[1] - y.log() + log_sum - _bounded_exp(log_sum)
         return torch.where(log_sum > _largest_log(y.dtype), -math.inf, found)
@@ -70,15 +71,15 @@ class WeibullFamily(PositiveFamily):
         log_total = torch.where(below < -40.0, below, total_from_log_tails(below, above).log())
         return (eta[0] - torch.lgamma(1 + 1 / shape) + log_total / shape).exp()
 
+    @override
     def variance(self, outputs: Outputs) -> Moments:
-        """The variance."""
         values = self.values(outputs)
         k = values["shape"]
         ratio = torch.expm1(torch.lgamma(1 + 2 / k) - 2 * torch.lgamma(1 + 1 / k))
         return moment(values["mu"].square() * ratio)
 
+    @override
     def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
-        """The Weibull distribution."""
         from scipy import special
 
         # Gamma(1 + 1/k) overflows for small shapes, and the scale underflows.
@@ -130,8 +131,8 @@ class LogLogisticFamily(PositiveFamily):
     label = "log-logistic"
     allowed = {"mu": ("log",), "shape": ("log",)}
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log density of times."""
         z = eta[1].exp() * (y.log() - eta[0])
         return eta[1] - y.log() + F.logsigmoid(z) + F.logsigmoid(-z)
 
@@ -155,18 +156,18 @@ class LogLogisticFamily(PositiveFamily):
         found = values["mu"].pow(order) * x / x.sin()
         return torch.where(x < math.pi, found, torch.full_like(found, math.inf))
 
+    @override
     def mean(self, outputs: Outputs) -> Moments:
-        """The mean."""
         return moment(self._moment(outputs, 1))
 
+    @override
     def variance(self, outputs: Outputs) -> Moments:
-        """The variance."""
         second = self._moment(outputs, 2)
         found = second - self._moment(outputs, 1).square()
         return moment(torch.where(torch.isinf(second), second, found))
 
+    @override
     def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
-        """The log-logistic distribution."""
         from scipy import stats
 
         return stats.fisk(shape, scale=mu)
@@ -238,8 +239,8 @@ class PiecewiseExponentialFamily(PositiveFamily):
         exposures, hazards = self._passed_hazards(y, eta)
         return (exposures * hazards.exp()).sum(-1)
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log density of times."""
         starts = torch.tensor((0.0, *self.cuts), dtype=y.dtype, device=y.device)
         later = torch.tensor((*self.cuts, math.inf), dtype=y.dtype, device=y.device)
         at = (y.unsqueeze(-1) > starts) & (y.unsqueeze(-1) <= later)

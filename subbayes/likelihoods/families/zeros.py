@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.families.base import log_sum, moment
@@ -43,13 +44,13 @@ class _ZeroFamily(CountFamily):
         spread = torch.where(mean > 0, variance / mean, 1.0)
         return (-outputs[..., -1]).sigmoid(), mean, spread + mean
 
+    @override
     def mean(self, outputs: Outputs) -> Moments:
-        """Mean of the counts."""
         share, mean, _ = self._seen(outputs)
         return moment(share * mean)
 
+    @override
     def variance(self, outputs: Outputs) -> Moments:
-        """Variance of the counts."""
         share, mean, ratio = self._seen(outputs)
         return moment((share * mean * (ratio - share * mean)).clamp_min(0.0))
 
@@ -57,8 +58,8 @@ class _ZeroFamily(CountFamily):
         """P(Y > 0), from the share of the counts of the family and its P(Y > 0)."""
         return share * above
 
+    @override
     def distribution(self, **values: np.ndarray) -> Any:
-        """The distribution, with `cdf` and `ppf`."""
         share = 1 - values.pop(self.zero)
         values["mu"] = np.maximum(values["mu"], np.finfo(np.float64).tiny)
         logs = tuple(torch.from_numpy(np.log(value)) for value in values.values())
@@ -99,8 +100,8 @@ class _WithZeros:
 class _ZeroInflated(_ZeroFamily):
     zero = "zi"
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log probability of counts."""
         count = F.logsigmoid(-eta[-1]) + self.base.log_density(y, eta[:-1])
         return torch.where(y == 0, log_sum(F.logsigmoid(eta[-1]), count), count)
 
@@ -116,8 +117,8 @@ class _Hurdle(_ZeroFamily):
     def _seen_above_zero(self, share: np.ndarray, above: np.ndarray) -> np.ndarray:
         return share
 
+    @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """Log probability of counts."""
         positive = self.base.log_density(y, eta[:-1]) - self.base.log_above_zero(eta[:-1])
         zero = F.logsigmoid(eta[-1])
         return torch.where(y == 0, zero, F.logsigmoid(-eta[-1]) + positive)

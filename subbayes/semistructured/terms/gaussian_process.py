@@ -23,6 +23,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.semistructured.terms.calls import Call
 from subbayes.semistructured.terms.law import (
@@ -82,10 +83,10 @@ class GaussianTerm(WrittenTerm):
                     fail(argument, "a column of numbers in gp(...)", f"{name!r} of dtype {dtype}")
         return call.columns
 
+    @override
     def learn(
         self, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
     ) -> list[LearnedTerm]:
-        """Learn the intervals from training rows."""
         variables, options = self.call.columns, self.call.options
         x = frame[list(variables)].to_numpy(dtype=np.float64)
         if not np.isfinite(x).all() or not (np.ptp(x, axis=0) > 0).all():

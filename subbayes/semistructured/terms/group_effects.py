@@ -27,6 +27,7 @@ import torch
 from formulaic import ModelSpec
 from jaxtyping import Float, Int
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.data.levels import check_levels, levels_of
 from subbayes.semistructured import formula_columns
@@ -75,8 +76,8 @@ class GroupTerm(WrittenTerm):
         return ":".join(self.groups)
 
     @property
+    @override
     def name(self) -> str:
-        """The term as it is named in tables."""
         return f"({self.left} {'|' if self.correlated else '||'} {self.label})"
 
     @property

@@ -16,6 +16,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.semistructured.effect_prior import EffectPrior
 
@@ -189,8 +190,8 @@ class BlockLaw(Law):
             start += size
         return torch.cat(parts, -1)
 
+    @override
     def blocks(self, count: int) -> list[range]:
-        """The blocks of columns."""
         ends = np.cumsum(self.sizes)
         return [range(end - size, end) for size, end in zip(self.sizes, ends, strict=True)]
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from typing_extensions import override
 
 from subbayes.semistructured.formula_checks import check_columns, has_numbers, plain_columns
 from subbayes.semistructured.terms.calls import Call
@@ -68,18 +69,18 @@ class RandomEffectSmooth(WrittenTerm):
         groups = tuple(name for name in columns if name not in slopes)
         return GroupTerm(f"0 + `{slopes[0]}`", groups, True)
 
+    @override
     def check(self, argument: str, frame: pd.DataFrame) -> tuple[str, ...]:
-        """Check the columns, and return them."""
         return self.effects(argument, frame).check(argument, frame)
 
+    @override
     def width(self, frame: pd.DataFrame) -> int:
-        """The largest number of columns."""
         return self.effects("formula", frame).width(frame)
 
+    @override
     def learn(
         self, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
     ) -> list[LearnedTerm]:
-        """Learn the groups from training rows."""
         return self.effects(argument, frame).learn(argument, frame, prefix, weights)
 
 
