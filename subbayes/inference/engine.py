@@ -78,6 +78,11 @@ class Engine(ABC):
         """Number of start points that a run takes, in `rank` coordinates; 0 if it takes none."""
         return sampling.chains if self.uses_initial else 0
 
+    @classmethod
+    def warnings(cls, draws: Draws) -> list[str]:
+        """Problems of draws that this engine alone knows, beside those of `Draws.warnings`."""
+        return []
+
     @abstractmethod
     def run(self, posterior: Any, sampling: Sampling) -> Draws:
         """Draw from a posterior.

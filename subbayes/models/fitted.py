@@ -420,6 +420,8 @@ class FittedModel(Predictor):
             return []
         found = self.draws.warnings(separate=self.has_separate_chains)
         known = "thinned_from" in self.draws.meta  # with the warnings of all draws
+        if not known and self.draws.engine in ENGINES:
+            found += ENGINES[self.draws.engine].warnings(self.draws)
         if not known and (agreement := self.training_agreement) is not None:
             found = agreement.warnings() + found
         if (chosen := self.settings.get("preset")) is None:
