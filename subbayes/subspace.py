@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,13 +17,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from subbayes.artifacts.arrays import Array, Arrays
-from subbayes.artifacts.facts import Count, Facts, Size
+from subbayes.artifacts.arrays import ANY, Array, Arrays
+from subbayes.artifacts.facts import Count, Facts, Line, Size
 from subbayes.artifacts.tensors import strip_prefix
 from subbayes.utils.checks import check_count, check_seed, fail, fail_type
 from subbayes.utils.memory import index_dtype
+from subbayes.utils.registry import Registry
 
 __all__ = [
+    "SUBSPACE_KINDS",
     "CoordinateSubspace",
     "DenseSubspace",
     "FullSubspace",
@@ -87,8 +89,18 @@ class Subspace(ABC):
         return self.push(torch.eye(self.rank, dtype=self.shift.dtype, device=self.shift.device))
 
     def config(self) -> dict[str, Any]:
-        """A description that JSON can hold; `SubspaceFacts` reads it."""
+        """A description that JSON can hold, with what else `from_config` needs in "settings"."""
         return {"name": type(self).__name__, "rank": self.rank}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Subspace:
+        """The subspace that `config` and `tensors` describe, of a kind of another package.
+
+        Args:
+            config: its name, rank and settings.
+            tensors: by name.
+        """
+        fail("subspace", "a kind with a class method from_config", cls.__name__)
 
     def check_size(self, size: int) -> None:
         """Raise `InputError` unless the subspace has the `size` weights of a network."""
@@ -487,19 +499,39 @@ def _solve(gram: Float[Tensor, "k k"], right: Float[Tensor, "*S k"]) -> Float[Te
     return right @ torch.linalg.pinv(gram, hermitian=True)
 
 
+SUBSPACE_KINDS: Registry[type[Subspace]] = Registry(
+    "subspace_kind",
+    {
+        name: f"subbayes.subspace:{name}"
+        for name in (
+            "DenseSubspace",
+            "CoordinateSubspace",
+            "FullSubspace",
+            "RandomSubspace",
+            "SparseRandomSubspace",
+            "JointSubspace",
+        )
+    },
+)
+"""Classes of subspaces by the name of the class; others by `register` or an entry point."""
+
+
 class SubspaceFacts(Facts):
     """A subspace but for its tensors, as `Subspace.config` has it."""
 
-    name: Literal[
-        "DenseSubspace", "CoordinateSubspace", "FullSubspace", "RandomSubspace",
-        "SparseRandomSubspace", "JointSubspace",
-    ]  # fmt: skip
+    name: Line
     rank: Count
     seed: Size = 0
     effects: Size = 0
     inner: SubspaceFacts | None = None
+    settings: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
+        if self.name not in SUBSPACE_KINDS:
+            raise ValueError(
+                f"expected one of {', '.join(SUBSPACE_KINDS)}, got {self.name[:60]!r}, whose class "
+                "registers itself by SUBSPACE_KINDS.register"
+            )
         is_joint = self.name == "JointSubspace"
         if is_joint and (self.inner is None or self.rank != self.inner.rank + self.effects):
             raise ValueError("expected a joint subspace with the rank of its parts")
@@ -508,6 +540,8 @@ class SubspaceFacts(Facts):
         """Its tensors, which have to agree with its rank."""
         if self.inner is not None:
             return self.inner.arrays(f"{prefix}.inner")
+        if self._is_of_another_package:
+            return {f"{prefix}.*": ANY}
         D = f"{prefix} size"
         full = self.name == "FullSubspace"
         arrays = {f"{prefix}.shift": Array(self.rank if full else D, alike=D)}
@@ -517,8 +551,15 @@ class SubspaceFacts(Facts):
             arrays[f"{prefix}.indices"] = Array(self.rank, dtype="whole", low=0)
         return arrays
 
+    @property
+    def _is_of_another_package(self) -> bool:
+        return not SUBSPACE_KINDS[self.name].__module__.startswith("subbayes.")
+
     def build(self, tensors: Mapping[str, Tensor]) -> Subspace:
         """Rebuild the subspace from `Subspace.tensors`."""
+        if self._is_of_another_package:
+            config = {"name": self.name, "rank": self.rank, "settings": self.settings}
+            return SUBSPACE_KINDS[self.name].from_config(config, tensors)
         shift = tensors.get("shift")
         if self.inner is not None:
             return JointSubspace(self.inner.build(strip_prefix("inner", tensors)), self.effects)

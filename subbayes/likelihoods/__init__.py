@@ -20,8 +20,10 @@ from subbayes.likelihoods.standardized import Standardized
 from subbayes.likelihoods.tokens import CategoricalTokens
 from subbayes.likelihoods.weighted import Weighted
 from subbayes.utils.checks import check_choice, fail, fail_type, one_of
+from subbayes.utils.registry import Registry
 
 __all__ = [
+    "LIKELIHOODS",
     "Bernoulli",
     "Categorical",
     "CategoricalTokens",
@@ -39,29 +41,31 @@ __all__ = [
     "saved_likelihood",
 ]
 
-_LISTING = "subbayes.likelihoods.NAMES"
-NAMES: dict[str, Callable[..., Likelihood]] = {
+_OWN = {
     "gaussian": Gaussian,
     "heteroscedastic": HeteroscedasticGaussian,
     "categorical": Categorical,
     "bernoulli": Bernoulli,
     "poisson": Poisson,
     "tokens": CategoricalTokens,
-    "causal-lm": CategoricalTokens.causal,
 }
-"""Likelihoods by the names that `fit` and other functions take."""
+_LISTING = "subbayes.likelihoods.LIKELIHOODS"
+_NOT_NAMED = ("normal", "ordinal", "binomial", "censored", "truncated", "mixture")
+LIKELIHOODS: Registry[Callable[..., Likelihood]] = Registry(
+    "likelihood",
+    {name: f"{made.__module__}:{made.__name__}" for name, made in _OWN.items()}
+    | {"causal-lm": "subbayes.likelihoods.tokens:CategoricalTokens.causal"}
+    | {
+        name: f"{family.__module__}:{family.__name__}"
+        for name, family in FAMILIES.items()
+        if name not in (*_OWN, *_NOT_NAMED)
+    },
+)
+"""Likelihoods by name; others by `register` or an entry point.
 
-_FAMILY_NAMES = {
-    name: family
-    for name, family in FAMILIES.items()
-    if name not in (*NAMES, "normal", "ordinal", "binomial", "censored", "truncated", "mixture")
-}
-NAMES |= _FAMILY_NAMES
-_BY_NAME = {
-    made.__name__: made
-    for name, made in NAMES.items()
-    if isinstance(made, type) and name not in _FAMILY_NAMES
-}
+A likelihood of another package is saved without its class if `to_config` names it as here.
+"""
+_BY_NAME = {made.__name__: made for made in _OWN.values()}
 _WRAPPERS: dict[str, Callable[..., Likelihood]] = {
     made.__name__: made for made in (CommonParameters, Standardized, Weighted)
 }
@@ -108,11 +112,11 @@ def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
     if not isinstance(likelihood, str):
         fail_type("likelihood", "a name or a Likelihood", likelihood)
     other = _OTHER_NAMES.get(likelihood.lower().replace("-", "_").replace(" ", "_"))
-    if likelihood not in NAMES and other:
-        expected = one_of(NAMES, _LISTING)
+    if likelihood not in LIKELIHOODS and other:
+        expected = one_of(LIKELIHOODS, _LISTING)
         fail("likelihood", expected, repr(likelihood), f"Use {other!r}")
-    check_choice("likelihood", likelihood, NAMES, _LISTING)
-    return NAMES[likelihood]()
+    check_choice("likelihood", likelihood, LIKELIHOODS, _LISTING)
+    return LIKELIHOODS[likelihood]()
 
 
 def from_config(config: dict[str, Any], n_outputs: int | None = None) -> Likelihood:
@@ -146,7 +150,7 @@ def holds_own(config: dict[str, Any]) -> bool:
         return holds_own(config["likelihood"])
     if name in FAMILIES:
         return any(holds_own(part) for part in config.values() if isinstance(part, dict))
-    return name not in _BY_NAME
+    return name not in _BY_NAME and name not in LIKELIHOODS
 
 
 def saved_likelihood(
@@ -206,4 +210,6 @@ def _made(config: dict[str, Any], own: Likelihood | None = None) -> Likelihood:
             repr(name),
             "Pass a likelihood object of your own instead, load(path, likelihood=...)",
         )
-    return family_from_config(config) if name in FAMILIES else _BY_NAME[name](**options)
+    if name in FAMILIES:
+        return family_from_config(config)
+    return (_BY_NAME[name] if name in _BY_NAME else LIKELIHOODS[name])(**options)

@@ -6,6 +6,7 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from subbayes.utils.checks import fail
@@ -55,7 +56,7 @@ class Registry(Mapping[str, T]):
             >>> colours["red"] is Red
             True
         """
-        if name in self._places or name in self._installed:
+        if name in self._places or name in self._registered:
             fail("name", f"another name of a {self.kind}", f"{name!r}, which is taken")
 
         def add(item: T) -> T:
@@ -69,7 +70,7 @@ class Registry(Mapping[str, T]):
             return self._registered[name]
         if name in self._places:
             module, _, attribute = self._places[name].partition(":")
-            found: Any = getattr(importlib.import_module(module), attribute)
+            found: Any = attrgetter(attribute)(importlib.import_module(module))
         elif name in self._installed:
             found = self._installed[name].load()
         else:
