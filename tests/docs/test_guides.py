@@ -11,9 +11,9 @@ import torch
 from pages import ROOT, SIZES, run_page, same_output
 
 import subbayes
+from subbayes import likelihoods
 from subbayes.comparison.registry import METHODS
 from subbayes.inference.engine import ENGINES as ENGINE_NAMES
-from subbayes.likelihoods import NAMES
 from subbayes.likelihoods.families import FAMILIES
 from subbayes.models.settings import LIKELIHOODS
 
@@ -192,7 +192,7 @@ def test_the_table_of_likelihoods_has_their_names():
     section = (DOCS / "concepts.md").read_text(encoding="utf-8").partition("## Likelihoods")[2]
     rows = [line for line in section.partition("## ")[0].splitlines() if line.startswith('| `"')]
     named = {name for row in rows for name in re.findall(r'`"([\w-]+)"`', row.split("|")[1])}
-    known = set(NAMES)
+    known = set(likelihoods.LIKELIHOODS)
     assert named <= known
     assert known - named <= set(FAMILIES) - {"poisson", "bernoulli"}
 
