@@ -58,9 +58,8 @@ Count = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 DrawCount = Annotated[int, Meta(ge=1, le=10**5)]
 """A number of draws that no tensor confirms."""
 Name = Annotated[str, Meta(max_length=MOST_LETTERS)]
-Line = Annotated[
-    str, Meta(max_length=MOST_LETTERS, pattern=r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*$")
-]
+_PLAIN = r"\A[^\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]*\Z"
+Line = Annotated[str, Meta(max_length=MOST_LETTERS, pattern=_PLAIN)]
 """A name that is shown in tables and on a terminal, without control characters."""
 Numbers = dict[Name, list[float]]
 """Numbers by name, such as the loss after each epoch."""

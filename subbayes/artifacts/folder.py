@@ -77,7 +77,7 @@ _FORMAT = "subbayes"
 _TENSOR_FILE = r"tensors-[0-9a-f]{16}\.safetensors"
 _OURS = rf"{_TENSOR_FILE}|\.(manifest\.json|check)\.[0-9a-f]{{16}}\.subbayes-tmp"
 _MOST_BYTES = 100 * 2**20  # of a manifest; safetensors has this limit for its own header
-_Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+_Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 
 
 class Artifact(NamedTuple):
@@ -99,7 +99,7 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
     format_version: int
     kind: str
     library_version: str
-    tensor_file: Annotated[str, msgspec.Meta(pattern=f"^{_TENSOR_FILE}$")]
+    tensor_file: Annotated[str, msgspec.Meta(pattern=rf"\A{_TENSOR_FILE}\Z")]
     tensors_sha256: _Digest
     facts: dict[str, Any]
     manifest_sha256: _Digest

@@ -49,7 +49,7 @@ from subbayes.utils.checks import (
 from subbayes.utils.configuration import change
 from subbayes.utils.text_table import printable
 
-_LABELS = r"^(\|[bO]1?|\|[iu]1|[<>][iuf][248]|[<>]U([1-9][0-9]{0,2}|1000))$"  # dtypes of NumPy
+_LABELS = r"\A(\|[bO]1?|\|[iu]1|[<>][iuf][248]|[<>]U([1-9][0-9]{0,2}|1000))\Z"  # dtypes of NumPy
 
 _Estimator = TypeVar("_Estimator", bound="Estimator")
 
