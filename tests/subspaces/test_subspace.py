@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
+import msgspec
 import pytest
 import torch
 from hypothesis import given
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.func import jacfwd, jacrev, vmap
 
 from subbayes import InputError, subspace
+from subbayes.artifacts.facts import as_facts
 from subbayes.subspace import (
     CoordinateSubspace,
     DenseSubspace,
@@ -20,7 +22,7 @@ from subbayes.subspace import (
     RandomSubspace,
     SparseRandomSubspace,
     Subspace,
-    from_config,
+    SubspaceFacts,
 )
 from subbayes.utils.memory import index_dtype
 
@@ -330,7 +332,8 @@ def test_to_another_dtype(make):
 def test_config_round_trip_through_json(make):
     space = make(shift())
     config = json.loads(json.dumps(space.config()))
-    again = from_config(config, {k: v.clone() for k, v in space.tensors().items()})
+    tensors = {k: v.clone() for k, v in space.tensors().items()}
+    again = as_facts(config, SubspaceFacts).build(tensors)
     assert type(again) is type(space)
     assert torch.equal(again.shift, space.shift)
     assert torch.equal(again.basis(), space.basis())
@@ -338,11 +341,8 @@ def test_config_round_trip_through_json(make):
 
 
 def test_config_of_an_unknown_kind():
-    with pytest.raises(
-        InputError,
-        match="subspace: expected a kind this version knows, got 'Curve'. Upgrade subbayes",
-    ):
-        from_config({"name": "Curve"}, {})
+    with pytest.raises(msgspec.ValidationError, match="got 'Curve', whose class registers itself"):
+        as_facts({"name": "Curve", "rank": 1}, SubspaceFacts)
 
 
 def test_history_is_dropped_and_nothing_is_said_in_more_than_a_line(make):
@@ -439,6 +439,6 @@ def test_tensors_have_the_layout_in_which_they_are_loaded():
         SparseRandomSubspace(w, 2),
     ):
         assert all(tensor.is_contiguous() for tensor in space.tensors().values())
-        again = from_config(space.config(), space.tensors())
+        again = as_facts(space.config(), SubspaceFacts).build(space.tensors())
         z = normal(3, space.rank)
         assert torch.equal(again.push(z), space.push(z))

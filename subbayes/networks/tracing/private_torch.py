@@ -198,7 +198,10 @@ def uncompiled(module: nn.Module) -> nn.Module:
     Modules around a wrapper are copied; parameters and buffers are shared.
 
     Example:
-        >>> uncompiled(nn.Sequential(torch.compile(nn.Tanh())))
+        >>> from subbayes.networks.global_state import keep_argument_validation
+        >>> with keep_argument_validation():  # which torch.compile turns off
+        ...     compiled = torch.compile(nn.Tanh())
+        >>> uncompiled(nn.Sequential(compiled))
         Sequential(
           (0): Tanh()
         )
