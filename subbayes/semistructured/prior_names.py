@@ -13,7 +13,7 @@ from subbayes.semistructured.effect_priors import Exponential, HalfNormal, Norma
 from subbayes.semistructured.horseshoe import Horseshoe
 from subbayes.semistructured.lkj import LKJ
 from subbayes.semistructured.saved_priors import QUICK
-from subbayes.utils.checks import check_positive, closest, fail
+from subbayes.utils.checks import check_positive, closest, fail, one_of
 from subbayes.utils.literal_calls import literal_call
 
 _SCIPY = "scipy."
@@ -66,8 +66,8 @@ def prior_from_text(argument: str, text: str) -> Any:
     if call is not None and call.name.startswith(_SCIPY):
         name = call.name.removeprefix(_SCIPY)
         if name not in QUICK:
-            expected = f"one of the {len(QUICK)} distributions of SciPy that it may name"
-            fail(argument, expected, repr(text), closest(name, QUICK))
+            listing = "subbayes.semistructured.saved_priors.QUICK"
+            fail(argument, one_of(QUICK, listing), repr(text), closest(name, QUICK))
         made = getattr(stats, name)
         try:
             return made(*call.values, **call.options)

@@ -47,9 +47,9 @@ def test_priors_of_several_effects_have_their_parameters():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("wide", r"a: expected a scale, normal\(mean, scale\), .*, lkj\(eta\), .*scipy.NAME"),
-        ("gamma(1, 2)", r"a: expected a scale, normal"),
-        ("normal(0, 1", r"a: expected a scale, normal"),
+        ("wide", r"a: expected a scale, or a call such as normal\(0, 2\)"),
+        ("gamma(1, 2)", r"a: expected a scale, or a call such as normal"),
+        ("normal(0, 1", r"a: expected a scale, or a call such as normal"),
         ("normal(0, 1, 2)", r"a: expected normal\(mean, scale\), got 'normal\(0, 1, 2\)'"),
         ("normal(mean=0, mean=1)", r"a: expected numbers, text in quotes"),
         ("normal(x, 1)", r"a: expected numbers, text in quotes"),
@@ -58,9 +58,9 @@ def test_priors_of_several_effects_have_their_parameters():
         ("normal(True)", r"a: expected numbers, text in quotes"),
         ("normal(**{'mean': 1})", r"a: expected numbers, text in quotes"),
         ("normal(0)(1)", r"a: expected numbers, text in quotes"),
-        ("normal(0, -1)", r"a, scale: expected a finite number above 0, got 'normal\(0, -1\)'"),
+        ("normal(0, -1)", r"scale: expected a finite number above 0, got -1"),
         ("scipy.gamma()", r"a: expected scipy.gamma\(a, loc, scale\), got"),
-        ("scipy.levy(1)", r"a: expected scipy. with one of beta, cauchy, "),
+        ("scipy.levy(1)", r"a: expected one of the \d+ that .*QUICK lists, got .scipy.levy"),
         ("normal(" + "(" * 5000 + ")", r"a: expected numbers, text in quotes"),
     ],
 )
