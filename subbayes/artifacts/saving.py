@@ -4,7 +4,7 @@
 tensors with them and calls the function that rebuilds the object. To make a class savable, give it
 `kind`, `tensors()` and `facts()`, and in its file decorate that function with `artifact`, to which
 the facts and the tensors and the arguments of `load` are passed. A package registers its kinds by
-entry points of the group "subbayes.artifacts": name of the kind, module with its function.
+entry points of the group "subbayes.artifact": name of the kind, module with its function.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _MODULES = {
 }
 """The modules that register the kinds of this package, imported when a kind is read."""
 _SHARES = "subbayes.networks.sharded_saving"
-_GROUP = "subbayes.artifacts"  # of entry points
+_GROUP = "subbayes.artifact"  # of entry points
 _OPTIONS: dict[str, tuple[str, type]] = {
     "module": ("a torch.nn.Module", nn.Module),
     "output": ("a function of what the module returns", Callable),  # type: ignore[dict-item]

@@ -133,7 +133,7 @@ def registered(monkeypatch):
 
     def points(group, name):
         load = SimpleNamespace(load=lambda: artifact("shifted", ShiftedFacts)(rebuild))
-        return [load] if (group, name) == ("subbayes.artifacts", "shifted") else []
+        return [load] if (group, name) == ("subbayes.artifact", "shifted") else []
 
     monkeypatch.setattr(saving, "entry_points", points)
 
