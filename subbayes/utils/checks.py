@@ -42,8 +42,7 @@ __all__ = [
 ]
 
 _LEAST = 1e-150  # of positive numbers, whose squares and their inverses are then positive too
-_MOST_ARGUMENT, _MOST_EXPECTED, _MOST_REMEDY = 80, 150, 200  # characters
-_MOST, _LEAST_GOT = 200, 80  # of the sentence, and of what came even where the others are long
+_MOST_ARGUMENT, _MOST_EXPECTED, _MOST_GOT, _MOST_REMEDY = 200, 150, 200, 200  # characters
 _MOST_LISTED = 8  # choices that an error lists
 _LONGEST_NAME = 60  # characters of a name that `closest` compares, in a time that grows with them
 _MOST_COMPARED = (10_000, 100)  # names that `closest` compares by their ends, and entirely
@@ -62,7 +61,7 @@ class _Described(Exception):
     ) -> None:
         super().__init__(message(argument, expected, got, remedy, row) if expected else argument)
         self.argument = _cut(argument, _MOST_ARGUMENT) if expected else ""
-        self.expected, self.got = _cut(expected, _MOST_EXPECTED), _cut(got, _MOST)
+        self.expected, self.got = _cut(expected, _MOST_EXPECTED), _cut(got, _MOST_GOT)
         self.remedy, self.row = _cut(remedy, _MOST_REMEDY), row
 
 
@@ -115,8 +114,8 @@ def message(
     """
     place = "" if row is None else f" (first in row {row})"
     remedy = _cut(remedy, _MOST_REMEDY)
-    start = f"{_cut(argument, _MOST_ARGUMENT)}: expected {_cut(expected, _MOST_EXPECTED)}, got "
-    line = f"{start}{_cut(got, max(_LEAST_GOT, _MOST - len(start) - len(place)))}{place}."
+    argument, expected = _cut(argument, _MOST_ARGUMENT), _cut(expected, _MOST_EXPECTED)
+    line = f"{argument}: expected {expected}, got {_cut(got, _MOST_GOT)}{place}."
     if remedy and not remedy.endswith((".", "?")):
         remedy += "."
     return printable(" ".join(f"{line} {remedy}".split()))
@@ -224,7 +223,7 @@ def check_choice(argument: str, value: Any, choices: Iterable[Any], listing: str
     """Check that `value` is one of `choices`; the error names a similar one."""
     options = list(choices)
     if value not in options:
-        got = repr(value[:_MOST] if isinstance(value, str) else value)
+        got = repr(value[:_MOST_GOT] if isinstance(value, str) else value)
         fail(argument, one_of(options, listing), got, closest(value, options))
 
 
