@@ -225,29 +225,15 @@ def test_variables_that_are_wrong(monkeypatch, variables, message):
     assert join(required=False) is None
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (
-            "[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:45702. "
-            "This may be caused by an error of another process",
-            "Connection closed by peer [127.0.0.1]:45702",
-        ),
-        (
-            "[../gloo/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to finish",
-            "Timed out waiting 5000ms for recv operation to finish",
-        ),
-        ("word " * 50, "word " * 23 + "..."),
-    ],
-)
-def test_errors_of_exchanges_name_no_places_and_end_with_a_word(error, reason):
+def test_errors_of_exchanges_are_of_one_line_with_their_reason():
     processes = Processes(1, 2)
     with pytest.raises(ProcessError) as caught, processes._reachable():
-        raise RuntimeError(error)
-    assert (
-        f"got none from another one, for which process 1 waited ({reason}). See the first"
-        in str(caught.value)
+        raise RuntimeError("Timed out waiting 5000ms\nfor recv operation to finish")
+    assert caught.value.argument == "processes"
+    reason = "waited: Timed out waiting 5000ms for recv operation to finish. See the first"
+        "process 1 waited: Timed out waiting 5000ms for recv operation to finish. See the first"
     )
+    assert reason in str(caught.value)
 
 
 def test_blocks_do_not_depend_on_the_number_of_processes():
