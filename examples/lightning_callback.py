@@ -24,12 +24,12 @@ class SubspaceRecorder(lightning.Callback):
         start: first epoch to record, after convergence.
         every: number of epochs between snapshots.
         network: name of the submodule to record; by default the whole module.
-        **options: options of `subbayes.subspaces.TrajectoryRecorder`.
+        **options: options of `subbayes.training.TrajectoryRecorder`.
     """
 
     def __init__(self, start: int = 0, every: int = 1, network: str = "", **options):
         self.start, self.every, self.network = start, every, network
-        self.recorder = subbayes.subspaces.TrajectoryRecorder(**options)
+        self.recorder = subbayes.training.TrajectoryRecorder(**options)
 
     def on_train_epoch_end(self, trainer, pl_module):
         """Record a snapshot."""
@@ -44,7 +44,7 @@ class SubspaceRecorder(lightning.Callback):
 
     def load_state_dict(self, state):
         """Restore the snapshots from a checkpoint."""
-        self.recorder = subbayes.subspaces.TrajectoryRecorder.from_state(
+        self.recorder = subbayes.training.TrajectoryRecorder.from_state(
             state["tensors"], state["config"], self.recorder.parameters
         )
 

@@ -42,7 +42,7 @@ __all__ = [
 ]
 
 _LEAST = 1e-150  # of positive numbers, whose squares and their inverses are then positive too
-_MOST_ARGUMENT, _MOST_EXPECTED, _MOST_GOT, _MOST_REMEDY = 200, 150, 200, 200  # characters
+_MOST_ARGUMENT, _MOST_EXPECTED, _MOST_GOT, _MOST_REMEDY = 200, 300, 300, 300  # characters
 _MOST_LISTED = 8  # choices that an error lists
 _LONGEST_NAME = 60  # characters of a name that `closest` compares, in a time that grows with them
 _MOST_COMPARED = (10_000, 100)  # names that `closest` compares by their ends, and entirely
@@ -216,7 +216,10 @@ def one_of(choices: Iterable[Any], listing: str = "") -> str:
         return "none"
     if len(options) <= _MOST_LISTED:
         return "one of " + ", ".join(map(repr, options))
-    return f"one of the {len(options)} that {listing} lists" if listing else "a known name"
+    if listing:
+        return f"one of the {len(options)} that {listing} lists"
+    first = ", ".join(map(repr, options[:_MOST_LISTED]))
+    return f"one of {first} and {len(options) - _MOST_LISTED} others"
 
 
 def check_choice(argument: str, value: Any, choices: Iterable[Any], listing: str = "") -> None:

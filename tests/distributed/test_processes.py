@@ -231,8 +231,6 @@ def test_errors_of_exchanges_are_of_one_line_with_their_reason():
         raise RuntimeError("Timed out waiting 5000ms\nfor recv operation to finish")
     assert caught.value.argument == "processes"
     reason = "waited: Timed out waiting 5000ms for recv operation to finish. See the first"
-        "process 1 waited: Timed out waiting 5000ms for recv operation to finish. See the first"
-    )
     assert reason in str(caught.value)
 
 
