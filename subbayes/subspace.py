@@ -540,7 +540,7 @@ class SubspaceFacts(Facts):
         """Its tensors, which have to agree with its rank."""
         if self.inner is not None:
             return self.inner.arrays(f"{prefix}.inner")
-        if self._is_of_another_package:
+        if SUBSPACE_KINDS.is_of_others(self.name):
             return {f"{prefix}.*": ANY}
         D = f"{prefix} size"
         full = self.name == "FullSubspace"
@@ -551,13 +551,9 @@ class SubspaceFacts(Facts):
             arrays[f"{prefix}.indices"] = Array(self.rank, dtype="whole", low=0)
         return arrays
 
-    @property
-    def _is_of_another_package(self) -> bool:
-        return not SUBSPACE_KINDS[self.name].__module__.startswith("subbayes.")
-
     def build(self, tensors: Mapping[str, Tensor]) -> Subspace:
         """Rebuild the subspace from `Subspace.tensors`."""
-        if self._is_of_another_package:
+        if SUBSPACE_KINDS.is_of_others(self.name):
             config = {"name": self.name, "rank": self.rank, "settings": self.settings}
             return SUBSPACE_KINDS[self.name].from_config(config, tensors)
         shift = tensors.get("shift")

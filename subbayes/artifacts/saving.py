@@ -388,7 +388,7 @@ def read(
     try:
         return found._replace(facts=checked_facts(found.kind, found.tensors, found.facts))
     except msgspec.ValidationError as error:
-        fail_damaged(f"the content of a {found.kind} in {quoted(path)}", error)
+        fail_damaged(f"the content of a {found.kind} in {quoted(path)}", f"other content: {error}")
 
 
 def read_checkpoint(path: StrPath, kind: str) -> Artifact | None:

@@ -150,7 +150,7 @@ def holds_own(config: dict[str, Any]) -> bool:
         return holds_own(config["likelihood"])
     if name in FAMILIES:
         return any(holds_own(part) for part in config.values() if isinstance(part, dict))
-    return name not in _BY_NAME and name not in LIKELIHOODS
+    return name not in _BY_NAME and not LIKELIHOODS.is_of_others(name)
 
 
 def saved_likelihood(

@@ -65,6 +65,10 @@ class Registry(Mapping[str, T]):
 
         return add
 
+    def is_of_others(self, name: str) -> bool:
+        """Whether a name is known and not of this library."""
+        return name in self and name not in self._places
+
     def __getitem__(self, name: str) -> T:
         if name in self._registered:
             return self._registered[name]

@@ -146,10 +146,12 @@ def test_kinds_of_other_packages_are_saved_and_loaded(registered, tmp_path):
     with pytest.raises(InputError, match="data: expected nothing, because a shifted does not"):
         subbayes.load(tmp_path / "a", data=(1, 2))
     for wrong in (Shifted(torch.arange(3.0), -2.0), Shifted(torch.zeros(2, 2), 1.0)):
-        with pytest.raises(InputError, match="shifted: expected what load gives back, got Expecte"):
+        with pytest.raises(InputError, match="shifted: expected what load gives back, got Exp"):
             save(wrong, tmp_path / "b")
         folder.write(tmp_path / "b", "shifted", wrong.tensors(), wrong.facts(), overwrite=True)
-        with pytest.raises(InputError, match="the content of a shifted in .*got Exp"):
+        with pytest.raises(
+            InputError, match="the content of a shifted in .*got other content: Exp"
+        ):
             subbayes.load(tmp_path / "b")
         shutil.rmtree(tmp_path / "b")
 

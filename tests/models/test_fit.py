@@ -493,7 +493,9 @@ def test_custom_likelihood_resumes_and_loads(tmp_path):
     assert_same(model, fit(net(), data(), **fit_options(**options)), data()[0])
     path = model.save(tmp_path / "model")
     assert_same(model, load(path, net(), likelihood=Laplacian(1.0)), data()[0])
-    with pytest.raises(InputError, match="likelihood: expected one of .*got 'Laplacian'"):
+    with pytest.raises(
+        InputError, match="likelihood: expected a likelihood of this package, got 'Laplacian'"
+    ):
         load(path, net())
 
 
@@ -620,7 +622,7 @@ def test_a_checkpoint_that_cannot_be_rebuilt_is_refused(interrupted, tmp_path, m
 
     kind = saving._KINDS["fitted-model"]._replace(rebuild=rebuild)
     monkeypatch.setitem(saving._KINDS, "fitted-model", kind)
-    with pytest.raises(InputError, match=r"^checkpoint: expected content .* unsupported type\. Ch"):
+    with pytest.raises(InputError, match=r"^checkpoint: .* unsupported type"):
         _resume(interrupted, tmp_path, lambda *parts: None)
 
 
@@ -642,7 +644,7 @@ def test_numbers_of_evaluations_that_are_no_counts_are_refused(interrupted, tmp_
     found = artifact.read(tmp_path / "model")
     found.tensors["stats.evaluations"] = change(found.tensors["stats.evaluations"])
     artifact.write(tmp_path / "forged", found.kind, found.tensors, found.facts)
-    with pytest.raises(InputError, match="^path: expected tensor 'stats.evaluations' to be whole"):
+    with pytest.raises(InputError, match="^path: .* at tensor 'stats.evaluations'"):
         load(tmp_path / "forged", interrupted[0])
 
 
