@@ -529,7 +529,7 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path):
         )
     other = tmp_path / "other"
     other.write_text("no checkpoint")
-    with pytest.raises(InputError, match="checkpoint: expected an artifact, .* did not write. Del"):
+    with pytest.raises(InputError, match="checkpoint: expected an artifact, .* a file. Del"):
         sparse.fit(
             made,
             subbayes.likelihoods.Categorical(2),

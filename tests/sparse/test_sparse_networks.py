@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -17,6 +16,7 @@ from experiments import (
     sparse_phoneme,
     sparse_tabular,
 )
+from experiments.store import Store
 from subbayes.utils.checks import InputError
 
 TINY = sparse_networks.Plan(hidden=(4,), rows=60)
@@ -119,7 +119,7 @@ def test_every_method_is_recorded_and_finished_runs_are_read(tmp_path, monkeypat
     given = options(tmp_path, methods=list(sparse_networks.METHODS))
     said = []
     sparse_tabular.run(given, said.append, TINY)
-    records = json.loads((tmp_path / "records.json").read_text()).values()
+    records = Store(tmp_path).records.values()
     assert sorted(r["method"] for r in records) == sorted(sparse_networks.METHODS)
     for record in records:
         assert (record["epochs"], record["train"], record["test"]) == (1, 60, 20)
@@ -162,12 +162,11 @@ def test_runs_with_post_training_give_the_records_without_it(tmp_path, monkeypat
             monkeypatch.undo()
             monkeypatch.setattr(sparse_images, "rows_of", lambda *_: rows)
     for folder in ("both", "alone"):
-        text = (tmp_path / folder / "records.json").read_text()
-        early = {r["method"]: r["plan"]["early_epochs"] for r in json.loads(text).values()}
+        records = Store(tmp_path / folder).records.values()
+        early = {r["method"]: r["plan"]["early_epochs"] for r in records}
         assert early == {"LBBNN-SSP-MVN": 2, "BNN-GP-CMF": 100}
         found[folder] = {
-            (r["method"], r["plan"]["post"], r["epochs"]): (r["modes"], r["elbo"])
-            for r in json.loads(text).values()
+            (r["method"], r["plan"]["post"], r["epochs"]): (r["modes"], r["elbo"]) for r in records
         }
     plain = {key: value for key, value in found["both"].items() if key[1] == "none"}
     assert found["alone"] == plain
@@ -197,9 +196,7 @@ def test_the_record_before_post_training_outlives_an_interruption(tmp_path, monk
                 sparse_images.run(given, lambda *_: None, plan)
         sparse_images.run(given, lambda *_: None, plan)
     assert len(calls) == 3
-    once, twice = (
-        json.loads((tmp_path / folder / "records.json").read_text()) for folder in ("once", "twice")
-    )
+    once, twice = (Store(tmp_path / folder).records for folder in ("once", "twice"))
     assert len(once) == 2
     assert {k: (r["modes"], r["elbo"]) for k, r in once.items()} == {
         k: (r["modes"], r["elbo"]) for k, r in twice.items()

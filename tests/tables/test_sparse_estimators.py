@@ -566,8 +566,6 @@ def test_what_load_refuses_is_not_saved(tmp_path):
     """Parameters that were changed after fitting are checked before anything is written."""
     X, y = rows()
     model = SparseRegressor(**nested(**QUICK, sparse=True)).fit(X, y).set_params(draws=10**6)
-    with pytest.raises(
-        InputError, match=r"draws'\]: expected a whole number from 1 to 100000, got"
-    ):
+    with pytest.raises(InputError, match=r"expected what load gives back, .*draws`"):
         model.save(tmp_path / "model")
     assert not list(tmp_path.iterdir())
