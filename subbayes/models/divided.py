@@ -91,6 +91,7 @@ def training_of(
     Example:
         >>> import torch
         >>> from subbayes.inference.engine import engine_of
+        >>> from subbayes.subspaces import Random
         >>> x = torch.zeros(3, 1)
         >>> data = Data.of((x, x[:, 0]))
         >>> network, engine = Network(torch.nn.Linear(1, 1)), engine_of("nuts")
