@@ -148,11 +148,12 @@ class _Methods(Mapping[str, ComparedMethod]):
     def __getitem__(self, name: str) -> ComparedMethod:
         if name in BASELINES:
             return BASELINES[name]()
+        if name in SUBSPACES:
+            return SubspaceInference(name)
         for subspace in SUBSPACES:
-            engine = name.removeprefix(subspace).removeprefix("-")
-            engine = _ENGINES.get(engine, engine)
-            if engine in ENGINES and name.startswith(subspace):
-                return SubspaceInference(subspace, engine)
+            engine = name.removeprefix(f"{subspace}-")
+            if engine not in ("", name) and _ENGINES.get(engine, engine) in ENGINES:
+                return SubspaceInference(subspace, _ENGINES.get(engine, engine))
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
@@ -164,8 +165,8 @@ class _Methods(Mapping[str, ComparedMethod]):
 
 
 METHODS = _Methods()
-_LISTING = "subbayes.comparison.comparison.METHODS"
 """The methods with their default settings, by name."""
+_LISTING = "subbayes.comparison.comparison.METHODS"
 
 Comparable = str | ComparedMethod | SubspaceMethod
 

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from subbayes import InputError
+from subbayes.comparison.registry import METHODS, SubspaceInference
 from subbayes.inference.engine import ENGINES, Engine
 from subbayes.utils.registry import Registry
 
@@ -78,6 +79,14 @@ def test_names_are_taken_once():
     assert len(names) == 2
     with pytest.raises(KeyError):
         names["green"]
+
+
+def test_methods_are_subspaces_with_an_engine_after_a_hyphen():
+    assert METHODS["pca-nuts"] == SubspaceInference("pca", "nuts")
+    assert METHODS["optimal-laplace"] == SubspaceInference("optimal", "laplace-linearised")
+    assert METHODS["curve"] == SubspaceInference("curve")
+    for name in ("pcanuts", "pca-", "-nuts", "pca-gibbs", "nuts"):
+        assert name not in METHODS
 
 
 def test_a_registered_engine_is_known_by_its_name():
