@@ -14,7 +14,7 @@ from subbayes.plots.methods import scores, temperature, temperatures
 from subbayes.plots.predictions import bands, intervals
 from subbayes.plots.sparse import feature_inclusion, inclusion, sparse_history, trade_off
 from subbayes.plots.spectra import spectra, spectral_density
-from subbayes.plots.style import check_drawn, grid, png, save
+from subbayes.plots.style import grid, png, save, styled
 from subbayes.plots.subspaces import subspace_errors
 from subbayes.plots.training import spectrum, training_history
 
@@ -52,4 +52,4 @@ __all__ = [
 ]
 
 for _name in set(__all__) - {"grid"}:
-    globals()[_name] = check_drawn(globals()[_name])
+    globals()[_name] = styled(globals()[_name])

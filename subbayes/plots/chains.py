@@ -23,7 +23,7 @@ from subbayes.plots.style import (
     new_axes,
     note,
 )
-from subbayes.utils.checks import check_count, fail
+from subbayes.utils.checks import check_count
 
 _MOST_DRAWN = 32  # chains in one figure
 
@@ -37,9 +37,6 @@ def trace(draws: Draws, coordinate: int | str = 0, *, ax: Axes | None = None) ->
         draws: what inference returned.
         coordinate: number of the coordinate, or name of a statistic ("log_likelihood").
         ax: axes to draw on.
-
-    Raises:
-        InputError: no such coordinate or statistic.
 
     Example:
         >>> z = np.random.default_rng(0).normal(size=(4, 100, 2))
@@ -205,9 +202,5 @@ def ess(draws: Draws, *, ax: Axes | None = None) -> Axes:
 def _chains(draws: Draws, coordinate: int | str) -> tuple[np.ndarray, str]:
     """Values (chains, draws) of a coordinate or statistic, and their name."""
     if isinstance(coordinate, str):
-        if coordinate not in draws.stats:
-            fail("coordinate", f"a number or one of {sorted(draws.stats)}", repr(coordinate))
         return np.asarray(draws.stats[coordinate], dtype=float), coordinate.replace("_", " ")
-    if not 0 <= coordinate < draws.rank:
-        fail("coordinate", f"one of 0 to {draws.rank - 1}", coordinate)
     return draws.z[:, :, coordinate], f"z[{coordinate}]"

@@ -26,7 +26,6 @@ from subbayes.plots.style import (
     new_axes,
 )
 from subbayes.posterior import Posterior
-from subbayes.utils.checks import check_count, fail
 
 _MARKS = ((ORANGE, "o"), (PURPLE, "^"), (GREEN, "s"), (RED, "D"))
 _BATCH = 64  # points in one evaluation
@@ -51,9 +50,6 @@ def surface(
     Returns:
         Values up to the posterior's constant, shape (b, a).
 
-    Raises:
-        InputError: coordinates the posterior does not have.
-
     Example:
         >>> import torch, subbayes
         >>> from subbayes.likelihoods import Gaussian
@@ -64,7 +60,6 @@ def surface(
         >>> surface(posterior, np.linspace(-1, 1, 5), np.linspace(-1, 1, 3)).shape
         (3, 5)
     """
-    _check_axes(axes, posterior.rank)
     z = slice_points(first, second, axes, np.zeros(posterior.rank) if center is None else center)
     padding = np.repeat(z[-1:], -len(z) % _BATCH, 0)  # a traced graph is reused for equal sizes
     padded = np.concatenate([z, padding])
@@ -103,10 +98,6 @@ def density(
         n_draws: how many of the draws to show, of each engine.
         ax: axes to draw on.
 
-    Raises:
-        InputError: coordinates the posterior does not have, or draws and approximations of
-            another rank.
-
     Source: figures 2, 5 and 9 of Izmailov et al. (2019), "Subspace inference for Bayesian deep
     learning".
 
@@ -121,18 +112,13 @@ def density(
         >>> density(posterior, approximations={"a guess": narrow}, size=9).get_xlabel()
         'z[0]'
     """
-    _check_axes(axes, posterior.rank)
     i, j = axes
-    check_count("size", size, 3)
     named = draws if isinstance(draws, Mapping) else {} if draws is None else {"draws": draws}
-    for name, group in named.items():
-        if group.rank != posterior.rank:
-            fail(name, f"rank {posterior.rank}, as the posterior has", group.rank)
     shapes = dict(approximations or {})
     ellipses = [
         ellipse(moments, (i, j))
-        for name, one in shapes.items()
-        if (moments := gaussian(name, one, posterior.rank)) is not None
+        for one in shapes.values()
+        if (moments := gaussian(one)) is not None
     ]
     center, window = _window(posterior, list(named.values()), (i, j), ellipses)
     first, second = (np.linspace(*span, size) for span in spans or window)
@@ -166,14 +152,6 @@ def _draws(
         ax.plot(x, y, marker, color=color, markersize=2.8, alpha=0.8, markeredgewidth=0)
         entries.append(legend_entry(name, color, marker, markersize=5))
     return entries
-
-
-def _check_axes(axes: tuple[int, int], rank: int) -> None:
-    i, j = axes
-    if rank < 2:
-        fail("posterior", "a rank of at least 2 for a surface", rank)
-    if i == j or not (0 <= i < rank and 0 <= j < rank):
-        fail("axes", f"two coordinates out of 0 to {rank - 1}", axes)
 
 
 def _window(

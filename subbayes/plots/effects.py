@@ -18,14 +18,14 @@ from subbayes.plots.style import (
     INK,
     MANY_LEVELS,
     band,
-    check_drawn,
     grid,
     label_axes,
     label_levels,
     new_axes,
+    styled,
 )
 from subbayes.plots.term_surfaces import term_surface
-from subbayes.utils.checks import check_count, fail
+from subbayes.utils.checks import check_count
 from subbayes.utils.text_table import shortened
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["effect", "effects", "forest"]
 
 
-@check_drawn
+@styled
 def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
     """The effect of a term on the predictor, with its interval.
 
@@ -98,7 +98,7 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
     return label_axes(ax, partial.variable, f"{what} {partial.term.name}")
 
 
-@check_drawn
+@styled
 def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
     """Several effects in one figure, each as `effect` draws it.
 
@@ -107,9 +107,6 @@ def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
     Args:
         partials: results of `SemiStructuredRegression.partials`.
         columns: number of panels per row.
-
-    Raises:
-        InputError: no effects.
 
     Example:
         >>> import pandas as pd
@@ -122,14 +119,6 @@ def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
         >>> len(effects(model.partials()).axes)
         1
     """
-    if not partials:
-        fail(
-            "partials",
-            "at least one effect to draw",
-            "none",
-            "conditional_effect(column, by=other) shows interactions, and contributions(frame) "
-            "what networks of tensors add to each row",
-        )
     drawings: list[Callable[..., Axes]] = []
     for partial in partials:
         drawings.append(functools.partial(effect, partial))
@@ -146,7 +135,7 @@ def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
     return figure
 
 
-@check_drawn
+@styled
 def forest(
     effects: Mapping[str, Float[np.ndarray, "..."]], level: float = 0.95, *, ax: Axes | None = None
 ) -> Axes:

@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 
 from subbayes.plots.style import BLUE, GREY, INK, ORANGE, label_axes, legend, limits, new_axes
 from subbayes.subspaces.curve import CurveLosses
-from subbayes.utils.checks import check_choice, fail
 
 
 def loss_along_curve(
@@ -34,9 +33,6 @@ def loss_along_curve(
         quantity: "loss" (mean negative log-likelihood) or "error" (share of wrong labels, RMSE).
         ax: axes to draw on.
 
-    Raises:
-        InputError: no finite values, or scores of different kinds.
-
     Source: figure 2 of Garipov et al. (2018), "Loss surfaces, mode connectivity, and fast
     ensembling of DNNs".
 
@@ -47,20 +43,12 @@ def loss_along_curve(
         >>> loss_along_curve(bent, line).get_xlabel()
         'place on the curve t'
     """
-    check_choice("quantity", quantity, ("loss", "error"))
     shown = [
         (losses, BLUE, "-", "curve, training rows"),
         (test, ORANGE, "-", "curve, test rows"),
         (straight, BLUE, "--", "straight line, training rows"),
         (straight_test, ORANGE, "--", "straight line, test rows"),
     ]
-    if len({one.error_name for one, *_ in shown if one is not None}) > 1:
-        fail(
-            "losses",
-            "scores of one likelihood",
-            "error rates beside RMSE",
-            "Score all lines with the same network and likelihood",
-        )
     ax, seen = new_axes(ax), []
     for one, color, style, label in shown:
         if one is None:
@@ -71,8 +59,6 @@ def loss_along_curve(
         ax.plot(one.t, values, style, color=color, linewidth=1.8 if bent else 1.2, label=label)
         if bent:
             ax.plot(one.t[[0, -1]], values[[0, -1]], "o", color=INK, markersize=4.5, zorder=3)
-    if not np.isfinite(np.concatenate(seen)).any():
-        fail("losses", "finite numbers", "none", "Lower the learning rate of the curve")
     ax.set_xlim(-0.02, 1.02)
     low, high = limits(np.concatenate(seen))
     ax.set_ylim(low, high)

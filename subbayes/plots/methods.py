@@ -26,7 +26,6 @@ from subbayes.plots.style import (
     new_axes,
     note,
 )
-from subbayes.utils.checks import fail
 from subbayes.utils.text_table import shortened
 
 SCORE_LABELS = {
@@ -65,9 +64,6 @@ def scores(
         level: probability of the intervals whose coverage or width the scores are.
         ax: axes to draw on.
 
-    Raises:
-        InputError: a table without that score.
-
     Example:
         >>> import pandas as pd
         >>> table = pd.DataFrame({"method": ["MAP", "SWA"], "rmse": [2.0, 1.5]})
@@ -75,8 +71,6 @@ def scores(
         'RMSE (units of y)'
     """
     table = to_pandas("table", table)
-    if score not in table.columns or "method" not in table.columns:
-        fail("table", f"columns 'method' and {score!r}", list(table.columns))
     names, values = list(table["method"]), np.asarray(table[score], dtype=float)
     half = np.array([(errors or {}).get(name, 0.0) for name in names])
     ax = new_axes(ax, height=1.3 + 0.34 * len(names))
@@ -130,9 +124,6 @@ def temperature(
         test: log-likelihood of test rows at some temperatures, for comparison.
         ax: axes to draw on.
 
-    Raises:
-        InputError: entries of something else.
-
     Source: figure 11 of Izmailov et al. (2019).
 
     Example:
@@ -141,11 +132,7 @@ def temperature(
         'temperature T'
     """
     if not isinstance(choice, TemperatureChoice):
-        entries = choice
-        try:
-            choice = TemperatureChoice.of(entries)
-        except TypeError:
-            fail("choice", "what choose_temperature returns", sorted(entries))
+        choice = TemperatureChoice.of(choice)
     how = "leave-one-out" if choice.by == "loo" else "validation rows"
     ax = new_axes(ax)
     middle, half = np.asarray(choice.scores), np.asarray(choice.standard_errors)
@@ -185,9 +172,6 @@ def temperatures(
         level: probability of the intervals whose coverage or width the scores are.
         ax: axes to draw on.
 
-    Raises:
-        InputError: a table without these columns, or temperatures that are not above 0.
-
     Source: figure 11 of Izmailov et al. (2019).
 
     Example:
@@ -198,10 +182,6 @@ def temperatures(
         'temperature T'
     """
     table = to_pandas("table", table)
-    if score not in table.columns or "temperature" not in table.columns:
-        fail("table", f"columns 'temperature' and {score!r}", list(table.columns))
-    if not (table["temperature"] > 0).all():
-        fail("table", "temperatures above 0", table["temperature"].min())
     ax = new_axes(ax)
     groups = {"": table}
     if "method" in table.columns:

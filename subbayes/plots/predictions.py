@@ -119,8 +119,6 @@ def intervals(
     """
     check_choice("by", by, ("mean", "rank"))
     seen = observed(y, target)
-    if len(seen) != len(predictive):
-        fail("y", f"{len(predictive)} rows, as predicted", len(seen))
     mean, lower, upper = _moments(predictive, level, target)
     low, high = _interval_of_means(predictive, level, target)
     place = mean if by == "mean" else np.argsort(np.argsort(mean, kind="stable")) + 1.0
@@ -158,8 +156,6 @@ def observed(y: Any, target: int = 0) -> np.ndarray:
 def _column(values: np.ndarray, target: int) -> np.ndarray:
     if values.ndim == 1:
         return values
-    if not 0 <= target < values.shape[1]:
-        fail("target", f"one of 0 to {values.shape[1] - 1}", target)
     return values[:, target]
 
 

@@ -32,7 +32,7 @@ from subbayes.plots.style import (
     new_axes,
     note,
 )
-from subbayes.utils.checks import check_choice, check_count, fail, fail_type
+from subbayes.utils.checks import check_count
 from subbayes.utils.text_table import shortened
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 
 _MOST_LAYERS = 24
-_EXPECTED = "a SparseNetwork, or a fitted sparse estimator"
 
 
 def inclusion(
@@ -73,19 +72,13 @@ def inclusion(
         >>> len(inclusion(network))
         2
     """
-    found = _network_of(network)
-    if found is None:
-        fail_type("network", _EXPECTED, network, "Pass what sparse.fit(...) returned")
+    found = getattr(network, "model_", network)
     if layers is None:
         names = list(found.layers)
         spaced = np.linspace(0, len(names) - 1, min(len(names), _MOST_LAYERS))
         layers = [names[i] for i in spaced.round().astype(int)]
-    for name in layers:
-        check_choice("layers", name, tuple(found.layers))
     if axes is None:
         axes = [row[0] for row in grid(len(layers), 1, height=1.9)]
-    if len(axes) != len(layers):
-        fail("axes", f"{len(layers)} axes, one for each layer", len(axes))
     edges = np.linspace(0, 1, check_count("bins", bins) + 1)
     for ax, name in zip(axes, layers, strict=True):
         p = found.layers[name].probability().double().cpu().numpy().ravel()
@@ -117,10 +110,6 @@ def sparse_history(
         history: of a `SparseNetwork`; or the network, or a fitted sparse estimator.
         axes: two axes to draw on, of the ELBO and of the shares.
 
-    Raises:
-        InputError: a history without an ELBO.
-        InputTypeError: not a history.
-
     Example:
         >>> axes = sparse_history({"elbo": [-9.0, -5.0], "kl": [1.0, 2.0], "density": [0.9, 0.2]})
         >>> axes[1].get_xlabel()
@@ -128,15 +117,6 @@ def sparse_history(
     """
     found = _network_of(history)
     history = history if found is None else found.history
-    if not isinstance(history, Mapping):
-        fail_type("history", f"the history of a sparse network, {_EXPECTED}", history)
-    if not history.get("elbo"):
-        fail(
-            "history",
-            "the history of a sparse network, with an elbo",
-            sorted(history),
-            "Pass the history of what sparse.fit(...) returned",
-        )
     if axes is None:
         axes = [row[0] for row in grid(2, 1, height=2.4)]
     above, below = axes
@@ -181,21 +161,14 @@ def trade_off(
         name: of the score; an accuracy is shown in percent.
         ax: axes to draw on.
 
-    Raises:
-        InputError: methods or numbers of scores that differ from those of the densities.
-
     Example:
         >>> trade_off({"pruned": [0.1, 0.5]}, {"pruned": [0.8, 0.9]}).get_xscale()
         'log'
     """
-    if not density or density.keys() != score.keys():
-        fail("score", f"scores of {', '.join(density) or 'a method'}", ", ".join(score) or "none")
     ax = new_axes(ax)
     shares = {method: np.atleast_1d(np.asarray(x, float)) for method, x in density.items()}
     for method, x, color, _ in by_name(shares):
         y = np.atleast_1d(np.asarray(score[method], float))
-        if len(x) != len(y):
-            fail("score", f"{len(x)} scores of {method}, one for each density", len(y))
         order = np.argsort(x)
         x, y = x[order], y[order]
         ax.plot(x, y, "o-", color=color, linewidth=1.2, markersize=4.5, label=method)
@@ -249,8 +222,6 @@ def feature_inclusion(
         ['dose', 'age']
     """
     probabilities = _probabilities_by_input(probabilities)
-    if not len(probabilities) or not probabilities.between(0, 1).all():
-        fail("probabilities", "probabilities of at least one input", repr(probabilities.tolist()))
     shown = probabilities.sort_values(ascending=False, kind="stable").head(
         check_count("most", most)
     )
@@ -275,12 +246,7 @@ def _probabilities_by_input(given: Any) -> pd.Series:
     network = _network_of(given)
     if network is not None:
         given = network.feature_inclusion() if network is given else given.feature_inclusion_
-    try:
-        values = np.asarray(given, dtype=float)
-    except (TypeError, ValueError):
-        values = np.empty(())
-    if values.ndim != 1:
-        fail_type("probabilities", f"one probability for each input, {_EXPECTED}", given)
+    values = np.asarray(given, dtype=float)
     names = (
         given.index if isinstance(given, pd.Series) else [f"input {k}" for k in range(len(values))]
     )

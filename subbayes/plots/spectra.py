@@ -13,7 +13,6 @@ from matplotlib.ticker import MaxNLocator
 from subbayes.curvature.lanczos import Eigenpairs, SpectralDensity
 from subbayes.plots.style import GREY, band, by_name, label_axes, legend, legend_entry, new_axes
 from subbayes.training.trajectory import TrajectoryRecorder
-from subbayes.utils.checks import fail
 
 _ROUNDING = 1e-7  # relative to the largest: rounding error of a zero in single precision
 
@@ -35,9 +34,6 @@ def spectra(
             $s_i^2$ are the variances along its principal directions; or numbers.
         share: divide each by the sum of its magnitudes, to compare decays.
         ax: axes to draw on.
-
-    Raises:
-        InputError: a spectrum without values other than 0.
 
     Source: figures 6 and 7 of Izmailov et al. (2019).
 
@@ -89,8 +85,6 @@ def _values(name: str, one: Any) -> tuple[np.ndarray, np.ndarray | None]:
         values = np.asarray(one, dtype=float)
     order = np.argsort(-np.abs(values), kind="stable")
     order = order[np.abs(values[order]) > _ROUNDING * np.abs(values).max(initial=0.0)]
-    if order.size == 0:
-        fail(f"spectra[{name!r}]", "eigenvalues other than 0", "none")
     return values[order], None if residuals is None else residuals[order]
 
 

@@ -7,14 +7,12 @@ be closed. `ax.figure` shows one in a notebook, `save` writes one.
 from __future__ import annotations
 
 import functools
-import inspect
 import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -27,7 +25,6 @@ from matplotlib.ticker import FixedLocator, LogFormatter, ScalarFormatter
 
 from subbayes.artifacts.files import atomic_write_bytes
 from subbayes.plots.fonts import use_fallback_font
-from subbayes.utils.checks import fail_type
 from subbayes.utils.text_table import printable, shortened
 from subbayes.utils.warning import filtered_warnings, warn_user
 
@@ -39,6 +36,7 @@ REFERENCE: dict[str, Any] = {"color": GREY, "linewidth": 1, "linestyle": "--"}
 """Style of lines to compare with."""
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 WIDTH, HEIGHT, DPI = 5.2, 3.7, 150
 _LABEL, _TICK, _LEGEND = 10.5, 9.5, 9.0
@@ -155,58 +153,18 @@ def legend(ax: Axes, columns: int = 2, handles: Sequence[Artist] | None = None) 
     return ax
 
 
-_REMEDIES = {
-    "Draws": "Pass model.draws",
-    "Predictive": "Pass model.predict(inputs)",
-    "Posterior": "Pass model.posterior",
-}
-
-
-def check_drawn(function: Callable[..., T]) -> Callable[..., T]:
-    """The function, with one-line errors for None and for other objects than this library's.
-
-    In figures of its own, "$" in names is no mathematics.
-
-    They are about arguments without a default, and those whose annotation is a class of subbayes.
-
-    Example:
-        >>> check_drawn(png)(None)
-        Traceback (most recent call last):
-            ...
-        subbayes.InputTypeError: drawn: expected something to draw, got NoneType.
-    """
-    signature = inspect.signature(function)
-    required = [p.name for p in signature.parameters.values() if p.default is p.empty]
+def styled(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, in whose own figures "$" in names is no mathematics, and all letters show."""
 
     @functools.wraps(function)
-    def checked(*args: Any, **options: Any) -> T:
-        given, kinds = signature.bind(*args, **options).arguments, _own_classes(function)
-        for name in required:
-            if given.get(name, ...) is None:
-                fail_type(name, "something to draw", None)
-            if name in given and name in kinds and not isinstance(given[name], kinds[name]):
-                kind = kinds[name].__name__
-                fail_type(name, f"a {kind}", given[name], _REMEDIES.get(kind, ""))
+    def drawn(*args: P.args, **options: P.kwargs) -> T:
         found = function(*args, **options)
-        if isinstance(found, (Axes, Figure)) and given.get("ax") is None:  # a figure of ours
+        if isinstance(found, (Axes, Figure)) and options.get("ax") is None:
             _escape_dollars(_figure_of(found))
             use_fallback_font(_figure_of(found))
         return found
 
-    return checked
-
-
-@functools.cache
-def _own_classes(function: Callable[..., Any]) -> dict[str, type]:
-    """Arguments that are annotated with a class of this library."""
-    with suppress(NameError):  # a class that is imported for type checkers alone
-        hints = get_type_hints(function)
-        return {
-            name: hint
-            for name, hint in hints.items()
-            if isinstance(hint, type) and hint.__module__.startswith("subbayes.")
-        }
-    return {}
+    return drawn
 
 
 def note(ax: Axes, text: str) -> None:

@@ -37,9 +37,6 @@ def subspace_errors(
             approximation, dashed).
         ax: axes to draw on.
 
-    Raises:
-        InputError: nothing to draw, or a measure that is not known or was not computed.
-
     Source: figures 1 to 4 of the paper on optimal subspaces.
 
     Example:
@@ -49,8 +46,6 @@ def subspace_errors(
         'relative error of the covariance'
     """
     check_choice("what", what, _LABELS)
-    if not found:
-        fail("found", "at least one subspace error", "none")
     if all(np.isnan(getattr(one, what)) for one in found):
         needed = "noise" if what == "kl" else "targets"
         fail(

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from scipy.spatial import KDTree
 
-from subbayes.plots.style import INK, check_drawn, grid, label_axes, legend
+from subbayes.plots.style import INK, grid, label_axes, legend, styled
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.utils.checks import fail
 from subbayes.utils.text_table import shortened
@@ -47,7 +47,7 @@ def is_far(
     return KDTree((rows - low) / width).query((points - low) / width)[0] > distance
 
 
-@check_drawn
+@styled
 def term_surface(partial: Partial, *, ax: Axes | None = None, sd: bool = False) -> Axes:
     """The effect of a smooth of two variables as a map.
 
