@@ -43,12 +43,11 @@ __all__ = [
     "check_known",
     "decode",
     "encode",
-    "is_unicode",
     "parse",
 ]
 
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
-Positive = Annotated[float, Meta(gt=1e-150, lt=1e150)]
+Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
 """A number above 0 whose square is above 0 and finite."""
 Probability = Annotated[float, Meta(gt=0, lt=1)]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -64,10 +63,7 @@ Line = Annotated[str, Meta(max_length=MOST_LETTERS, pattern=_PLAIN)]
 Numbers = dict[Name, list[float]]
 """Numbers by name, such as the loss after each epoch."""
 
-_MAX_DEPTH = 64
 _MAX_VALUES = 2**20  # of a manifest: lists, dicts and what is in them
-_MAX_ARRAY = 4096
-_MAX_BITS = 4096  # of an integer: Python shows none of more than 4300 digits
 _FLOATS = ("nan", "inf", "-inf")
 _T = TypeVar("_T")
 
@@ -106,33 +102,24 @@ def encode(facts: Any) -> dict[str, Any]:
         InputTypeError: no facts, or a value in them that is neither text, number, list nor dict.
         ArtifactError: values that are nested too deeply or too large, or reserved keys.
     """
-    if not isinstance(facts, (Mapping, msgspec.Struct)):
-        fail_type("facts", "a dict", facts)
     plain = dict(_encode(facts, "facts"))
     try:
-        _check_size(canonical_bytes(plain))
+        parse(canonical_bytes(plain))
     except ValueError as error:
         fail_artifact("facts", "what a manifest can hold", str(error), "Put it into tensors")
     return plain
 
 
-def _encode(value: Any, where: str, depth: int = _MAX_DEPTH) -> Any:
+def _encode(value: Any, where: str) -> Any:
     """Convert to strict JSON values; `where` is the place that an error names."""
-    if depth == 0:
-        fail_artifact("facts", f"at most {_MAX_DEPTH} levels",
-                      "deeper nesting, or a value in itself", "Flatten it")  # fmt: skip
     if value is None:
         return None
     if isinstance(value, (bool, np.bool_)):
         return bool(value)
     if isinstance(value, str):
-        return _check_unicode(str.__str__(value), where)
+        return str.__str__(value)
     if isinstance(value, (int, np.integer)):
-        number = int(value)
-        if number.bit_length() > _MAX_BITS:
-            fail_artifact(where, f"integers of at most {_MAX_BITS} bits",
-                          f"one of {number.bit_length()}", "Put it into tensors")  # fmt: skip
-        return number if abs(number) < 2**63 else {"__int__": hex(number)}
+        return int(value)
     if isinstance(value, (float, np.floating)):
         real = float(value)
         return real if math.isfinite(real) else {"__float__": repr(real)}
@@ -141,16 +128,12 @@ def _encode(value: Any, where: str, depth: int = _MAX_DEPTH) -> Any:
     elif is_dataclass(value) and not isinstance(value, type):
         value = {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {_check_key(k, where): _encode(v, key_place(where, k), depth - 1)
+        return {_check_key(k, where): _encode(v, key_place(where, k))
                 for k, v in value.items()}  # fmt: skip
     if isinstance(value, (list, tuple)):
-        return [_encode(v, f"{where}[{i}]", depth - 1) for i, v in enumerate(value)]
+        return [_encode(v, f"{where}[{i}]") for i, v in enumerate(value)]
     if isinstance(value, (np.ndarray, Tensor)):
-        size = value.size if isinstance(value, np.ndarray) else value.numel()
-        if size > _MAX_ARRAY:
-            fail_artifact(where, f"arrays of at most {_MAX_ARRAY} values", f"{size} values",
-                          "Put it into tensors")  # fmt: skip
-        return _encode(value.tolist(), where, depth - 1)
+        return _encode(value.tolist(), where)
     fail_type(where, "text, numbers, booleans, None, lists or dicts of them", value,
               "Convert it to one of these")  # fmt: skip
 
@@ -158,22 +141,7 @@ def _encode(value: Any, where: str, depth: int = _MAX_DEPTH) -> Any:
 def _check_key(key: Any, where: str) -> str:
     if not isinstance(key, str):
         fail_type(where, "keys that are text", key, "Convert the key with str()")
-    if key in ("__float__", "__int__"):
-        fail_artifact(
-            where, "keys other than '__float__' and '__int__'", repr(key), "Rename the key"
-        )
-    return _check_unicode(str.__str__(key), where)
-
-
-def _check_unicode(text: str, where: str) -> str:
-    if not is_unicode(text):
-        fail_artifact(where, "text in Unicode", f"a lone surrogate in {text[:60]!a}", "Rename it")
-    return text
-
-
-def is_unicode(text: str) -> bool:
-    """Whether text has no lone surrogates, which no file in UTF-8 can hold."""
-    return text.isascii() or text == text.encode("utf-8", "ignore").decode("utf-8")
+    return str.__str__(key)
 
 
 def canonical_bytes(plain: Any) -> bytes:
@@ -215,20 +183,10 @@ def decode(value: Any) -> Any:
     """
     if isinstance(value, list):
         return [decode(v) for v in value]
-    if isinstance(value, int):
-        return _check_bits(value)
     if not isinstance(value, dict):
         return value
     if value.keys() == {"__float__"}:
         if value["__float__"] not in _FLOATS:
             raise ValueError(f"'__float__': {value['__float__']!r}")
         return float(value["__float__"])
-    if value.keys() == {"__int__"}:
-        return _check_bits(int(value["__int__"], 16))
     return {k: decode(v) for k, v in value.items()}
-
-
-def _check_bits(number: int) -> int:
-    if number.bit_length() > _MAX_BITS:
-        raise ValueError(f"an integer of {number.bit_length()} bits")
-    return number

@@ -10,12 +10,10 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from io import BufferedReader
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from subbayes.utils.checks import InputError, fail_type
 from subbayes.utils.first_process import is_first_process
@@ -29,9 +27,7 @@ __all__ = [
     "check_writable",
     "fail_artifact",
     "fail_damaged",
-    "make_folder",
     "new_file",
-    "open_file",
     "publish",
     "quoted",
     "read_start",
@@ -72,13 +68,7 @@ def atomic_write_text(path: StrPath, text: str, overwrite: bool = True) -> None:
         >>> file.read_text()
         'method,rmse'
     """
-    try:
-        data = text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        fail_artifact(
-            "text", "text that UTF-8 can encode", f"{text[error.start]!r} in it", "Remove it"
-        )
-    atomic_write_bytes(path, data, overwrite)
+    atomic_write_bytes(path, text.encode("utf-8"), overwrite)
 
 
 def atomic_write_bytes(path: StrPath, data: bytes, overwrite: bool = True) -> None:
@@ -117,35 +107,23 @@ def replace_file(path: Path, pieces: Iterable[bytes], overwrite: bool = True) ->
         mode = target.stat().st_mode & 0o777 if target.exists() else None
         if mode is not None and not os.access(target, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        with make_folder(target.parent) as directory:
-            temporary = temporary_file(directory, target.name)
-            write_new(temporary, pieces, mode)
-            publish(temporary, target, overwrite)
-
-
-def open_file(path: Path) -> BufferedReader:
-    """Open a file for reading, and check what was opened, whatever the path leads to meanwhile.
-
-    Links are followed. A pipe is not waited for.
-
-    Raises:
-        OSError: a folder, a pipe or a device, besides the usual reasons.
-    """
-    file = open(path, "rb", opener=_without_waiting)  # noqa: SIM115
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "Not a file", os.fspath(path))
-    return file
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_file(target.parent, target.name)
+        write_new(temporary, pieces, mode)
+        publish(temporary, target, overwrite)
 
 
 def read_start(path: Path, most: int) -> bytes:
-    """The first bytes of a file, whose size may change meanwhile; see `open_file`."""
+    """The first bytes of a file, whose size may change meanwhile."""
     with open_file(path) as file:  # reading n bytes takes n bytes of memory, whatever is there
         return file.read(min(most, os.fstat(file.fileno()).st_size + 1))
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a file to read it; a pipe or a device is not waited for."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "Not a file")
+    return path.open("rb")
 
 
 # --- the steps ----------------------------------------------------------------------------------
@@ -167,23 +145,15 @@ def write_new(file: Path, pieces: Iterable[bytes], mode: int | None = None) -> N
             if mode is not None:
                 file.chmod(mode)
             for piece in pieces:
-                _write_all(descriptor, piece)
+                view = memoryview(piece)
+                while view:
+                    view = view[os.write(descriptor, view) :]
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
     except BaseException:
         remove(file)
         raise
-
-
-def _write_all(descriptor: int, piece: bytes) -> None:
-    """Continue after short writes; a write of 0 bytes means a full disk."""
-    view = memoryview(piece)
-    while view:
-        written = os.write(descriptor, view)
-        if written == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        view = view[written:]
 
 
 def publish(temporary: Path, target: Path, overwrite: bool) -> None:
@@ -213,20 +183,6 @@ def _sync_folder(directory: Path) -> None:
             os.close(descriptor)
 
 
-@contextmanager
-def make_folder(directory: Path) -> Iterator[Path]:
-    """Create a folder and its parents; remove those that were created if the block fails."""
-    missing = [p for p in (directory, *directory.parents) if not p.exists()]
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        yield directory
-    except BaseException:
-        for made in missing:
-            with suppress(OSError):
-                made.rmdir()
-        raise
-
-
 def check_writable(argument: str, folder: Path) -> None:
     """Check before a long computation that files can be written to a folder, which may not exist.
 
@@ -237,21 +193,14 @@ def check_writable(argument: str, folder: Path) -> None:
         >>> check_writable("out", Path("/dev/null/runs"))
         Traceback (most recent call last):
         ...
-        subbayes.artifacts.files.ArtifactError: out: expected a folder, got Not a directory at...
+        subbayes.artifacts.files.ArtifactError: out: expected a path to write to, got Not a...
     """
-    with (
-        translate_os_errors(folder, argument=argument),
-        suppress(_Checked),
-        make_folder(folder) as made,
-    ):
-        file = temporary_file(made, "check")
+    with translate_os_errors(folder, argument):
+        while not folder.exists():
+            folder = folder.parent
+        file = temporary_file(folder, "check")
         write_new(file, [])
         remove(file)
-        raise _Checked  # which removes the folders that were made
-
-
-class _Checked(Exception):
-    pass
 
 
 # --- errors -------------------------------------------------------------------------------------
@@ -270,24 +219,9 @@ def fail_damaged(expected: str, got: Any) -> NoReturn:
 
 
 def as_path(path: StrPath, argument: str = "path") -> Path:
-    """Convert to a path; other types, and names that no file can have, are errors.
-
-    Raises:
-        ArtifactError: a null character, one that cannot be encoded, or a name that is too long.
-    """
-    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+    """Convert to a path; other types are errors."""
+    if not isinstance(path, (str, os.PathLike)):
         fail_type(argument, "a path", path)
-    try:
-        os.fsencode(path)
-    except UnicodeEncodeError:
-        fail_artifact(argument, "a path that the file system can encode", quoted(path))
-    if "\0" in os.fspath(path):
-        fail_artifact(argument, "a path without null characters", quoted(path))
-    try:
-        os.lstat(path)
-    except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            fail_artifact(argument, "a path whose names the file system can hold", quoted(path))
     return Path(path)
 
 
@@ -295,13 +229,9 @@ def new_file(path: StrPath, overwrite: bool) -> Path:
     """Convert to a path at which there is no file, unless it may be replaced."""
     file = as_path(path)
     if os.path.lexists(file) and not overwrite:
-        _fail_of_existing(file)
+        remedy = "Pass overwrite=True to replace it, or choose another path"
+        fail_artifact("path", "a new file", f"an existing one: {quoted(path)}", remedy)
     return file
-
-
-def _fail_of_existing(path: Path) -> NoReturn:
-    remedy = "Pass overwrite=True to replace it, or choose another path"
-    fail_artifact("path", "a new file", f"an existing one: {quoted(path)}", remedy)
 
 
 def quoted(path: StrPath) -> str:
@@ -309,32 +239,16 @@ def quoted(path: StrPath) -> str:
     return repr(os.fspath(path))
 
 
-_SPACE = ("free disk space", "Free some space or choose another path")
-_PERMISSION = ("a path with permission to write", "Change its permissions or choose another")
-_CAUSES = {
-    errno.ENOSPC: _SPACE,
-    errno.EDQUOT: _SPACE,
-    errno.EFBIG: ("a file size the system allows", "Raise the limit (ulimit -f)"),
-    errno.EACCES: _PERMISSION,
-    errno.EPERM: _PERMISSION,
-    errno.EROFS: _PERMISSION,
-    errno.ENOTDIR: ("a folder", "Choose another path"),
-    errno.EEXIST: ("a folder, new or of an artifact", "Choose another path, or move the file away"),
-    errno.EISDIR: ("a file", "Choose another path"),
-}
-_OTHER = ("a path that can be written", "Choose another path")
-
-
 @contextmanager
 def translate_os_errors(
-    path: StrPath, reading: bool = False, argument: str = "path"
+    path: StrPath, argument: str = "path", to: str = "write to"
 ) -> Iterator[None]:
-    """Turn an `OSError` into an `ArtifactError` with the path and a remedy."""
+    """Turn an `OSError` into an `ArtifactError` with the path."""
     try:
         yield
     except OSError as error:
+        expected, remedy = f"a path to {to}", "Check the path"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            expected, remedy = "free disk space", "Free some, or choose another path"
         got = f"{error.strerror or error} at {quoted(path)}"
-        if reading:
-            fail_artifact(argument, "an artifact that can be read", got, "Check its permissions")
-        expected, remedy = _CAUSES.get(error.errno or 0, _OTHER)
-        fail_artifact(argument, expected, got, f"{remedy}; existing files are intact")
+        fail_artifact(argument, expected, got, remedy)

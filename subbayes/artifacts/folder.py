@@ -35,7 +35,6 @@ from subbayes.artifacts.files import (
     StrPath,
     as_path,
     fail_artifact,
-    make_folder,
     publish,
     quoted,
     read_start,
@@ -144,7 +143,9 @@ def write(
     arrays, plain = as_tensors(tensors), encode(facts)
     if not is_first_process():
         return
-    with translate_os_errors(path), make_folder(as_path(path)) as directory:
+    directory = as_path(path)
+    with translate_os_errors(path):
+        directory.mkdir(parents=True, exist_ok=True)
         _check_destination(directory, overwrite)
         file, digest = directory / f"tensors-{secrets.token_hex(8)}.safetensors", hashlib.sha256()
         try:
@@ -201,7 +202,7 @@ def read(
     """
     check_device(device)
     location = as_path(path)
-    with translate_os_errors(path, reading=True):
+    with translate_os_errors(path, to="read"):
         while True:  # until the artifact is not replaced meanwhile
             manifest = _verified_manifest(location, kind)
             try:
@@ -230,7 +231,7 @@ def has_manifest(path: StrPath, kind: str | None = None) -> bool:
     location = as_path(path)
     if not os.path.lexists(location / MANIFEST) and not location.is_file():
         return False
-    with translate_os_errors(path, reading=True):
+    with translate_os_errors(path, to="read"):
         _verified_manifest(location, kind)
     return True
 
@@ -271,7 +272,7 @@ def kind_of(path: StrPath) -> str | None:
         >>> kind_of("no/such/folder") is None
         True
     """
-    with translate_os_errors(path, reading=True):
+    with translate_os_errors(path, to="read"):
         content = _raw_manifest(as_path(path))
     return None if content is None else str(content.get("kind"))
 

@@ -39,7 +39,6 @@ from subbayes.artifacts.files import (
 from subbayes.artifacts.folder import Artifact
 from subbayes.artifacts.tensors import Kept, as_tensors, whole_tensors
 from subbayes.utils.checks import CheckpointError, InputError, InputTypeError, fail, fail_type
-from subbayes.utils.warning import warn_user
 
 __all__ = [
     "KindFacts",
@@ -207,8 +206,8 @@ def save(
     """Save an object as a folder of safetensors and JSON, without pickle; see `load`.
 
     Beside an adapter, in a folder with the `adapter_config.json` of peft, it is saved in the
-    subfolder `subbayes`, and the files of the adapter are left alone. Symbolic links in that folder
-    are not followed: one at `subbayes` is an error, and no card is written through one.
+    subfolder `subbayes`, and the files of the adapter are left alone. No card is written through a
+    symbolic link.
 
     Args:
         subject: what to save.
@@ -222,9 +221,6 @@ def save(
     Raises:
         InputError: the path is taken (pass `overwrite=True`), or cannot be written, or a setting
             that was changed to one that `load` refuses.
-
-    Warns:
-        A symbolic link where the card belongs.
     """
     try:
         tensors, facts = as_tensors(subject.tensors()), subject.facts()
@@ -237,7 +233,6 @@ def save(
     place = directory
     if (directory / _ADAPTER).is_file():
         place = directory / BESIDE
-        _check_beside(place)
         text = None if card is None else card()  # before anything is written
     else:
         _check_subfolders(directory)
@@ -257,30 +252,14 @@ def _check_subfolders(directory: Path) -> None:
              f"Pass that of the adapter in use: {quoted(directory / found[0])}")  # fmt: skip
 
 
-def _check_beside(place: Path) -> None:
-    """Raise `InputError` for a symbolic link, which may lead anywhere."""
-    if place.is_symlink():
-        fail_artifact("path", f"a subfolder {BESIDE!r} of the adapter, or none",
-                      f"a symbolic link at {quoted(place)}", "Remove the link")  # fmt: skip
-
-
 def _write_card(directory: Path, card: str) -> None:
-    """Write the first of the usual files that is free or that an earlier card of ours occupies.
-
-    A symbolic link occupies its name, wherever it leads: nothing is written through it.
-    """
+    """Write the first of the usual files that is free or has an earlier card of ours."""
     for name in _CARDS:
         file = directory / name
         taken = os.path.lexists(file)
-        is_file = taken and file.is_file() and not file.is_symlink()
-        if not taken or (is_file and _starts_with_mark(file)):
+        if not taken or (not file.is_symlink() and file.is_file() and _starts_with_mark(file)):
             atomic_write_text(file, f"{CARD_MARK}\n{card}", overwrite=taken)
             return
-        if file.is_symlink():
-            warn_user(
-                f"path: {quoted(file)} is a symbolic link, to which no model card is written; "
-                "remove the link"
-            )
 
 
 def _starts_with_mark(file: Path) -> bool:
@@ -376,7 +355,6 @@ def read(
     """
     beside = as_path(path) / BESIDE
     if not folder.is_artifact(path) and folder.is_artifact(beside):
-        _check_beside(beside)
         path = beside
     found = folder.read(path, kind, device=device, kept=kept)
     if found.kind.endswith("-checkpoint"):

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from subbayes.artifacts.facts import canonical_bytes, encode, is_unicode
+from subbayes.artifacts.facts import canonical_bytes, encode
 from subbayes.artifacts.files import fail_artifact, open_file
 from subbayes.utils.checks import fail_type
 from subbayes.utils.memory import check_memory
@@ -128,19 +128,7 @@ def as_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
         InputTypeError: not a dict of tensors or arrays by name.
         ArtifactError: a name, dtype or layout that safetensors cannot hold.
     """
-    if not isinstance(tensors, Mapping):
-        fail_type("tensors", "a dict of tensors by name", tensors)
-    return {_check_name(name): _as_tensor(name, value) for name, value in tensors.items()}
-
-
-def _check_name(name: Any) -> str:
-    if not isinstance(name, str):
-        fail_type("tensors", "names that are text", name)
-    if name == "__metadata__" or not is_unicode(name):
-        fail_artifact(
-            "tensors", "a name the safetensors format allows", repr(name), "Rename the tensor"
-        )
-    return str.__str__(name)
+    return {name: _as_tensor(name, value) for name, value in tensors.items()}
 
 
 def _as_tensor(name: str, value: Any) -> Stored:
@@ -150,28 +138,13 @@ def _as_tensor(name: str, value: Any) -> Stored:
         _as_tensor(name, value.part)
         return value
     if isinstance(value, np.ndarray):
-        value = _from_numpy(label, value)
+        value = torch.from_numpy(np.require(value, value.dtype.newbyteorder("="), ["C", "W"]))
     if not isinstance(value, Tensor):
         fail_type(label, "a tensor or an array", value, "Put other values into facts")
-    layout = str(value.layout).removeprefix("torch.")
-    if layout != "strided" or value.is_meta:
-        got = "a tensor without data (device meta)" if value.is_meta else f"layout {layout}"
-        fail_artifact(label, "a dense tensor", got, "Convert it first")
-    if _dtype(value) not in _CODES:
-        fail_artifact(
-            label, "a real dtype: " + ", ".join(_CODES), _dtype(value), "Convert it first"
-        )
+    if value.layout != torch.strided or _dtype(value) not in _CODES:
+        got = f"one of layout {value.layout} and {value.dtype}"
+        fail_artifact(label, "a dense tensor of real numbers", got, "Convert it first")
     return value.detach()
-
-
-def _from_numpy(label: str, array: np.ndarray) -> Tensor:
-    native = array.dtype.newbyteorder("=")
-    try:
-        return torch.from_numpy(np.require(np.asarray(array), native, ["C", "W"]))
-    except TypeError:
-        fail_artifact(
-            label, "a real dtype: " + ", ".join(_CODES), str(array.dtype), "Convert it first"
-        )
 
 
 def _dtype(tensor: Tensor) -> str:

