@@ -322,8 +322,6 @@ def prune(
         >>> int((layer.weight != 0).sum())
         2
     """
-    if not isinstance(module, nn.Module):
-        fail_type("module", "a torch.nn.Module", module)
     if not (isinstance(density, Real) and 0 < density <= 1):
         fail("density", "a share above 0 and at most 1", density)
     check_choice("structure", structure, STRUCTURES)

@@ -9,7 +9,7 @@ from torch import nn
 
 from subbayes.networks.tracing.tracer import MODES, Mode
 from subbayes.sparse.convert import sparse_layers
-from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 from subbayes.utils.keywords import suggest_keywords
 
 _EARLY, _KL_WARMUP = 0.8, 0.4  # shares of the epochs
@@ -203,12 +203,6 @@ class SparseTraining:
             count = getattr(self, name)
             if count is not None and check_count(name, count, 0) > self.epochs:
                 fail(name, f"at most the number of epochs, {self.epochs}", count)
-        if not isinstance(self.learning_rates, LearningRates | None):
-            fail_type(
-                "learning_rates",
-                "LearningRates, such as LearningRates(weights=0.01)",
-                self.learning_rates,
-            )
 
     @property
     def phases(self) -> dict[str, int]:

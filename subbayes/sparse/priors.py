@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
-from subbayes.utils.checks import check_positive, fail, fail_type
+from subbayes.utils.checks import check_positive, fail
 
 _ENTROPY = 0.5 * math.log(2 * math.pi * math.e)  # of a standard normal number
 
@@ -282,12 +282,6 @@ class SpikeSlab:
     slab: Slab = field(default_factory=StudentTSlab)
     inclusion: Inclusion = field(default_factory=BetaBinomial)
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.slab, Slab):
-            fail_type("slab", "a Slab", self.slab)
-        if not isinstance(self.inclusion, Inclusion):
-            fail_type("inclusion", "an Inclusion prior", self.inclusion)
-
 
 @dataclass(frozen=True)
 class Horseshoe(SpikeSlab):
@@ -313,6 +307,5 @@ class Horseshoe(SpikeSlab):
     threshold: float = 0.05
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_positive("scale", self.scale)
         check_positive("threshold", self.threshold)

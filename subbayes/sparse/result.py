@@ -19,7 +19,6 @@ from typing_extensions import override
 
 from subbayes.artifacts.arrays import ANY, Array, Arrays
 from subbayes.artifacts.facts import DrawCount, Name, Numbers
-from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import KindFacts, artifact
 from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.diagnostics.predictor import Predictor
@@ -484,7 +483,6 @@ def rebuild(
     """Rebuild a sparse network from its artifact; see `subbayes.load`."""
     network = network_from(tensors, facts.network, tensors["weights"], module)
     state = strip_prefix("state", tensors)
-    _check_state(layers_from(network.module_with().to("meta"), facts.layers, state), state)
     made = layers_from(network.module_with(), facts.layers, state)
     made.eval().load_state_dict(state)
     return SparseNetwork(
@@ -494,15 +492,3 @@ def rebuild(
         output,
         facts.n_draws,
     )
-
-
-def _check_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Check that saved tensors are those of a module, which needs no memory on the device meta."""
-    own = module.state_dict()
-    for name in sorted(own.keys() | state.keys()):
-        expected, got = (
-            f"{tuple(of[name].shape)} of {of[name].dtype}" if name in of else "no such tensor"
-            for of in (own, state)
-        )
-        if expected != got:
-            fail_damaged(f"the shape {expected} of 'state.{name}'", got)

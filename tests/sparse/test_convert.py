@@ -501,7 +501,6 @@ class Standardised(nn.Conv2d):
         (dict(rank=-3), "rank: expected a whole number of at least 1, got -3"),
         (dict(seed=-1), "seed: expected a whole number of at least 0, got -1"),
         (dict(seed=1.5), "seed: expected a whole number of at least 0, got 1.5"),
-        (dict(keep=5), "keep: expected names of layers, got int"),
         (dict(keep=""), "module: expected a linear or convolutional layer to convert, got none"),
     ],
 )
@@ -533,15 +532,6 @@ def test_convert_rejects_bad_options(options, said):
             lambda: sparse.SparseNetwork(nn.Linear(2, 1), subbayes.likelihoods.Gaussian(1.0)),
             "module: expected a module that convert",
         ),
-        (
-            lambda: sparse.fit(
-                sparse.convert(nn.Linear(2, 1)),
-                subbayes.likelihoods.Gaussian(),
-                (torch.zeros(4, 2), torch.zeros(4)),
-                callback=3,
-            ),
-            "callback: expected a function of",
-        ),
     ],
 )
 def test_bad_input_is_rejected_in_one_line(make, said):
@@ -561,11 +551,6 @@ def test_large_initial_deviations_do_not_overflow():
         (torch.zeros(1), {}, "6 rows, 1 targets"),
         (torch.zeros(()), {}, "6 rows, 1 targets"),
         (torch.full((6,), torch.nan), {}, "y: "),
-        (
-            torch.zeros(6),
-            dict(weight=float("nan")),
-            "weight: expected a finite number of at least 0",
-        ),
         (torch.zeros(6), dict(n=2), "between 1 and n = 2 rows"),
     ],
 )

@@ -632,13 +632,6 @@ def test_bad_settings_are_rejected(make, said):
         make()
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_slabs_are_rejected_as_priors():
-    for prior in (sparse.NormalSlab(1.0), {"0": sparse.NormalSlab(1.0)}):
-        with pytest.raises(TypeError, match="prior: expected a SpikeSlab, or SpikeSlabs by name"):
-            sparse.convert(net(), prior=prior)
-
-
 def test_kept_layers_are_not_converted():
     deep = nn.Sequential(*[nn.Linear(2, 2) for _ in range(11)])
     assert "10" not in sparse.sparse_layers(sparse.convert(deep, keep="10"))

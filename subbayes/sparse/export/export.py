@@ -56,8 +56,6 @@ def export_network(
         (10, 5)
     """
     check_choice("layout", layout, LAYOUTS)
-    if not isinstance(module, nn.Module):
-        fail_type("module", "a torch.nn.Module", module)
     if any(isinstance(own, SparseLayer) for own in module.modules()):
         fail(
             "module",

@@ -11,32 +11,26 @@ from dataclasses import dataclass, field, fields
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, Literal, TypeGuard
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from subbayes.artifacts.arrays import ANY, Array, Arrays
 from subbayes.artifacts.facts import Size
-from subbayes.artifacts.files import (
-    StrPath,
-    atomic_write_bytes,
-    fail_damaged,
-    new_file,
-    replace_file,
-)
+from subbayes.artifacts.files import StrPath, atomic_write_bytes, new_file, replace_file
 from subbayes.artifacts.saving import KindFacts, artifact, save
 from subbayes.artifacts.tensors import as_tensors, safetensors_pieces
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import arguments
-from subbayes.sparse.dependency_graph import DataFlow, edges
+from subbayes.sparse.dependency_graph import DataFlow
 from subbayes.sparse.export.csr_linear import CsrLinear
 from subbayes.sparse.export.example import as_example, outputs_of
 from subbayes.sparse.export.module_settings import classes_of, differences, settings_of
 from subbayes.sparse.export.tiled_layers import use_tiles
 from subbayes.sparse.kernels import check_csr, csr_tensor
 from subbayes.sparse.module_surgery import LAYERS, replace_layer
-from subbayes.utils.checks import MissingPackageError, fail, fail_type
+from subbayes.utils.checks import MissingPackageError, fail
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import filtered_warnings
 
@@ -252,14 +246,9 @@ def rebuild(
     if module is None:
         fail("module", "the module that was converted, of any width", "none",
              "Pass load(path, module): code is not saved, only weights")  # fmt: skip
-    if not isinstance(module, nn.Module):
-        fail_type("module", "the torch.nn.Module that was converted", module)
     made, tensors = copy.deepcopy(module).eval(), dict(tensors)
     flow = DataFlow.of(made, facts.layouts)
     owners = dict(made.named_modules())
-    own_sizes = {
-        name: layer.weight.shape[:2] for name, layer in owners.items() if _has_units(layer)
-    }
     mismatched = sorted(facts.layouts.keys() - owners.keys())
     for name in () if mismatched else [n for n, layout in facts.layouts.items() if layout == "csr"]:
         made = _with_csr(made, name, tensors)
@@ -277,10 +266,6 @@ def rebuild(
     for name, value in tensors.items():
         owner, _, last = name.rpartition(".")
         _assign(owners[owner], last, value)
-    _check_units(made, facts.units)
-    _check_dtypes(module, tensors)
-    _check_inputs(made, module, own_sizes)
-    _check_names(made, facts)
     if "csr" in facts.layouts.values():
         flow.work_in_place(made)
         made = use_tiles(made) if flow.is_rowwise else made
@@ -302,67 +287,6 @@ def _fits(owners: dict[str, nn.Module], name: str, value: Tensor) -> bool:
     if isinstance(owners[owner], (*_RESIZED, CsrLinear)):
         return own.ndim == value.ndim and own.shape[2:] == value.shape[2:]
     return own.shape == value.shape
-
-
-def _check_units(module: nn.Module, units: dict[str, tuple[int, int]]) -> None:
-    """Check the sizes of layers against each other and against the numbers of units."""
-    for name, own in module.named_modules():
-        if not isinstance(own, (*_RESIZED, CsrLinear)):
-            continue
-        tensors = own.state_dict().values()
-        dtypes = {t.dtype for t in tensors if t.is_floating_point()}
-        lengths = {len(t) for t in tensors if t.ndim}
-        if name in units:
-            lengths.add(units[name][-1])
-        if len(lengths) > 1 or len(dtypes) > 1:
-            got = f"dtypes {sorted(map(str, dtypes))}, {sorted(lengths)} units"
-            fail_damaged(f"one dtype and number of units in layer {name[:60]!r}", got)
-
-
-def _check_dtypes(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Check that tensors have one dtype where those of the module as it was passed have one."""
-    found: dict[torch.dtype, dict[torch.dtype, str]] = {}
-    for name, own in module.state_dict().items():
-        value = tensors.get(name)
-        if value is not None and own.is_floating_point():
-            found.setdefault(own.dtype, {}).setdefault(value.dtype, name)
-    for names in found.values():
-        if len(names) > 1:
-            got = " and ".join(f"{dtype} in {name[:60]!r}" for dtype, name in names.items())
-            fail_damaged("one dtype of all layers, as the module has", got)
-
-
-def _has_units(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a layer is a linear or convolutional one."""
-    return isinstance(layer, (*LAYERS, CsrLinear))
-
-
-def _check_inputs(made: nn.Module, module: nn.Module, sizes: dict[str, torch.Size]) -> None:
-    """Check that each layer reads as many numbers as the one before it returns.
-
-    Args:
-        made: the small network.
-        module: the module as it was passed.
-        sizes: units and inputs of its layers.
-    """
-    small = {
-        name: layer.weight.shape[:2] for name, layer in made.named_modules() if _has_units(layer)
-    }
-    for edge in edges(module, sizes):
-        if edge.source in small and edge.reader in small:
-            units, inputs = small[edge.source][0], small[edge.reader][1]
-            if inputs * sizes[edge.source][0] != units * sizes[edge.reader][1]:
-                expected = f"inputs for the {units} units of layer {edge.source[:60]!r}"
-                got = f"{inputs} inputs in layer {edge.reader[:60]!r}"
-                fail_damaged(expected, got)
-
-
-def _check_names(made: nn.Module, facts: SmallFacts) -> None:
-    """Check that there is a name for each input and output, which ONNX files repeat."""
-    sizes = [tuple(own.weight.shape[:2]) for own in made.modules() if _has_units(own)] or [(0, 0)]
-    for names, size in ((facts.inputs, sizes[0][1]), (facts.outputs, sizes[-1][0])):
-        if names and not len(names) == len(set(names)) == size:
-            fail_damaged(f"{size} different names of inputs or outputs", len(names))
 
 
 def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Module:

@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.networks.network import Network
-from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.networks.tracing.private_torch import has_hooks, is_traced, most_forward_hooks
 from subbayes.sparse.dependency_graph import DataFlow
 from subbayes.sparse.kernels import (
@@ -199,7 +198,7 @@ class SampledNetwork:
 
     def _bytes_per_row(self, batch: Any) -> int:
         if not self._max_inputs:
-            return bytes_per_row(self.network, batch)
+            return self.network.bytes_per_row(batch)
         numbers = 0
         for own in self._module.modules():
             if isinstance(own, (nn.Linear, SampledLinear)):
