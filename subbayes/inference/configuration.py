@@ -15,7 +15,6 @@ from subbayes.utils.checks import (
     check_positive,
     check_positive_or_zero,
     check_seed,
-    fail,
     fail_type,
 )
 from subbayes.utils.keywords import suggest_keywords
@@ -78,7 +77,8 @@ class Sampling:
             check_count("warmup", self.warmup, 0)
         if self.chain_groups is not None:
             check_count("chain_groups", self.chain_groups)
-        self._check_initial()
+        if isinstance(self.initial, str):
+            check_choice("initial", self.initial, ("prior", "shift", "ensemble"))
         check_choice("mode", self.mode, ("trace", "compile", "eager"))
         if self.time_limit is not None:
             check_positive("time_limit", self.time_limit)
@@ -86,18 +86,3 @@ class Sampling:
             fail_type("checkpoint", "the path of a folder", self.checkpoint)
         # 0 saves after every step
         check_positive_or_zero("checkpoint_seconds", self.checkpoint_seconds)
-
-    def _check_initial(self) -> None:
-        expected = "'prior', 'shift', 'ensemble' or an array (chains, k)"
-        if isinstance(self.initial, str):
-            if self.initial not in ("prior", "shift", "ensemble"):
-                fail("initial", expected, repr(self.initial))
-            return
-        try:
-            points = np.asarray(self.initial)
-        except (ValueError, TypeError, RuntimeError):  # rows of different lengths; torch's errors
-            fail("initial", expected, repr(self.initial), "Give every chain as many numbers")
-        if points.ndim != 2 or points.dtype.kind not in "iuf":
-            fail("initial", f"{expected} of numbers", repr(self.initial))
-        if not np.isfinite(points).all():
-            fail("initial", f"{expected} of finite numbers", repr(self.initial))

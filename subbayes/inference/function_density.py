@@ -344,18 +344,8 @@ def from_log_prob(
         >>> NUTS().sample(density, draws=100, chains=4, progress=False).z.shape
         (4, 100, 2)
     """
-    if not callable(log_prob):
-        fail_type("log_prob", "a function of a point z", log_prob)
     check_count("dim", dim)
     check_choice("library", library, _FUNCTIONS)
-    if not (grad is None or grad is False or callable(grad)):
-        fail_type("grad", "a function of a point z, False or None", grad)
-    if not isinstance(vectorized, bool):
-        fail_type("vectorized", "True or False", vectorized)
-    if base is not None and not isinstance(base, Normal):
-        fail_type("base", "a subbayes.priors.Normal or None", base)
-    if name is not None and not isinstance(name, str):
-        fail_type("name", "a string or None", name)
     if base is not None:
         base.check_rank(dim, "base")
         check_normal("base", base)

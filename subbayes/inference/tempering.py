@@ -7,7 +7,6 @@ by $p(y_n \mid z)^{-1/T}$. Where rows have weights, a row of weight a counts as 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from subbayes import diagnostics
-from subbayes.artifacts.arrays import LARGEST
 from subbayes.artifacts.facts import Positive
 from subbayes.data.data import Data
 from subbayes.diagnostics.leave_one_out import sum_se
@@ -35,9 +33,6 @@ from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-_MOST = 1000  # candidates
 
 
 @dataclass(frozen=True)
@@ -60,14 +55,6 @@ class TemperatureChoice:
     pareto_k: tuple[float, ...]
     by: Literal["loo", "validation"]
     n_bad: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        lists = [self.temperatures, self.scores, self.standard_errors, self.pareto_k]
-        counts = {len(values) for values in [*lists, *([self.n_bad] if self.n_bad else [])]}
-        if len(counts) != 1 or not 0 < len(self.temperatures) <= _MOST:
-            fail("temperatures", f"1 to {_MOST}, each with its scores", f"{sorted(counts)}")
-        if any(math.isfinite(v) and abs(v) >= LARGEST for values in lists for v in values):
-            fail("scores", f"numbers below {LARGEST:g}", "larger ones")
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> TemperatureChoice:
@@ -153,8 +140,6 @@ def choose_temperature(
     candidates = sorted({check_positive("temperatures", t) for t in temperatures})
     if not candidates:
         fail("temperatures", "at least one candidate", "none")
-    if len(candidates) > 1000:
-        fail("temperatures", "at most 1000 candidates", len(candidates))
     held_out = _held_out(posterior, validation) if by == "validation" else None
     rows: list[tuple[float, float, float]] = []
     found: list[diagnostics.LooResult] = []

@@ -283,20 +283,11 @@ def test_fingerprints_differ_by_name_base_and_size():
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        (("x", 3, {}), InputTypeError, "log_prob: expected a function of a point z, got str."),
         ((with_torch, 0, {}), InputError, "dim: expected a whole number of at least 1, got 0."),
         ((with_torch, 3, {"library": "jax"}), InputError,
          "library: expected one of 'torch', 'numpy', got 'jax'."),
-        ((with_torch, 3, {"grad": True}), InputTypeError,
-         "grad: expected a function of a point z, False or None, got bool."),
-        ((with_torch, 3, {"vectorized": 1}), InputTypeError,
-         "vectorized: expected True or False, got int."),
-        ((with_torch, 3, {"base": 2.0}), InputTypeError,
-         "base: expected a subbayes.priors.Normal or None, got float."),
         ((with_torch, 3, {"base": Normal(scale=[1.0, 2.0])}), InputError,
          "base scale: expected 1 or 3 numbers"),
-        ((with_torch, 3, {"name": 1}), InputTypeError,
-         "name: expected a string or None, got int."),
     ],
 )  # fmt: skip
 def test_bad_arguments(arguments, error, message):

@@ -29,7 +29,7 @@ from subbayes.inference.laplace.linearised import LinearisedPosterior, diagonal_
 from subbayes.predictions.averaging import with_noise
 from subbayes.predictions.gaussian import default_method, has_logits, predictive_of
 from subbayes.subspace import Subspace
-from subbayes.utils.checks import check_count, check_same_length, fail, fail_type
+from subbayes.utils.checks import check_count, check_same_length, fail_type
 from subbayes.utils.trees import n_rows
 
 __all__ = [
@@ -197,13 +197,13 @@ def compare_subspaces(
         >>> abs(best.relative_error - best.bound) < 1e-8, best.trace > other.trace
         (True, True)
     """
-    psi = _check(psi, subspaces, ranks, noise)
-    if psi.form not in ("dual", "primal"):
-        fail(
+    psi = psi.precision if isinstance(psi, LinearisedPosterior) else psi
+    if getattr(psi, "form", "") not in ("dual", "primal"):
+        fail_type(
             "psi",
-            "an exact precision, dual or primal",
-            psi.form,
-            "Subspaces are compared under the exact precision, however they were chosen",
+            "an exact precision of all weights, dual or primal, or a LinearisedPosterior with one",
+            psi,
+            "Pass linearised_laplace(network, likelihood, data)",
         )
     X = psi.jacobian(inputs)
     full, found = psi.covariance(X), []
@@ -221,36 +221,6 @@ def compare_subspaces(
                 own = (math.nan, math.nan) if scores is None else scores(part)
                 found.append(_subspace_error(name, rank, part, full, noise, (*own, *best)))
     return found
-
-
-def _check(psi: Any, subspaces: Any, ranks: Sequence[int] | None, noise: float) -> Precision:
-    """Check the arguments, and return the precision."""
-    psi = psi.precision if isinstance(psi, LinearisedPosterior) else psi
-    if not isinstance(psi, Precision):
-        fail_type(
-            "psi",
-            "the precision of all weights, or a LinearisedPosterior",
-            psi,
-            "Pass linearised_laplace(network, likelihood, data)",
-        )
-    if not isinstance(subspaces, Mapping):
-        fail_type("subspaces", "a dict of subspaces by name", subspaces, 'Pass {"name": subspace}')
-    if not subspaces:
-        fail("subspaces", "at least one", "none")
-    for name, space in subspaces.items():
-        if not isinstance(space, Subspace):
-            fail_type(f"subspaces[{name!r}]", "a Subspace", space)
-    most = max(space.rank for space in subspaces.values())
-    if ranks is not None and not any(check_count("ranks", rank) <= most for rank in list(ranks)):
-        fail(
-            "ranks",
-            f"at least one of at most {most}, the largest rank of a subspace",
-            ", ".join(map(str, ranks)) or "none",
-            "Lower them, or choose larger subspaces",
-        )
-    if not (isinstance(noise, (int, float)) and 0 <= noise < math.inf):
-        fail("noise", "a finite number of at least 0", repr(noise))
-    return psi
 
 
 class _Scores:

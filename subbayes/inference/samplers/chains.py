@@ -21,14 +21,13 @@ from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float
 from typing_extensions import override
 
 from subbayes.artifacts.folder import write
 from subbayes.artifacts.saving import fail_checkpoint, has_checkpoint, read_checkpoint
 from subbayes.artifacts.tensors import add_prefix, fingerprint, strip_prefix
-from subbayes.diagnostics.thinning import TRANSITION_STATISTICS, interval_statistics, interval_types
+from subbayes.diagnostics.thinning import TRANSITION_STATISTICS, interval_statistics
 from subbayes.distributed.chain_groups import ChainGroups, divided_chains
 from subbayes.distributed.processes import on_first
 from subbayes.draws import Draws
@@ -60,7 +59,6 @@ __all__ = [
 ]
 
 KIND = "sampling-checkpoint"
-_DTYPES = (torch.float64, torch.float32, torch.int64, torch.int32, torch.uint8, torch.bool)
 _OF_DENSITY = 0.01  # relative error of sums over observations in 16 bits
 
 
@@ -229,11 +227,10 @@ class Checkpoint:
             meta["device"] = outputs.device
         write(self.path, KIND, tensors, meta, overwrite=True)
 
-    def read(self, fresh: Any, rngs: Rngs) -> tuple[Any, Store] | None:
+    def read(self, rngs: Rngs) -> tuple[Any, Store] | None:
         """The state and the draws of the chains of this process, or None if nothing is saved.
 
         Args:
-            fresh: a state of these chains, for the shapes of its arrays.
             rngs: the generator of each chain, whose states are set.
         """
         found = self.groups.on_first(lambda: read_checkpoint(self.path, KIND))
@@ -251,32 +248,14 @@ class Checkpoint:
             if not saved.agrees_with(expected_outputs, self.posterior.network.rounding):
                 expected = "one of a module and output= that return the same outputs"
                 fail_checkpoint(expected, f"others at the same weights in {self.path}")
-        shape = tensors["z"].shape
-        if (shape[0], shape[2]) != (self.identity["chains"], self.posterior.rank):
-            expected = f"draws of {self.identity['chains']} chains of rank {self.posterior.rank}"
-            fail_checkpoint(expected, f"shape {tuple(shape)}")
-        for name, tensor in tensors.items():
-            if tensor.dtype not in _DTYPES:
-                fail_checkpoint("arrays of numbers that NumPy has", f"{tensor.dtype} in {name!r}")
         arrays, stats, transitions = (
             {name: tensor.numpy() for name, tensor in strip_prefix(prefix, tensors).items()}
             for prefix in ("state", "stats", "transitions")
         )
-        wrong = _other_arrays(fresh, arrays, self.identity["chains"])
-        if wrong is not None:
-            expected = f"the arrays of the state of the sampler {self.kernel.name}"
-            fail_checkpoint(expected, f"another shape or dtype of {wrong[:60]!r}")
         self._check_density(self.kernel.state_type(**arrays))
         store = Store(
             tensors["z"].numpy(), stats, tensors["count"].numpy(), meta["evaluations"], transitions
         )
-        most = store.z.shape[1]
-        kept = (store.count - self.identity["warmup"]) // self.identity["thin"]
-        if (kept > most).any():  # draws that are not there would be zeros
-            fail_checkpoint(f"at most {most} draws of each chain", f"counts of {int(kept.max())}")
-        known = getattr(self.kernel, "statistics", None)
-        if known is not None:
-            self._check_statistics(known, store, bool((kept > 0).any()))
         own = self.groups.own
         for rng, rng_state in zip(rngs, meta["rngs"][own], strict=True):
             rng.bit_generator.state = rng_state
@@ -291,26 +270,8 @@ class Checkpoint:
         network = self.posterior.network
         return FirstOutputs.of(network, self.posterior.subspace.shift, self.posterior.data)
 
-    def _check_statistics(self, known: dict[str, type], store: Store, has_draws: bool) -> None:
-        """Check the names and types of statistics, and their shapes between draws."""
-        thin, chains = self.identity["thin"], self.identity["chains"]
-        all_known = known | interval_types(known, thin)
-        own = {name: known[name] for name in TRANSITION_STATISTICS if name in known and thin > 1}
-        for arrays, types, needed in (
-            (store.stats, all_known, has_draws),
-            (store.transitions, own, has_draws),
-        ):
-            found = {name: array.dtype for name, array in arrays.items()}
-            if (arrays or needed) and found != {n: np.dtype(kind) for n, kind in types.items()}:
-                expected = f"the statistics of {self.kernel.name}: {', '.join(types)}"
-                fail_checkpoint(expected, "others, or of other types")
-        if any(array.shape != (chains, thin) for array in store.transitions.values()):
-            fail_checkpoint(f"statistics of {thin} transitions", "those of another number")
-
     def _check_density(self, state: Any) -> None:
         """Check points and log densities of a state: code of the density may have changed since."""
-        if not np.isfinite(state.z).all():
-            fail_checkpoint("finite points of the chains", "others")
         densities = getattr(self.kernel, "densities", None)
         if densities is None:
             return
@@ -320,18 +281,8 @@ class Checkpoint:
             fail_checkpoint(expected, "other log densities")
 
 
-def _other_arrays(state: Any, arrays: dict[str, np.ndarray], chains: int) -> str | None:
-    """The name of an array of another shape or dtype than a state has, if there is one."""
-    expected = {
-        name: ((chains, *array.shape[1:]), array.dtype) for name, array in vars(state).items()
-    }
-    found = {name: (array.shape, array.dtype) for name, array in arrays.items()}
-    return next((n for n in sorted(expected | found) if expected.get(n) != found.get(n)), None)
-
-
 Rngs = list[np.random.Generator]
 _RETRIES = 100
-_MOST_STEPS = 200_000  # without a draw of any chain, if no draw of the kernel takes more
 _LEAST_DRAWS = 4  # of each chain, which a time limit leaves
 _STATS, _COPIES = 4, 16  # numbers per draw and vectors per chain that every kernel holds
 
@@ -407,11 +358,9 @@ class Kernel(Protocol):
 
     A kernel with settings is a dataclass of fields that JSON has; they are part of a checkpoint.
     The state is a frozen dataclass of NumPy arrays whose first axis is the chain, with a field
-    `z` of shape (chains, k). An attribute `statistics`, if there is one, has the type (float, int
-    or bool) of each statistic by name, with which those of a checkpoint are compared. A method
-    `densities(posterior, state)`, if there is one, returns log densities as stored at the points of
-    a state, and as computed again: a checkpoint in which they differ is of another density. A
-    method `longest_draw(rank)`, if there is one, returns the largest number of steps of a draw.
+    `z` of shape (chains, k). A method `densities(posterior, state)`, if there is one,
+    returns log densities as stored at the points of a state, and as computed again: a checkpoint in
+    which they differ is of another density.
     """
 
     name: str
@@ -499,7 +448,7 @@ def _run(
     initial = _own_rows(sampling.initial, sampling.chains, groups)
     state = kernel.init(posterior, start_points(posterior, initial, rngs), rngs)
     store = Store(np.zeros((chains, draws, posterior.rank)), {}, np.zeros(chains, dtype=np.int64))
-    resumed = saved.read(state, rngs) if saved else None
+    resumed = saved.read(rngs) if saved else None
     if resumed is not None:
         state, store = resumed
         store = store.resized(max(draws, store.z.shape[1]))  # a longer run keeps its draws
@@ -515,7 +464,7 @@ def _run(
     ):
         steps.update(int(np.minimum(store.count, needed).sum()))
         last = begun = time.monotonic()
-        idle, most, stop, round_steps = 0, _most_steps(kernel, posterior.rank), 0, 1
+        stop, round_steps = 0, 1
         active, goes_on = store.count < needed, True
         while goes_on and not stop:
             for _ in range(round_steps):
@@ -524,11 +473,7 @@ def _run(
                 state, info = kernel.step(posterior, state, rngs)
                 finished = info.finished & active
                 store.add(state, replace(info, finished=finished), warmup, thin)
-                idle += 1
-                if idle > most:
-                    _fail_without_draws(kernel, most)
                 if done := int(finished.sum()):
-                    idle = 0
                     for c in (finished & (store.count == needed)).nonzero()[0]:
                         finished_chains[int(c)] = FinishedChain.of(state, rngs, c)
                     steps.update(done)
@@ -613,21 +558,6 @@ def _own_rows(initial: str | np.ndarray, chains: int, groups: ChainGroups) -> st
     if isinstance(initial, str) or np.shape(initial)[:1] != (chains,):
         return initial
     return np.asarray(initial)[groups.own]
-
-
-def _most_steps(kernel: Kernel, rank: int) -> int:
-    """Steps without a draw of any chain after which a run fails."""
-    longest = getattr(kernel, "longest_draw", None)
-    return max(_MOST_STEPS, 0 if longest is None else longest(rank))
-
-
-def _fail_without_draws(kernel: Kernel, steps: int) -> NoReturn:
-    fail(
-        "posterior",
-        f"a density from which {kernel.name} draws",
-        f"no draw of any chain in {steps} evaluations",
-        "Check that it is finite where chains start, and delete a checkpoint that was changed",
-    )
 
 
 def _check_memory(kernel: Kernel, posterior: Density, chains: int, draws: int) -> None:

@@ -42,15 +42,6 @@ from subbayes.inference.samplers.reparameterisation import run_reparameterised
 from subbayes.utils.checks import check_choice, check_positive, fail
 
 DIVERGENCE = 1000.0
-STATISTICS: dict[str, type] = {
-    "log_density": float,
-    "energy": float,
-    "acceptance": float,
-    "step_size": float,
-    "evaluations": int,
-    "divergent": bool,
-}
-"""The types of the statistics that `stats` returns."""
 CURVATURE = 50  # coordinates up to which chains start from a Laplace approximation
 _AHEAD, _AHEAD_NORMALS = 96, 16
 

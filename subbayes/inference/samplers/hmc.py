@@ -9,7 +9,6 @@ ends accepts or rejects and starts its next one at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Int
@@ -25,7 +24,6 @@ class Kernel(RandomLengthKernel):
     """The transition: `init` and `step` on a density with gradients."""
 
     name = "hmc"
-    statistics: ClassVar[dict[str, type]] = hamiltonian.STATISTICS
 
     def advance(self, posterior: GradientDensity, s: State) -> None:
         """One leapfrog step of every trajectory."""

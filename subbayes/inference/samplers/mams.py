@@ -17,7 +17,7 @@ Robnik, Cohn-Gordon and Seljak (2025), *Metropolis adjusted microcanonical Hamil
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -52,14 +52,6 @@ class Kernel(RandomLengthKernel):
     integrator: Integrator
 
     name = "mams"
-    statistics: ClassVar[dict[str, type]] = {
-        "log_density": float,
-        "energy_error": float,
-        "acceptance": float,
-        "step_size": float,
-        "evaluations": int,
-        "divergent": bool,
-    }
     state_type = State
 
     @property

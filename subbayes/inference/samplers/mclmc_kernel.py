@@ -48,15 +48,6 @@ class Kernel(Tuner):
     integrator: Integrator
 
     name = "mclmc"
-    statistics: ClassVar[dict[str, type]] = {
-        "log_density": float,
-        "energy_error": float,
-        "step_size": float,
-        "length": float,
-        "evaluations": int,
-        "failures": int,
-        "restarts": int,
-    }
     state_type: ClassVar[type[State]] = State
 
     def densities(self, posterior: GradientDensity, s: State) -> tuple[np.ndarray, np.ndarray]:

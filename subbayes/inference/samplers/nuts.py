@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -54,12 +53,7 @@ class Kernel(HamiltonianKernel):
     max_depth: int
 
     name = "nuts"
-    statistics: ClassVar[dict[str, type]] = hamiltonian.STATISTICS | {"depth": int}
     state_type = State
-
-    def longest_draw(self, rank: int) -> int:
-        """Steps of a trajectory that is doubled `max_depth` times."""
-        return 2**self.max_depth
 
     def init(
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs

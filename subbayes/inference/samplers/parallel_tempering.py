@@ -23,7 +23,6 @@ sampling.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -129,17 +128,6 @@ class Kernel:
     rungs: int
 
     name = "parallel-tempering"
-    statistics: ClassVar[dict[str, type]] = {
-        "log_likelihood": float,
-        "evaluations": int,
-        "swap_rate": float,
-        "least_swap_rate": float,
-        "barrier": float,
-        "round_trips": int,
-        "idle": float,
-        "log_evidence": float,
-        "bridge_bias": float,
-    }
     state_type = State
 
     def densities(self, posterior: Density, s: State) -> tuple[np.ndarray, np.ndarray]:

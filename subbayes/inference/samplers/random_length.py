@@ -79,10 +79,6 @@ class RandomLengthKernel(HamiltonianKernel, ABC):
     ) -> dict[str, np.ndarray]:
         """The statistics of the trajectories that end."""
 
-    def longest_draw(self, rank: int) -> int:
-        """The maximal number of steps of a trajectory."""
-        return self.max_steps
-
     def init(self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
         """The state at start points z, each chain with a new trajectory."""
         points = np.zeros((len(z), Point.of(z.shape[1]).size))

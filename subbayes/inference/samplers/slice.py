@@ -14,7 +14,6 @@ or a point inside. No chain waits for another.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -65,20 +64,11 @@ class Kernel:
     metric: Metric = "diagonal"  # "dense": along uncorrelated directions
 
     name = "slice"
-    statistics: ClassVar[dict[str, type]] = {
-        "log_likelihood": float,
-        "log_density": float,
-        "evaluations": int,
-    }
     state_type = State
 
     def densities(self, posterior: Density, s: State) -> tuple[np.ndarray, np.ndarray]:
         """Log densities as stored at the points of a state, and as computed again."""
         return s.log_likelihood, posterior.log_likelihood(s.z)
-
-    def longest_draw(self, rank: int) -> int:
-        """Points of a sweep: on each line those of the longest interval, and as many inside it."""
-        return 2 * _STEPS * rank
 
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state at start points z, each chain on its first line."""

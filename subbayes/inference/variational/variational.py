@@ -67,8 +67,6 @@ class Approximation:
 
     def log_prob(self, z: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
         """Normalised log density of coordinates (S, k)."""
-        if z.ndim != 2 or z.shape[1] != self.rank:
-            fail("z", f"shape (S, {self.rank})", z.shape)
         return self.density.log_prob(np.asarray(z, dtype=np.float64))
 
     def sample(self, draws: int, seed: int = 0) -> Float[np.ndarray, "S k"]:

@@ -17,7 +17,7 @@ from torch.distributions import MultivariateNormal
 from torch.utils.data import DataLoader, TensorDataset
 
 import subbayes
-from subbayes import InputError, InputTypeError, Network, subspaces
+from subbayes import InputError, Network, subspaces
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.cross_validation import cross_validate_prior
 from subbayes.inference.laplace.linearised import Evidence, linearised_laplace, tune_prior
@@ -426,16 +426,6 @@ def test_messages_about_held_out_rows():
         cross_validate_prior(net, likelihood, data, retrain=trained_on, validation=data)
     with pytest.raises(InputError, match="subspace: expected None with retrain, got Random"):
         cross_validate_prior(net, likelihood, data, space, retrain=trained_on)
-    with pytest.raises(InputTypeError, match="retrain: expected a function from a fold's"):
-        cross_validate_prior(net, likelihood, data, retrain=net)
-    with pytest.raises(InputTypeError, match="retrain: expected a function that returns a Network"):
-        cross_validate_prior(net, likelihood, data, retrain=lambda rows: 1)
-    with pytest.raises(InputError, match=r"retrain: expected networks of \d+ weights, as the"):
-        cross_validate_prior(net, likelihood, data, retrain=trained_on_less)
-
-
-def trained_on_less(rows):
-    return Network(torch.nn.Linear(3, 3).double())
 
 
 def test_low_rank_evidence_is_an_upper_bound():

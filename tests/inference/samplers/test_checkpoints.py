@@ -16,7 +16,6 @@ import pytest
 from densities import Banana
 from oracles import LinearGaussian
 
-from subbayes.artifacts import folder as artifact
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.hmc import HMC
 from subbayes.inference.samplers.mams import MAMS
@@ -144,18 +143,6 @@ def test_a_shorter_run_in_an_interrupted_one_resumes_too(tmp_path):
     assert stopped > 3
     fresh = EllipticalSlice().sample(LinearGaussian().posterior(), draws=80, **options)
     assert np.array_equal(found.z, fresh.z)
-
-
-def test_a_count_of_more_draws_than_are_stored_is_refused(tmp_path):
-    posterior = LinearGaussian().posterior()
-    options = dict(chains=2, warmup=5, thin=2, progress=False, checkpoint=tmp_path / "run")
-    EllipticalSlice().sample(posterior, draws=10, **options)
-    tensors, facts, kind = artifact.read(tmp_path / "run")
-    tensors["count"][1] = 5 + 2 * 11
-    artifact.write(tmp_path / "run", kind, tensors, facts, overwrite=True)
-    for draws in (10, 20):
-        with pytest.raises(InputError, match="checkpoint: expected at most 10 draws of each chain"):
-            EllipticalSlice().sample(posterior, draws=draws, **options)
 
 
 @pytest.mark.parametrize(

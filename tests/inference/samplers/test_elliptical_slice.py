@@ -161,8 +161,6 @@ def test_start_points():
     assert draws.z.shape == (2, 1, 2)
     with pytest.raises(InputError, match=r"initial: expected shape \(2, 2\), got \(3, 2\)"):
         EllipticalSlice().sample(posterior, draws=1, chains=2, initial=np.zeros((3, 2)))
-    with pytest.raises(InputError, match="initial: expected 'prior', 'shift', 'ensemble' or"):
-        EllipticalSlice().sample(posterior, draws=1, chains=2, initial="mode")
 
 
 def test_density_of_minus_infinity_everywhere_is_rejected():

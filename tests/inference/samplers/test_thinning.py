@@ -10,13 +10,11 @@ import pytest
 from densities import Toy
 
 from subbayes import diagnostics
-from subbayes.artifacts import folder as artifact
 from subbayes.diagnostics.thinning import thinned, thinned_ebfmi
 from subbayes.draws import Draws
 from subbayes.inference.samplers.hmc import HMC
 from subbayes.inference.samplers.mams import MAMS
 from subbayes.inference.samplers.nuts import NUTS
-from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
@@ -92,13 +90,3 @@ def test_an_interrupted_thinned_run_resumes_with_the_same_statistics(tmp_path, s
             np.testing.assert_array_equal(
                 found.stats[name][:, :count], values[:, :count], err_msg=name
             )
-
-
-def test_a_checkpoint_without_the_statistics_between_draws_is_refused(tmp_path):
-    run(NUTS, KEPT, THIN, checkpoint=tmp_path / "run")
-    tensors, meta, *_ = artifact.read(tmp_path / "run", "sampling-checkpoint")
-    for drop in ("transitions.energy", "stats.divergences"):
-        some = {name: tensor for name, tensor in tensors.items() if name != drop}
-        artifact.write(tmp_path / drop, "sampling-checkpoint", some, meta)
-        with pytest.raises(InputError, match="expected the statistics of nuts: .*"):
-            run(NUTS, KEPT, THIN, checkpoint=tmp_path / drop)
