@@ -120,19 +120,12 @@ def check_dense(argument: str, tensor: Tensor) -> None:
         subbayes.InputError: X: expected a dense tensor of real numbers, got one of layout \
 torch.sparse_coo. Convert it with .to_dense().
     """
-    if tensor.is_nested:
-        got = "a nested tensor"
-        remedy = "Pad the rows to one length, with torch.nested.to_padded_tensor(x, 0.0)"
-    elif tensor.layout != torch.strided:
-        got, remedy = f"one of layout {tensor.layout}", "Convert it with .to_dense()"
-    elif tensor.is_meta:
-        got, remedy = "one on the device meta, which has no values", "Make it on the CPU or a GPU"
-    elif tensor.is_quantized:
-        got, remedy = f"one of {tensor.dtype}", "Convert it with .dequantize()"
-    elif tensor.is_floating_point() and tensor.element_size() == 1:
-        got, remedy = f"one of {tensor.dtype}", "Convert it with .float()"
-    elif tensor.is_complex():
-        got, remedy = f"one of {tensor.dtype}", "Split it with torch.view_as_real"
+    eight_bits = tensor.is_floating_point() and tensor.element_size() == 1
+    if tensor.is_nested or tensor.layout != torch.strided:
+        got, remedy = "a nested or sparse tensor", "Convert it with .to_dense()"
+    elif tensor.is_meta or tensor.is_quantized or tensor.is_complex() or eight_bits:
+        got = f"one of {tensor.dtype} on {tensor.device}"
+        remedy = "Convert it to real numbers in memory, such as with .float()"
     else:
         return
     fail(argument, "a dense tensor of real numbers", got, remedy)

@@ -29,15 +29,12 @@ from subbayes.data.columns import (
     warn_about_row_numbers,
 )
 from subbayes.data.encoder_state import EncoderFacts, one_row
-from subbayes.data.frames import LEAST_SCALE, as_frame, by_label, check_text, check_width, quote
-from subbayes.utils.checks import check_choice, check_count, closest, fail, fail_type
-from subbayes.utils.text_table import MOST_MARKS
+from subbayes.data.frames import LEAST_SCALE, as_frame, by_label, quote
+from subbayes.utils.checks import check_choice, check_count, closest, fail
 
 __all__ = ["TabularEncoder"]
 
 _FORMAT = 1
-_WIDE = 2**63  # of whole numbers that columns hold
-_DATE = r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})([T ].*)?$"
 
 
 class TabularEncoder(TransformerMixin, BaseEstimator):
@@ -110,7 +107,6 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         frame, labels = as_frame(X)
         if len(frame) < 2:
             fail("X", "at least 2 rows to learn from", f"{len(frame)} row")
-        check_width("X", frame.shape[1], 0)
         absent = [name for name in self.categorical if name not in frame]
         if absent:
             expected = f"columns of the table: {quote(frame.columns, 20)}"
@@ -123,7 +119,6 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             fail("X", "values to impute from in each column", got, "Drop these columns")
         dropped = constant_columns(table)
         table = table.drop(columns=dropped)
-        check_width("X", frame.shape[1], len(_text_columns(table)))
         self._check_levels(table, frame)
         warn_about_row_numbers(table)
         self._named = labels == "names"
@@ -266,17 +261,6 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             value = getattr(self, argument)
             if isinstance(value, (str, Mapping)) or not isinstance(value, Collection):
                 fail(argument, "a list", repr(value)[:60], "Put it in brackets")
-        if len(self.missing_values) > MOST_MARKS:
-            got = f"{len(self.missing_values):,}"
-            fail("missing_values", f"at most {MOST_MARKS:,} values", got)
-        wide = [v for v in self.missing_values if isinstance(v, int) and not -_WIDE <= v < _WIDE]
-        if wide:
-            fail("missing_values", "whole numbers of 64 bits", f"{wide[0]:.3g}")
-        kinds = (str, int, float, np.number, np.bool_, type(None))
-        if odd := [v for v in self.missing_values if not isinstance(v, kinds)]:
-            remedy = "None, NaN, NaT and NA always denote missing values"
-            fail_type("missing_values", "text and numbers", odd[0], remedy)
-        check_text("missing_values", self.missing_values)
 
     def _typed(
         self, frame: pd.DataFrame, fitted_levels: Mapping[str, Any] | None = None
@@ -311,7 +295,6 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         """Raise for identifiers and for columns with too many categories."""
         for name in _text_columns(table):
             levels, n = table[name].nunique(), int(table[name].notna().sum())
-            check_text(f"X, column '{name}'", table[name].unique())
             chosen = name in self.categorical or isinstance(frame[name].dtype, pd.CategoricalDtype)
             if levels > self.max_categories:
                 fail(
@@ -321,13 +304,6 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                     "Drop the column if it identifies rows, group values, or raise max_categories",
                 )
             if levels == n >= MANY_ROWS and not chosen:
-                if table[name].dropna().str.match(_DATE).all():
-                    fail(
-                        "X",
-                        "numbers and categories",
-                        f"dates as text in column '{name}'",
-                        "Convert them to numbers, such as days since the first, or drop the column",
-                    )
                 fail(
                     "X",
                     f"text that recurs in column '{name}'",

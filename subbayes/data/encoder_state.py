@@ -5,19 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import pandas as pd
-from msgspec import Meta, structs
+from msgspec import Meta
 
 from subbayes.artifacts.facts import Facts, Finite, Name, Positive
-from subbayes.data.frames import check_text, check_width, quote
-from subbayes.utils.checks import fail
-from subbayes.utils.text_table import MOST_MARKS
 
 
 class _Options(Facts):
     unknown: Literal["error", "ignore"]
     missing: Literal["error", "impute"]
     missing_indicator: bool
-    missing_values: Annotated[list[Name | int | float | bool | None], Meta(max_length=MOST_MARKS)]
+    missing_values: list[Name | int | float | bool | None]
     categorical: list[Name]
     max_categories: Annotated[int, Meta(ge=2)]
 
@@ -29,22 +26,11 @@ class _Numeric(Facts):
     variance: list[Annotated[float, Meta(ge=0, le=1e300)]]
     scale: list[Positive]
 
-    def __post_init__(self) -> None:
-        _check_lengths(self)
-
 
 class _Categorical(Facts):
     columns: list[Name]
     levels: list[list[Name]]
     most_frequent: list[Name]
-
-    def __post_init__(self) -> None:
-        _check_lengths(self)
-
-
-def _check_lengths(group: _Numeric | _Categorical) -> None:
-    if len({len(values) for values in structs.astuple(group)}) > 1:
-        raise ValueError("expected as many medians, means and levels as columns")
 
 
 class EncoderFacts(Facts):
@@ -58,46 +44,6 @@ class EncoderFacts(Facts):
     numeric: _Numeric
     categorical: _Categorical
     flagged: list[Name]
-
-    def __post_init__(self) -> None:
-        _check_columns(self)
-        _check_levels(self.categorical, self.options.max_categories)
-
-
-def _check_columns(config: EncoderFacts) -> None:
-    """Check that each column has one place, and that the lists of columns agree in their order."""
-    columns, dropped = config.columns, config.dropped
-    numeric, categorical = config.numeric.columns, config.categorical.columns
-    check_width("config", len(columns), len(categorical))
-    if len(set(columns)) < len(columns):
-        fail("config", "columns of different names", quote(columns))
-    for kind, names in (
-        ("numeric", numeric),
-        ("categorical", categorical),
-        ("dropped", dropped),
-        ("flagged", config.flagged),
-    ):
-        among = set(names)
-        if names != [name for name in columns if name in among]:
-            fail("config", f"{kind} columns of the table, in its order", quote(names))
-    if sorted([*numeric, *categorical, *dropped]) != sorted(columns):
-        expected = "columns that are either numeric, categorical or dropped"
-        fail("config", expected, quote(columns))
-    known = {*categorical, *dropped}
-    if others := [name for name in config.options.categorical if name not in known]:
-        fail("config", "categorical columns, as the options name them", quote(others))
-
-
-def _check_levels(categorical: _Categorical, most: int) -> None:
-    """Check that levels are sorted and not too many, and imputed categories among them."""
-    for levels, imputed in zip(categorical.levels, categorical.most_frequent, strict=True):
-        if len(levels) > most:
-            fail("config", f"at most {most} levels of a column", str(len(levels)))
-        check_text("config", levels)
-        if levels != sorted(set(levels)):
-            fail("config", "different levels of a column, sorted", quote(levels))
-        if imputed not in levels:
-            fail("config", "a level as the most frequent category", quote([imputed]))
 
 
 def encoded_columns(config: EncoderFacts) -> int:

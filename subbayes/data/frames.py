@@ -12,10 +12,7 @@ import pandas as pd
 
 from subbayes.data.to_pandas import to_pandas
 from subbayes.utils.checks import error_text, fail, fail_type
-from subbayes.utils.text_table import MOST_LETTERS, MOST_TOGETHER, shortened
-
-_MOST_COLUMNS = 100_000  # of a table that is encoded in seconds
-_MOST_CATEGORICAL = 10_000  # of them, each of which takes as long as several numeric ones
+from subbayes.utils.text_table import shortened
 
 LEAST_SCALE = 1e-150
 """Excluded lower limit of standard deviations of columns; the upper one is its inverse."""
@@ -164,77 +161,7 @@ def _fail_empty(shape: tuple[int, ...], argument: str) -> NoReturn:
     fail(argument, "a table with rows and columns", f"{rows} rows and {columns} columns")
 
 
-def check_lengths(names: Iterable[str], argument: str = "X") -> None:
-    """Check that names of columns can be shown in messages, tables and figures.
-
-    Raises:
-        InputError: a name of more than 1000 characters, or with surrogates.
-
-    Example:
-        >>> check_lengths(["age"])
-    """
-    for name in names:
-        if len(name) > MOST_LETTERS:
-            expected = f"names of columns of at most {MOST_LETTERS} characters"
-            got = f"{len(name)} in '{name[:20]}...'"
-            fail(argument, expected, got, "Rename it, or check the header and the separator")
-        if not _can_be_written(name):
-            fail(argument, "names of Unicode characters", ascii(name[:20]), "Rename it")
-
-
-def check_text(argument: str, values: Iterable[Any]) -> None:
-    """Check that labels, or levels of a column, can be shown in messages, tables and figures.
-
-    Raises:
-        InputError: text of more than 1000 characters, or with surrogates.
-
-    Example:
-        >>> check_text("y", ["no", "yes", 3])
-    """
-    for value in values:
-        if not isinstance(value, str):
-            continue
-        if len(value) > MOST_LETTERS:
-            expected = f"labels and levels of at most {MOST_LETTERS} characters"
-            got = f"{len(value)} in '{value[:20]}...'"
-            fail(argument, expected, got, "Shorten them, or replace them by numbers")
-        if not _can_be_written(value):
-            remedy = "It was decoded with errors: read the file with its encoding"
-            fail(argument, "text of Unicode characters", ascii(value[:20]), remedy)
-
-
-def _can_be_written(text: str) -> bool:
-    """Whether text has no halves of a pair of surrogates, which no encoding has."""
-    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
-
-
-def check_total(argument: str, labels: Iterable[Any]) -> None:
-    """Check that all labels of classes together fit into a row of output.
-
-    Raises:
-        InputError: more than a million characters.
-
-    Example:
-        >>> check_total("y", ["no", "yes"])
-    """
-    total = sum(len(label) for label in labels if isinstance(label, str))
-    if total > MOST_TOGETHER:
-        expected = f"labels of at most {MOST_TOGETHER:,} characters together"
-        fail(argument, expected, f"{total:,}", "Shorten them, or replace them by numbers")
-
-
-def check_width(argument: str, columns: int, categorical: int) -> None:
-    """Check that a table has no more columns, and categorical ones, than are encoded in seconds."""
-    for count, most, kind in (
-        (columns, _MOST_COLUMNS, "columns"),
-        (categorical, _MOST_CATEGORICAL, "categorical columns"),
-    ):
-        if count > most:
-            fail(argument, f"at most {most:,} {kind}", f"{count:,}", "Choose or combine columns")
-
-
 def _check_once(names: list[str], argument: str) -> None:
-    check_lengths(names, argument)
     if len(set(names)) < len(names):
         twice = sorted(name for name, count in Counter(names).items() if count > 1)
         fail(argument, "one column of each name", f"several named {quote(twice)}", "Rename them")

@@ -17,7 +17,7 @@ import pandas as pd
 from pandas.api.types import infer_dtype
 
 from subbayes.data.columns import mask_markers
-from subbayes.data.frames import check_lengths, check_names, quote
+from subbayes.data.frames import check_names, quote
 from subbayes.data.to_pandas import to_pandas
 from subbayes.utils.checks import InputError, check_choice, closest, error_text, fail, fail_type
 from subbayes.utils.warning import filtered_warnings
@@ -166,8 +166,6 @@ def translate_damage(path: Path, suffix: str) -> Iterator[None]:
         )
     except InputError:
         raise
-    except MemoryError:
-        _fail_memory(path)
     except (*_DAMAGE, *_METADATA) as error:
         if isinstance(error, _METADATA) and suffix not in PARQUET:
             raise
@@ -181,15 +179,6 @@ def translate_damage(path: Path, suffix: str) -> Iterator[None]:
             f"'{path}': {reason}",
             "Check its format and separator",
         )
-
-
-def _fail_memory(path: Path) -> NoReturn:
-    fail(
-        "path",
-        "a table that fits into memory",
-        f"too little of it for '{path}' of {path.stat().st_size / 2**20:,.0f} MiB",
-        "Keep fewer columns or rows, or use a machine with more memory",
-    )
 
 
 def _fail_encoding(path: Path, error: UnicodeError) -> NoReturn:
@@ -270,7 +259,6 @@ def _check_header(path: Path, options: dict[str, Any]) -> None:
     """Raise for duplicate names in the first row and a separator that does not occur."""
     first = pd.read_csv(path, header=None, nrows=1, dtype=object, keep_default_na=False, **options)
     names = [str(name) for name in first.iloc[0]]
-    check_lengths(names, "path")
     twice = sorted(name for name, count in Counter(names).items() if name and count > 1)
     if twice:
         fail(
@@ -293,7 +281,6 @@ def reset_parquet(table: pd.DataFrame, marks: list[Any]) -> pd.DataFrame:
     """A table from a Parquet file with named indices as columns, and missing values masked."""
     named = any(name is not None for name in table.index.names)
     table = table.reset_index(drop=not named)
-    check_lengths(map(str, table.columns), "path")
     return table.apply(lambda column: mask_markers(column, marks)) if marks else table
 
 

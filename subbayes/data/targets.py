@@ -12,7 +12,7 @@ from jaxtyping import Float64, Int64, Shaped
 
 from subbayes.data.arrays import check_not_masked
 from subbayes.data.columns import as_numbers, kind_of
-from subbayes.data.frames import check_text, check_total, quote, to_cpu
+from subbayes.data.frames import quote, to_cpu
 from subbayes.data.levels import check_kinds
 from subbayes.data.to_pandas import to_pandas
 from subbayes.utils.checks import check_choice, fail, number_text
@@ -131,26 +131,6 @@ rows. Correct those labels, or fit with rows of every class.
         dtype = object if longest > _SHORT else None  # arrays of text take the longest for each
         return np.array(self.classes, dtype=dtype)[values.astype(int)]
 
-    def check(self) -> None:
-        """Raise `InputError` for classes that no encoding has, as a file may hold.
-
-        Example:
-            >>> Target("classification", (1, 0)).check()
-            Traceback (most recent call last):
-            ...
-            subbayes.InputError: classes: expected different labels of one type, sorted, got '1',...
-        """
-        check_text("classes", self.classes)
-        check_total("classes", self.classes)
-        for label in self.classes:
-            if not isinstance(label, str) and not -_WIDE <= label < _WIDE:
-                fail("classes", "whole numbers of 64 bits as labels", f"{label:.4g}")
-        one_type = len(set(map(type, self.classes))) < 2
-        if not one_type or list(self.classes) != sorted(set(self.classes)):
-            fail("classes", "different labels of one type, sorted", quote(self.classes))
-        if self.task == "classification" and len(self.classes) < 2:
-            fail("classes", "at least 2 labels", len(self.classes))
-
     def _codes(self, column: pd.Series) -> Int64[np.ndarray, "n"]:
         position = {label: code for code, label in enumerate(self.classes)}
         labels = [_label(value) for value in column.tolist()]
@@ -255,8 +235,6 @@ def _classes(column: pd.Series) -> tuple[Label, ...]:
     """The sorted labels, of one type."""
     labels = list(dict.fromkeys(_label(value) for value in column.tolist()))
     check_label_types(labels)
-    check_text("y", labels)
-    check_total("y", labels)
     if len(labels) < 2:
         fail("y", "at least 2 classes", f"{quote(labels)} alone", "Fit with rows of every class")
     if len(labels) > MOST_CLASSES and 2 * len(labels) > len(column):

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from subbayes.data.columns import as_numpy
-from subbayes.data.frames import check_text
 from subbayes.data.levels import listed
 from subbayes.utils.checks import closest, fail
 from subbayes.utils.warning import warn_user
@@ -176,7 +175,6 @@ def plain_columns(
         if isinstance(dtype, pd.StringDtype) and dtype.na_value is pd.NA:
             changed[name] = values.astype(object).where(values.notna(), None)
         elif _holds_objects(dtype):
-            check_text(name, different_values(values))
             values = values.infer_objects()
             present = values.dropna()
             if _holds_objects(values.dtype) and len(present) and present.map(_is_real).all():
@@ -189,10 +187,6 @@ def plain_columns(
             if np.isinf([v for v in values.cat.categories if isinstance(v, float)]).any():
                 fail(name, "categories that are text or finite numbers", "an infinite one")
             changed[name] = values
-        if training and (
-            _holds_objects(dtype) or isinstance(dtype, (pd.CategoricalDtype, pd.StringDtype))
-        ):
-            check_text(name, changed.get(name, values).unique())
         kind = getattr(dtype, "kind", "O")
         if kind in "mMc" or isinstance(dtype, (pd.PeriodDtype, pd.IntervalDtype)):
             remedy = f"Convert it: data[{name!r}].astype(str) has levels"

@@ -64,7 +64,6 @@ class DataFrameFacts(KindFacts):
     notes: dict[str, Any]
 
     def __post_init__(self) -> None:
-        self.target.check()
         self.model.check_kind(
             "fitted-model", "sparse-network", "weight-samples", "mc-dropout", "temperature-scaled"
         )

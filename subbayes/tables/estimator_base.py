@@ -30,7 +30,7 @@ from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import KindFacts, Nested, read, rebuild, save
 from subbayes.data.arrays import check_not_masked, native_array
 from subbayes.data.data import check_weights
-from subbayes.data.frames import LEAST_SCALE, check_names, check_text, row_index
+from subbayes.data.frames import LEAST_SCALE, check_names, row_index
 from subbayes.data.targets import check_label_types
 from subbayes.data.to_pandas import to_pandas
 from subbayes.inference.configuration import Sampling
@@ -445,7 +445,6 @@ class Classifier(ClassifierMixin, Estimator):
         check_classification_targets(y)
         X, y, weights = _weighted_rows(X, y, sample_weight)
         self.classes_, codes = np.unique(y, return_inverse=True)
-        check_text("y", self.classes_)
         if len(self.classes_) < 2:
             fail(
                 "y",

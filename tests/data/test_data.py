@@ -569,17 +569,12 @@ def test_other_types_of_data_raise(form):
 @pytest.mark.parametrize(
     ("make", "got"),
     [
-        (lambda: X.to_sparse(), r"one of layout torch.sparse_coo. Convert it with .to_dense\(\)."),
-        (lambda: X.to_sparse_csr(), "one of layout torch.sparse_csr. Convert"),
-        (lambda: X.to("meta"), "one on the device meta, which has no values"),
-        (lambda: torch.nested.nested_tensor([X[0], X[0, :1]]), "a nested tensor. Pad the rows"),
-        (
-            lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),
-            r"one of torch.qint8. Convert it with .dequantize\(\)",
-        ),
-        (lambda: X.to(torch.complex64), "one of torch.complex64. Split it"),
-        (lambda: X.to(torch.float8_e4m3fn), r"one of torch.float8_e4m3fn. Convert it with .float"),
-        (lambda: X.to(torch.float8_e5m2), r"one of torch.float8_e5m2. Convert it with .float"),
+        (lambda: X.to_sparse(), "a nested or sparse tensor. Convert"),
+        (lambda: X.to("meta"), "one of torch.float32 on meta"),
+        (lambda: torch.nested.nested_tensor([X[0], X[0, :1]]), "a nested or sparse tensor"),
+        (lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8), "one of torch.qint8"),
+        (lambda: X.to(torch.complex64), "one of torch.complex64"),
+        (lambda: X.to(torch.float8_e4m3fn), "one of torch.float8_e4m3fn"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of formats that may change
@@ -660,13 +655,6 @@ def test_weights_that_are_not_numbers_are_named(weights, message):
     message = message.replace("row each", "one finite number of at least 0 for each row")
     with pytest.raises(InputError, match=f"weights: expected {message}"):
         Data.of((X, Y)).weighted(weights)
-
-
-@pytest.mark.parametrize("bad", ["a", None, np.inf])
-def test_weights_of_classes_are_numbers(bad):
-    labels = torch.arange(N) % 2
-    with pytest.raises(InputError, match="weights: expected .*number"):
-        Data.of((X, labels)).weighted({0: 1.0, 1: bad})
 
 
 def test_masked_entries_raise():

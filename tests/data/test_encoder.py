@@ -19,11 +19,9 @@ from sklearn.base import clone
 from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 
-from subbayes.artifacts.facts import as_facts
 from subbayes.data.columns import as_labels, as_numbers, kind_of, mask_markers
 from subbayes.data.datasets import find_file
 from subbayes.data.encoder import TabularEncoder
-from subbayes.data.encoder_state import EncoderFacts, one_row
 from subbayes.data.frames import quote
 from subbayes.data.tables import read_table, split_target
 from subbayes.data.targets import Target
@@ -352,18 +350,9 @@ def test_a_damaged_configuration_raises():
     config = TabularEncoder().fit(people()).to_config()
     with pytest.raises(InputError, match=r"config: expected .* got Invalid enum value 2 - at"):
         TabularEncoder.from_config({**config, "format": 2})
-    for damage in (
-        {},
-        {**config, "numeric": {}},
-        {**config, "options": {"speed": 1}},
-        {**config, "columns": ["age"]},
-        {**config, "flagged": ["who"]},
-    ):
+    for damage in ({}, {**config, "numeric": {}}, {**config, "options": {"speed": 1}}):
         with pytest.raises(InputError, match=r"^config: expected"):
             TabularEncoder.from_config(damage)
-    short = {**config, "numeric": {**config["numeric"], "mean": [1.0]}}
-    with pytest.raises(InputError, match="as many medians, means and levels as columns"):
-        TabularEncoder.from_config(short)
 
 
 # refusals in fitting
@@ -374,7 +363,6 @@ def test_options_are_checked():
     refuse(r"^missing: expected one of", people(), missing="drop")
     refuse(r"^max_categories: expected a whole number of at least 2", people(), max_categories=1)
     refuse(r"^missing_values: expected a list, got '\?'", people(), missing_values="?")
-    refuse("^missing_values: expected whole numbers of 64 bits", people(), missing_values=[2**70])
     refuse(
         r"^categorical: expected columns of the table.*got 'jobs'\. Did you mean 'job'",
         people(),
@@ -558,59 +546,6 @@ def test_importing_the_package_imports_neither_pandas_nor_scikit_learn():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
-
-
-class Counted(str):
-    """A name that counts how often it is hashed or compared."""
-
-    times = 0
-
-    def __hash__(self):
-        Counted.times += 1
-        return super().__hash__()
-
-    def __eq__(self, other):
-        Counted.times += 1
-        return super().__eq__(other)
-
-
-@pytest.mark.parametrize("kind", ["numeric", "categorical", "dropped"])
-def test_checks_of_many_columns_take_linear_time(kind):
-    n = 2000
-    names = [Counted(f"c{i:05}") for i in range(n)]
-    numbers = dict.fromkeys(("median", "mean"), [0.0] * n) | {"variance": [4.0] * n}
-    texts = {"levels": [["a"]] * n, "most_frequent": ["a"] * n}
-    facts = as_facts(TabularEncoder().fit(people()).to_config(), EncoderFacts)
-    facts.columns, facts.flagged = names, []
-    facts.dropped = names if kind == "dropped" else []
-    facts.options.categorical = names if kind == "categorical" else []
-    of_numbers = numbers | {"columns": names, "scale": [2.0] * n} if kind == "numeric" else {}
-    of_texts = texts | {"columns": names} if kind == "categorical" else {}
-    for part, values in ((facts.numeric, of_numbers), (facts.categorical, of_texts)):
-        for name in part.__struct_fields__:
-            setattr(part, name, values.get(name, []))
-    Counted.times = 0
-    facts.__post_init__()
-    if kind != "dropped":
-        one_row(facts)
-    assert Counted.times < 100 * n
-
-
-def test_tables_of_too_many_columns_are_refused_in_fit_and_in_a_configuration():
-    names = [f"x{i}" for i in range(100_001)]
-    wide = pd.DataFrame(np.eye(2, 100_001), columns=names)
-    with pytest.raises(InputError, match="X: expected at most 100,000 columns, got 100,001. Choo"):
-        TabularEncoder().fit(wide)
-    config = TabularEncoder().fit(people()).to_config()
-    for many, message in ((100_001, "100,000 columns"), (10_001, "10,000 categorical columns")):
-        config["columns"] = names[:many]
-        config["categorical"] = {
-            "columns": names[:many],
-            "levels": [["a"]] * many,
-            "most_frequent": ["a"] * many,
-        }
-        with pytest.raises(InputError, match=f"at most {message}, got {many:,}"):
-            TabularEncoder.from_config(config)
 
 
 def test_many_or_long_names_are_cut_in_messages():

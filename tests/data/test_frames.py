@@ -8,7 +8,6 @@ import pytest
 
 from subbayes.data.columns import as_labels, as_numpy, kind_of, mask_markers
 from subbayes.data.encoder import TabularEncoder
-from subbayes.data.frames import check_lengths, check_text
 from subbayes.data.tables import split_target
 from subbayes.tables.estimators import SubspaceRegressor
 from subbayes.utils.checks import InputError, InputTypeError
@@ -48,14 +47,6 @@ def test_other_names_beside_an_array_go_by_position_and_the_given_ones_by_name()
     )
     by_name = TabularEncoder().fit(named)
     np.testing.assert_array_equal(by_name.transform(pd.DataFrame(X.to_numpy())), expected)
-
-
-def test_a_configuration_with_a_column_twice_is_refused():
-    config = TabularEncoder().fit(numbers(d=2).set_axis(["a", "b"], axis=1)).to_config()
-    config["columns"] = ["a", "a"]
-    config["numeric"]["columns"] = ["a", "a"]
-    with pytest.raises(InputError, match="columns of different names, got 'a', 'a'"):
-        TabularEncoder.from_config(config)
 
 
 def test_true_and_one_are_different_values():
@@ -126,26 +117,6 @@ def test_missing_numbers_of_pyarrow_are_nan_and_dictionaries_are_categories():
     assert as_numpy(coded).tolist() == ["b", "a", "b"]
     same = pd.Series([1.0])
     assert as_numpy(same) is same
-
-
-def test_text_that_no_encoding_has_is_refused():
-    with pytest.raises(InputError, match=r"y: expected text of Unicode characters, got 'a\\udc80'"):
-        check_text("y", ["b", "a\udc80"])
-    with pytest.raises(InputError, match="X: expected names of Unicode characters"):
-        check_lengths(["a\udc80"])
-    check_text("y", ["é", "\U0001f600"])
-    X = pd.DataFrame({"a": pd.Series(["u", "v\udc80"] * 5, dtype=object)})
-    with pytest.raises(InputError, match="column 'a'.*Unicode"):
-        TabularEncoder().fit(X)
-
-
-@pytest.mark.parametrize(
-    ("markers", "error"),
-    [([pd.NA], InputTypeError), ([["?"]], InputTypeError), (["?" * 1001], InputError)],
-)
-def test_markers_that_cannot_be_saved_are_refused_in_fit(markers, error):
-    with pytest.raises(error, match="missing_values"):
-        TabularEncoder(missing="impute", missing_values=markers).fit(numbers())
 
 
 @pytest.mark.parametrize("scale", [1e-153, 1e152])

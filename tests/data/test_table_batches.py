@@ -215,30 +215,6 @@ def test_a_file_of_one_batch_is_read_once(tmp_path):
     assert [batch["x"].tolist() for batch in batches] == [[1, 2]]
 
 
-def test_very_long_levels_and_many_marks_are_refused():
-    frame = pd.DataFrame({"a": ["x", "y" * 1001, "x"]})
-    with pytest.raises(
-        InputError, match="X, column 'a': expected labels and levels of at most 1000"
-    ):
-        TabularEncoder().fit(frame)
-    with pytest.raises(
-        InputError, match="missing_values: expected at most 1,000 values, got 1,001"
-    ):
-        TabularEncoder(missing_values=[str(i) for i in range(1001)]).fit(frame)
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_very_long_names_of_columns_are_refused(tmp_path, suffix):
-    path = tmp_path / f"table{suffix}"
-    frame = pd.DataFrame({"n" * 1001: [1, 2], "b": [1, 2]})
-    frame.to_csv(path, index=False) if suffix == ".csv" else frame.to_parquet(path, index=False)
-    for read in (read_table, TableBatches):
-        with pytest.raises(InputError, match="path: expected names of columns of at most 1000 ch"):
-            read(path)
-    with pytest.raises(InputError, match="X: expected names of columns of at most 1000 charact"):
-        TabularEncoder().fit(frame)
-
-
 @pytest.mark.parametrize("mark", [";", "\t"])
 def test_cells_with_separators_of_other_programs_are_quoted(tmp_path, mark):
     path = tmp_path / "table.csv"

@@ -284,16 +284,3 @@ def test_names_of_a_header_are_not_compared_with_each_other(tmp_path, monkeypatc
     monkeypatch.setattr(CountedName, "comparisons", 0)
     assert read_table(path, min_rows=1).shape == (1, 2000)
     assert CountedName.comparisons <= 5 * len(names)
-
-
-@pytest.mark.parametrize("read", [read_table, TableBatches])
-def test_a_table_larger_than_the_memory_is_said_to_be(tmp_path, monkeypatch, read):
-    def fails(*_, **__):
-        raise MemoryError("Unable to allocate 9.9 GiB")
-
-    path = written(tmp_path, "t.csv", "a,b\n1,2\n3,4\n")
-    monkeypatch.setattr(pd, "read_csv", fails)
-    with pytest.raises(InputError, match="memory") as caught:
-        read(path)
-    assert caught.value.argument == "path"
-    assert "separator" not in str(caught.value)

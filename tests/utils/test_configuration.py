@@ -1,7 +1,5 @@
 """Changes of configurations by dotted names, and reading from text, TOML and JSON."""
 
-import math
-import os
 from dataclasses import dataclass, field
 
 import pytest
@@ -111,40 +109,17 @@ def test_toml_with_a_byte_order_mark_is_read(tmp_path, end):
 @pytest.mark.parametrize(
     ("content", "pattern"),
     [
-        ("a = " + "[" * 20000 + "]" * 20000, "a TOML file, got .* nested too deeply"),
+        ("a = " + "[" * 20000 + "]" * 20000, "a TOML file, got"),
         ("rank = " + "9" * 5000, "a TOML file, got"),
         (b"\xff", "a TOML file, got"),
-        ("#" * 2**21, "a TOML file of at most 1048576 bytes, got a longer one"),
     ],
-    ids=["deep", "digits", "not text", "long"],
+    ids=["deep", "digits", "not text"],
 )
 def test_toml_that_cannot_be_used_raises_one_line(tmp_path, content, pattern):
     path = tmp_path / "settings.toml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(InputError, match=rf"\Aconfig: expected {pattern}[^\n]*\Z"):
         read_toml(path)
-
-
-def test_toml_of_a_pipe_is_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "pipe", "/dev/zero"):
-        with pytest.raises(InputError, match="config: expected a file that can be read, got"):
-            read_toml(path)
-
-
-@pytest.mark.parametrize("part", ["a", '"a.b"', "'a'", ' "\\"" ', "\t-\t"])
-def test_names_of_many_dots_are_refused_before_they_are_parsed(tmp_path, monkeypatch, part):
-    """The time that tomllib takes grows as the square of their number."""
-    file = tmp_path / "settings.toml"
-    for line in ("{} = 1", "[{}]", "[[{}]]", "x = {{{} = 1}}"):
-        file.write_text(line.format(".".join([part] * 33)))
-        read_toml(file)
-        for many in (34, 5000):
-            file.write_text(line.format(".".join([part] * many)))
-            with monkeypatch.context() as patch:
-                patch.setattr("tomllib.loads", lambda text: pytest.fail("parsed"))
-                with pytest.raises(InputError, match="expected names of at most 32 dots"):
-                    read_toml(file)
 
 
 def test_dots_that_are_no_names_are_read(tmp_path):
@@ -159,34 +134,6 @@ CONFIGURATIONS = {
     **{name: ENGINES[name]() for name in ENGINES},
     **{name: subspace_method(name) for name in SUBSPACES},
 }
-FIELDS = [
-    (name, setting.path, setting.annotation)
-    for name, config in CONFIGURATIONS.items()
-    for setting in settings_of(config)
-]
-
-
-@pytest.mark.parametrize(("name", "path", "annotation"), FIELDS)
-@pytest.mark.parametrize("value", [2**63, -(2**63), 10**5000, math.inf], ids=["1", "2", "3", "4"])
-def test_numbers_beyond_any_range_are_refused(name, path, annotation, value):
-    given = [(value,)] if path.endswith("hidden") else [value]
-    if "int" in str(annotation) and value == 2**63:
-        given.append(str(value))
-    for one in given:
-        with pytest.raises(InputError, match=path.rpartition(".")[2]) as caught:
-            change(CONFIGURATIONS[name], {path: one})
-        assert len(str(caught.value)) < 200
-        assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("path", "most"),
-    [("sampling.draws", 10**7), ("sampling.seed", 2**63 - 1), ("training.epochs", 10**9)],
-)
-def test_the_largest_numbers(path, most):
-    assert to_mapping(change(TableSettings(), {path: most}))
-    with pytest.raises(InputError, match=f"expected a whole number .*{most}|below 2.*63"):
-        change(TableSettings(), {path: most + 1})
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
