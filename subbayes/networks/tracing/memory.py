@@ -6,18 +6,10 @@ import ctypes
 import functools
 import platform
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
-from subbayes.networks.tracing.private_torch import count_bytes
 from subbayes.utils.checks import fail
-from subbayes.utils.trees import row_kind, take
-from subbayes.utils.types import Inputs
-
-if TYPE_CHECKING:
-    from subbayes.networks.network import Network
-
 
 _THRESHOLDS = (-1, -3)  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of glibc's malloc.h
 REUSED_BYTES = 32 * 2**20
@@ -80,17 +72,6 @@ class ActivationLimits:
                 "Raise the limit",
             )
         return limit
-
-
-def bytes_per_row(network: Network, inputs: Inputs) -> int:
-    """Bytes of activations per observation, for choosing batch sizes."""
-
-    def count(rows: int) -> int:
-        first = take(inputs, [0] * rows)
-        with torch.no_grad():
-            return count_bytes(lambda: network(network.weights, first))
-
-    return network.row_bytes.get(row_kind(inputs), lambda: max(count(2) - count(1), 1))
 
 
 @functools.cache

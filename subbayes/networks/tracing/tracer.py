@@ -190,10 +190,10 @@ class Tracer:
         given, folded = tensors, fold_constants(graph, tensors, constant) if any(constant) else []
         tensors = [*given, *folded]
         recordable = can_be_recorded(graph, tensors)
+        optimise(graph, tensors)
         call = self._compiled(graph, tensors) if compiles and self.mode == "compile" else None
         status = "compiled"
         if call is None:
-            optimise(graph, tensors)
             call, status = interpret_graph(graph, tensors), "traced"
         structure = tree_map(lambda _: torch.empty(0), expected)
 
@@ -211,7 +211,6 @@ class Tracer:
 
     def _compiled(self, graph: GraphModule, tensors: Sequence[Tensor]) -> Any:
         try:
-            optimise(graph, tensors, compiles=True)
             return compile_graph(graph, tensors)
         except Exception as error:
             self.mode = "trace"

@@ -15,8 +15,8 @@ def captured(function, *tensors):
     return capture_graph(function, tensors)
 
 
-def optimised(function, *tensors, **options):
-    return optimise(captured(function, *tensors), tensors, **options)
+def optimised(function, *tensors):
+    return optimise(captured(function, *tensors), tensors)
 
 
 NETS = {
@@ -85,16 +85,6 @@ def test_optimise_keeps_vectorised_networks_and_their_gradients(name, grad):
         torch.testing.assert_close(graph(x, *values), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_optimise_writes_in_place():
-    def function(w, x, b):
-        return ((x @ w) + b).relu()
-
-    arguments = torch.randn(3, 4), torch.randn(6, 3), torch.randn(4)
-    code = optimised(function, *arguments).code
-    assert "relu_" in code
-    assert "add_.Tensor" in code
-
-
 @pytest.mark.parametrize("bias", [True, False])
 def test_observations_last_is_the_same_linear_map(bias):
     layer = nn.Linear(3, 2, bias=bias).double()
@@ -129,15 +119,14 @@ def test_tanh_after_a_linear_map_becomes_one_product_and_a_sigmoid(dtype):
     assert ("baddbmm" in graph.code) == ("tanh" not in graph.code) == (dtype == torch.float32)
 
 
-@pytest.mark.parametrize("compiles", [False, True])
-def test_tanh_is_accurate(compiles):
+def test_tanh_is_accurate():
     x = torch.cat(
         [
             torch.tensor([0.0, 1e-6, -1e-6, 30.0, -30.0, torch.inf, -torch.inf]),
             torch.linspace(-10, 10, 100_001),
         ]
     )
-    graph = optimised(lambda x: torch.tanh(x), x, compiles=compiles)
+    graph = optimised(lambda x: torch.tanh(x), x)
     torch.testing.assert_close(graph(x).double(), torch.tanh(x.double()), rtol=0, atol=4e-7)
 
 
@@ -159,26 +148,6 @@ def test_narrow_products_are_transposed(rows, columns, transposed):
 def shared_work(w, x):
     h = torch.tanh(x @ w)
     return (torch.tanh(x @ w) * 2 + h * 2).sum() + (h * 2.0).sum()
-
-
-def test_equal_expressions_are_computed_once():
-    w, x = torch.randn(3, 4, dtype=torch.float64), torch.randn(6, 3, dtype=torch.float64)
-    graph = optimised(shared_work, w, x)
-    torch.testing.assert_close(graph(w, x), shared_work(w, x))
-    names = [str(node.target) for node in graph.graph.nodes]
-    assert sum("mm" in name for name in names) == 1
-    assert sum("tanh" in name for name in names) == 1
-
-
-@pytest.mark.parametrize(("other", "times"), [(2.0, 1), (3.0, 2)])
-def test_equal_constants_are_shared(other, times):
-    def function(x):
-        return (x + torch.tensor([2.0])).exp() * (x + torch.tensor([other])).exp()
-
-    x = torch.randn(5)
-    graph = optimised(function, x)
-    torch.testing.assert_close(graph(x), function(x))
-    assert sum("exp" in str(node.target) for node in graph.graph.nodes) == times
 
 
 def writes_between(w, x):
