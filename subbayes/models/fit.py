@@ -185,19 +185,31 @@ def fit(
         if prepared is not None:
             check_saved_subspace(prepared, method)
     if prepared is None:
-        train = partial(
-            _train,
-            model,
-            network,
-            likelihood,
-            data,
-            method,
-            prior,
-            training,
-            sampling,
-            parameters,
-            output,
-        )
+
+        def train() -> Trained:
+            if not isinstance(method, FixedSubspace):
+                return train_trajectory(
+                    model,
+                    likelihood,
+                    data,
+                    training,
+                    parameters=parameters,
+                    output=output,
+                    seed=sampling.seed,
+                    progress=sampling.progress,
+                    least_snapshots=max(LEAST_SNAPSHOTS, method.least_snapshots),
+                )
+            space = method.subspace.to(network.device)
+            if network.has_batchnorm and not network.lies_in(space):
+                warn_user(
+                    "subspace: the module's own weights are not in it, so the BatchNorm "
+                    "statistics are re-estimated on the training data, at its centre or the point "
+                    "nearest to the weights"
+                )
+            coordinates = _prior_of(prior, method, space, _prior_scale(prior, method, network))
+            own = likely_network(network, likelihood, space, coordinates, data)
+            return without_training(own, likelihood, data, training, sampling.seed)
+
         make = partial(build, method=method, prior=prior, settings=settings)
         prepare = partial(start.fit, train, make)
         if is_divided(network, data):
@@ -211,44 +223,6 @@ def fit(
     fitted = sample(prepared, data, engine, sampling, temperature, validation, checkpoint)
     _warn_of_problems(fitted)
     return fitted
-
-
-def _train(
-    model: nn.Module,
-    network: Network,
-    likelihood: Likelihood,
-    data: Data,
-    method: SubspaceMethod,
-    prior: Prior,
-    training: Training,
-    sampling: Sampling,
-    parameters: Selection,
-    output: Callable[[Any], Tensor] | None,
-) -> Trained:
-    """Train the module, unless the subspace is given."""
-    if not isinstance(method, FixedSubspace):
-        return train_trajectory(
-            model,
-            likelihood,
-            data,
-            training,
-            parameters=parameters,
-            output=output,
-            seed=sampling.seed,
-            progress=sampling.progress,
-            least_snapshots=max(LEAST_SNAPSHOTS, method.least_snapshots),
-        )
-    space = method.subspace
-    if space.shift.device != network.device:
-        space = space.to(network.device)
-    if network.has_batchnorm and not network.lies_in(space):
-        warn_user(
-            "subspace: the module's own weights are not in it, so the BatchNorm statistics are "
-            "re-estimated on the training data, at its centre or the point nearest to the weights"
-        )
-    coordinates = _prior_of(prior, method, space, _prior_scale(prior, method, network))
-    network = likely_network(network, likelihood, space, coordinates, data)
-    return without_training(network, likelihood, data, training, sampling.seed)
 
 
 def _prior_scale(prior: Prior, method: SubspaceMethod, network: Network) -> float:

@@ -81,11 +81,8 @@ def test_densities_that_are_refused(density, said):
         (lambda mu: mu.numpy(), "got ndarray"),
         (lambda mu: mu.mean(), r"shape \(3, 12\), got shape \(\)"),
         (lambda mu: mu[..., :1], r"shape \(3, 12\), got shape \(3, 1\)"),
-        (lambda mu: mu.to_sparse(), "a dense tensor of real numbers, got one of layout"),
-        (lambda mu: mu.to("meta"), "a dense tensor of real numbers, got one on the device meta"),
-        (lambda mu: mu.to(torch.complex64), "a dense tensor of real numbers, got one of torch.co"),
-        (lambda mu: mu.to(torch.float8_e4m3fn), "of real numbers, got one of torch.float8_e4m3fn"),
-        (lambda mu: torch.nested.nested_tensor([mu]), "real numbers, got a nested tensor"),
+        (lambda mu: mu.to_sparse(), "a dense tensor of real numbers"),
+        (lambda mu: mu.to(torch.complex64), "a dense tensor of real numbers"),
     ],
 )
 def test_moments_and_draws_of_another_shape_are_refused(name, result, said):
@@ -155,20 +152,10 @@ def test_results_of_another_floating_point_dtype_are_converted(dtype):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"log_prob": 3}, "log_prob: expected a function of y, mu, sigma, got int"),
-        ({"log_prob": lambda y, mu: mu}, r"log_prob: .* got \(y, mu\) \(got an unexpected keyword"),
-        ({"mean_of": 1.0}, "mean_of: expected a function of mu, sigma, got float"),
-        ({"variance_of": lambda a: a}, "variance_of: expected a function of mu, sigma, got"),
-        ({"draw": lambda mu, sigma: mu}, "draw: expected a function of generator, mu, sigma, got"),
-        ({"within": (1,)}, r"within: expected two numbers, the lower first, got \(1,\)"),
-        ({"within": (5, 1)}, r"within: expected two numbers, the lower first, got \(5, 1\)"),
-        ({"within": None}, "within: expected two numbers, the lower first, got None"),
-        ({"within": (float("nan"), 1)}, "within: expected two numbers"),
         ({"parameters": ()}, "parameters: expected a tuple of parameters, .* got 0 names"),
         ({"parameters": ("mu", 1)}, "the name 1, which is not a string"),
         ({"parameters": "mu"}, "parameters: expected a tuple of parameters, .* got str"),
         ({"parameters": ("mu", "mu")}, "parameters: expected different names"),
-        ({"parameters": ("mu", "y")}, "log_prob: expected a function"),
         ({"links": ("log",)}, "links: expected a tuple of one link each for mu, sigma, got 1 name"),
         ({"links": ("log", "square")}, "link of sigma: expected"),
     ],
@@ -201,32 +188,25 @@ def shift(y, mu, sigma):
     return normal(y, mu, sigma)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"log_prob": shift}, "log_prob: expected a function that does not change its arguments"),
-        ({"mean_of": lambda mu, sigma: mu.clamp_(0, 0.1)}, "mean_of: expected a function that doe"),
-        ({"variance_of": lambda mu, sigma: -sigma}, "variance_of: expected variances of at least"),
-        (
-            {"cdf_of": lambda y, mu, sigma: torch.sigmoid(y.sub_(mu[0]) / sigma)},
-            "cdf_of: expected a function that does not change its arguments",
-        ),
-        (
-            {"draw": lambda generator, mu, sigma: mu.normal_(generator=generator)},
-            "draw: expected a function that does not change its arguments",
-        ),
-        ({"draw": lambda generator, mu, sigma: mu[0]}, "draw: expected one response per row and"),
-        (
-            {"mean_of": lambda mu, sigma: mu + torch.ones(7)},
-            "mean_of: expected a function of any n",
-        ),
-    ],
-)
-def test_other_functions_are_checked_where_a_fit_begins(options, said):
+def test_a_density_that_changes_the_responses_is_refused():
     before = Y.clone()
-    with pytest.raises(InputError, match="^" + said):
-        custom(**options).check_targets(Y)
+    with pytest.raises(InputError, match="^log_prob: expected a function that does not change its"):
+        custom(log_prob=shift).check_targets(Y)
     assert torch.equal(Y, before)
+
+
+def test_negative_variances_are_refused():
+    family = custom(variance_of=lambda mu, sigma: -sigma)
+    with pytest.raises(InputError, match="^variance_of: expected variances of at least 0"):
+        family.variance(torch.zeros(3, 12, 2))
+
+
+def test_functions_may_write_into_their_arguments():
+    outputs = torch.linspace(-1, 1, 24).view(1, 12, 2)
+    before = outputs.clone()
+    family = custom(mean_of=lambda mu, sigma: mu.clamp_(0, 0.1))
+    assert family.mean(outputs).max() <= 0.1
+    assert torch.equal(outputs, before)
 
 
 def laplace(y, mu, sigma):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,15 +18,7 @@ from subbayes.likelihoods.families.base import Family, moment
 from subbayes.likelihoods.families.information import information_from_draws
 from subbayes.likelihoods.families.links import LINKS
 from subbayes.likelihoods.families.supports import response_within
-from subbayes.utils.checks import (
-    InputError,
-    InputTypeError,
-    check_choice,
-    error_text,
-    fail,
-    fail_type,
-)
-from subbayes.utils.seeding import fork_rng
+from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.types import Outputs, Targets
 
 _RESULTS = {
@@ -36,20 +27,6 @@ _RESULTS = {
     "draw": "response",
     "cdf_of": "probability",
 }
-_ROWS = 5
-_UNCHANGED = (
-    "a function that does not change its arguments",
-    "one that changes them",
-    "Replace operations in place, such as y.clamp_(0), by y.clamp(0)",
-)
-_OTHERS = {
-    "log_prob": ["y"],
-    "mean_of": [],
-    "variance_of": [],
-    "draw": ["generator"],
-    "cdf_of": ["y"],
-}
-"""Arguments before the parameters, by function."""
 
 
 @dataclass(frozen=True, repr=False, init=False)
@@ -79,10 +56,9 @@ class Custom(Family):
         cdf_of: a function of y and of the values to P(Y <= y), (..., N); makes quantiles exact.
 
     Raises:
-        InputError: functions with other arguments, or whose results have another shape or are not
-            in floating point (responses may be integers); a density that is NaN, not elementwise or
-            without gradients at the responses of a fit; negative variances there; functions that
-            change their arguments.
+        InputError: functions whose results have another shape or are not in floating point
+            (responses may be integers); a density that is NaN, not elementwise or without
+            gradients at the responses of a fit, or changes them; negative variances.
 
     Example:
         >>> family = Custom(
@@ -123,10 +99,6 @@ class Custom(Family):
         for name, link in zip(names, chosen, strict=True):
             check_choice(f"link of {name}", link, tuple(LINKS))
         others = {"mean_of": mean_of, "variance_of": variance_of, "draw": draw, "cdf_of": cdf_of}
-        for name, function in {"log_prob": log_prob, **others}.items():
-            if function is not None or name == "log_prob":
-                _check_function(name, function, _OTHERS[name], names)
-        _check_ends(within)
         fields = {"names": names, "links": chosen, "log_prob_of": log_prob, "within": within}
         for name, value in {**fields, **others}.items():
             object.__setattr__(self, name, value)
@@ -168,8 +140,7 @@ class Custom(Family):
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for responses outside the support, or a density that cannot be used.
 
-        The density is evaluated at the responses and at predictors that suit them, the other
-        functions at the first five responses.
+        The density is evaluated at the responses and at predictors that suit them.
         """
         super().check_targets(y)
         value = (y if isinstance(y, Tensor) else y[0]).detach().double()
@@ -179,30 +150,6 @@ class Custom(Family):
         levels = tuple(level if math.isfinite(level) else 0.0 for level in levels)
         start = torch.tensor(levels, dtype=torch.float64, device=value.device)
         self._check_density(value, start)
-        few = value[:_ROWS].cpu()
-        self._check_others(few, start.cpu().expand(2, len(few), -1))
-
-    def _check_others(self, y: Tensor, eta: Tensor) -> None:
-        """Check the other functions at a few responses and predictors."""
-        at, own = y.clone(), eta.clone()
-        others: dict[str, list[Any]] = {"mean_of": [], "variance_of": [], "cdf_of": [at]}
-        others["draw"] = [torch.Generator().manual_seed(0)]
-        with torch.no_grad():
-            for name, given in others.items():
-                if getattr(self, name) is None:
-                    continue
-                try:
-                    with fork_rng(None):  # a draw may use the global generator
-                        found = self._called(name, own, *given)
-                except (InputError, InputTypeError):
-                    raise
-                except Exception as error:
-                    got = f"{type(error).__name__}: {error_text(error)}"
-                    fail(name, "a function of any number of rows and draws", got, cause=error)
-                if not (torch.equal(own, eta) and torch.equal(at, y)):
-                    fail(name, *_UNCHANGED)
-                if name == "variance_of" and bool((found < 0).any()):
-                    fail(name, "variances of at least 0", f"{float(found.min()):.4g}")
 
     def _check_density(self, y: Tensor, start: Tensor) -> None:
         """Check the density of responses at two equal draws of predictors that suit them."""
@@ -210,7 +157,12 @@ class Custom(Family):
             eta, used = start.expand(2, len(y), -1).clone().requires_grad_(), y.clone()
             found = self.log_density(used, eta.unbind(-1))
             if not torch.equal(used, y):
-                fail("log_prob", *_UNCHANGED)
+                fail(
+                    "log_prob",
+                    "a function that does not change its arguments",
+                    "one that changes them",
+                    "Replace operations in place, such as y.clamp_(0), by y.clamp(0)",
+                )
             if not found.requires_grad:
                 fail(
                     "log_prob",
@@ -240,7 +192,7 @@ class Custom(Family):
         if function is None:
             expected = "a function of the parameters"
             raise UndefinedError(name, expected, "none", f"Pass Custom({name}=...)")
-        found = function(*others, **self.values(outputs))
+        found = function(*others, **self.values(outputs.clone()))  # it may write into its arguments
         return _checked(name, _RESULTS[name], found, outputs.shape[:-1]).to(outputs)
 
     @override
@@ -251,7 +203,10 @@ class Custom(Family):
 
     @override
     def variance(self, outputs: Outputs) -> Moments:
-        return moment(self._called("variance_of", outputs))
+        found = self._called("variance_of", outputs)
+        if bool((found < 0).any()):
+            fail("variance_of", "variances of at least 0", f"{float(found.min()):.4g}")
+        return moment(found)
 
     def has_moment(self, outputs: Outputs, order: int) -> Tensor:
         """Unknown: the functions say so."""
@@ -308,34 +263,6 @@ def _names(argument: str, given: Any, expected: str, size: int | None = None) ->
         if not isinstance(name, str):
             fail(argument, f"a tuple of {expected}", f"the name {name!r}, which is not a string")
     return tuple(given)
-
-
-def _check_function(
-    name: str, function: Any, others: Sequence[str], parameters: Sequence[str]
-) -> None:
-    """Check that a function takes the parameters by name, after its other arguments."""
-    arguments = ", ".join([*others, *parameters])
-    if not callable(function):
-        fail_type(name, f"a function of {arguments}", function)
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # functions in C may have none
-        return
-    try:
-        signature.bind(*others, **dict.fromkeys(parameters))
-    except TypeError as error:
-        got = f"{signature} ({error})"
-        fail(name, f"a function of {arguments}", got, "Name its arguments as the parameters")
-
-
-def _check_ends(within: Any) -> None:
-    try:
-        low, high = (float(end) for end in within)
-        ordered = low < high
-    except (TypeError, ValueError, OverflowError):
-        ordered = False
-    if not ordered:
-        fail("within", "two numbers, the lower first", repr(within))
 
 
 def _checked(name: str, quantity: str, found: Any, shape: tuple[int, ...]) -> Tensor:
