@@ -28,7 +28,6 @@ from benchmarks.streamed_serve import interval, streamed
 from subbayes import MLP, Network
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.likelihoods import Categorical, Gaussian
-from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.predictions import averaging
 
 Say = Callable[..., Any]
@@ -72,12 +71,12 @@ def model_of(name: str, draws: int) -> WeightSamples:
 def all_at_once(network: Network, x: Tensor, draws: int, limit: int) -> tuple[int, int]:
     """Up to 64 draws in one vectorised call, and as many rows as the memory limit allows."""
     draws = min(draws, 64)
-    return draws, max(1, limit // (bytes_per_row(network, x) * draws))
+    return draws, max(1, limit // (network.bytes_per_row(x) * draws))
 
 
 def one_by_one(network: Network, x: Tensor, draws: int, limit: int) -> tuple[int, int]:
     """One draw after the other, and as many rows as the memory limit allows."""
-    return 1, limit // bytes_per_row(network, x)
+    return 1, limit // network.bytes_per_row(x)
 
 
 def predict_with(size: Callable[..., tuple[int, int]], model: WeightSamples, x: Tensor) -> None:

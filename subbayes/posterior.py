@@ -130,7 +130,7 @@ class Posterior:
         self._warn_of_other_statistics()
         first = self._example = to_device(self.data.first()[0], network.device)
         self._observations_last = takes_observations_last(network, first)
-        self._row_bytes = memory.bytes_per_row(network, first)
+        self._row_bytes = network.bytes_per_row(first)
         self._limits = memory.ActivationLimits(memory_limit, _GRADIENT * self._row_bytes)
         self._is_eager = mode == "trace" and not network.is_traced
         self._tracers: dict[str, Any] = {}

@@ -25,7 +25,6 @@ from torch.func import jvp, vjp, vmap
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.likelihoods.curvature_blocks import CurvatureRoot, DenseRoot
 from subbayes.networks.global_state import attention_without_fused_kernels
-from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.utils.types import Inputs, Targets
 
@@ -169,7 +168,7 @@ class ManyProducts:
 
     def _parts(self, vectors: int) -> Iterator[tuple[slice, slice, Inputs, Targets | None]]:
         """Blocks of rows, each with blocks of vectors."""
-        row = bytes_per_row(self.network, self.rows.first()[0]) + 32 * self.rows.roots
+        row = self.network.bytes_per_row(self.rows.first()[0]) + 32 * self.rows.roots
         limit = max(self.rows.memory_limit, self.size * self.network.weights.element_size())
         step = min(vectors, max(1, limit // (2 * row)))
         rows = min(_MOST_ROWS, max(1, limit // (row * (1 + step))))

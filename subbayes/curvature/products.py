@@ -34,7 +34,7 @@ from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.network import Network
 from subbayes.networks.reverse_mode import check_transforms
-from subbayes.networks.tracing.memory import activation_bytes, bytes_per_row
+from subbayes.networks.tracing.memory import activation_bytes
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.networks.validation import check_fit, check_gradients
 from subbayes.utils.checks import check_choice, check_count, fail
@@ -121,7 +121,7 @@ class Curvature:
         if self.device.type != "cuda":
             return _ROWS
         first, y = to_device(self.data.first(), self.device)
-        row = _PRODUCT * bytes_per_row(self.network, first)
+        row = _PRODUCT * self.network.bytes_per_row(first)
         if self.kind == "fisher":
             zeros = torch.zeros(1, outputs, dtype=self.dtype, device=self.device)
             one = take(y, slice(1))

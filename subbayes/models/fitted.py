@@ -42,7 +42,6 @@ from subbayes.networks.saving import (
 )
 from subbayes.networks.sharded_network import ShardedNetwork
 from subbayes.networks.sharded_saving import save_together, sharded_network_from, sharded_tensors
-from subbayes.networks.shared_weights import warn_of_changed_weights
 from subbayes.networks.token_outputs import output_for
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
@@ -164,7 +163,7 @@ class FittedModel(Predictor):
         if draws.prediction != "network":
             from subbayes.inference.laplace.linearised_engine import predict_linearised
 
-            warn_of_changed_weights(self.network)
+            self.network.warn_if_changed()
             return predict_linearised(
                 self.network,
                 self.likelihood,

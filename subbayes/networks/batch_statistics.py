@@ -15,29 +15,27 @@ those of one batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from subbayes.data.cache import concatenate
 from subbayes.data.data import Data, batch_sizes, join_batches
-from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import n_rows, row_kind, take, to_device
 from subbayes.utils.types import Inputs
 
-if TYPE_CHECKING:
-    from subbayes.networks.network import Network
-
-
 _ROWS, _BYTES = 1024, 2**30  # of a batch: rows, and activations of the rows
 
 
+RowBytes = Callable[[Inputs], int]
+
+
 def statistics_batches(
-    network: Network, data: Data | Iterable[tuple[Inputs, Any]]
+    row_bytes: RowBytes, device: torch.device, data: Data | Iterable[tuple[Inputs, Any]]
 ) -> Iterator[Inputs]:
     """Inputs on the device of a network, in large batches.
 
@@ -46,31 +44,33 @@ def statistics_batches(
     in its order. Rows of weight 0 are left out.
 
     Args:
-        network: the network whose statistics are re-estimated.
+        row_bytes: `bytes_per_row` of the network whose statistics are re-estimated.
+        device: that of the network.
         data: the rows, or pairs (inputs, anything), read once.
 
     Example:
         >>> from subbayes import Network
         >>> network = Network(nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1)))
         >>> data = Data.of((torch.zeros(2049, 2), torch.zeros(2049)))
-        >>> [len(inputs) for inputs in statistics_batches(network, data)]
+        >>> known = network.bytes_per_row, network.device
+        >>> [len(inputs) for inputs in statistics_batches(*known, data)]
         [1024, 1025]
         >>> pairs = [(torch.zeros(1, 2), None)] * 1500
-        >>> [len(inputs) for inputs in statistics_batches(network, pairs)]
+        >>> [len(inputs) for inputs in statistics_batches(*known, pairs)]
         [1024, 476]
     """
     if not (isinstance(data, Data) and data.in_memory):
-        for inputs in _rebatched(network, _counted_inputs(data)):
-            yield to_device(inputs, network.device)
+        for inputs in _rebatched(row_bytes, device, _counted_inputs(data)):
+            yield to_device(inputs, device)
         return
     rows = data.counted
-    size = _rows_at_once(network, rows.inputs)
+    size = _rows_at_once(row_bytes, device, rows.inputs)
     if size >= rows.n:
-        yield to_device(rows.inputs, network.device)
+        yield to_device(rows.inputs, device)
         return
     order = torch.randperm(rows.n, generator=torch.Generator().manual_seed(0))
     for some in order.split(batch_sizes(rows.n, size)):
-        yield to_device(take(rows.inputs, some), network.device)
+        yield to_device(take(rows.inputs, some), device)
 
 
 def _counted_inputs(data: Data | Iterable[tuple[Inputs, Any]]) -> Iterator[Inputs]:
@@ -82,11 +82,13 @@ def _counted_inputs(data: Data | Iterable[tuple[Inputs, Any]]) -> Iterator[Input
             yield some
 
 
-def _rebatched(network: Network, inputs: Iterator[Inputs]) -> Iterator[Inputs]:
+def _rebatched(
+    row_bytes: RowBytes, device: torch.device, inputs: Iterator[Inputs]
+) -> Iterator[Inputs]:
     first = next(inputs, None)
     if first is None:
         return
-    size = _rows_at_once(network, first)
+    size = _rows_at_once(row_bytes, device, first)
     joined = join_batches(((part, None) for part in chain([first], inputs)), size)
     held, _ = next(joined)
     for batch, _ in joined:
@@ -103,8 +105,8 @@ def _split(inputs: Inputs, size: int) -> Iterator[Inputs]:
         yield take(inputs, rows)
 
 
-def _rows_at_once(network: Network, inputs: Any) -> int:
-    row = bytes_per_row(network, to_device(take(inputs, slice(1)), network.device))
+def _rows_at_once(row_bytes: RowBytes, device: torch.device, inputs: Any) -> int:
+    row = row_bytes(to_device(take(inputs, slice(1)), device))
     return min(_ROWS, max(2, _BYTES // row))
 
 

@@ -19,7 +19,7 @@ from subbayes.networks.adapters import is_of_base
 from subbayes.networks.embeddings import differentiate_embeddings
 from subbayes.networks.peft_layers import differentiate_layers_of_peft
 from subbayes.networks.tracing.private_torch import map_forward_hooks
-from subbayes.utils.checks import error_text, fail
+from subbayes.utils.checks import fail
 from subbayes.utils.torch_lock import torch_lock
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -67,22 +67,12 @@ def call_with(
         tied: from `tied_names`.
         args: its positional arguments.
         kwargs: its keyword arguments.
-
-    Raises:
-        InputError: whole numbers in the inputs for which an embedding has no row, or in buffers
-            among the values, such as those of a damaged file, that are no indices; a classifier of
-            transformers without a pad token.
     """
-    with (
-        _naming_embeddings(module),
-        _naming_pad_token(module),
-        _naming_buffers(module, values or {}),
-    ):
-        if values is None:
-            return module(*args, **kwargs or {})
-        others = {name: values[first] for name, first in tied.items() if first in values}
-        with _without_checkpointing(module):
-            return functional_call(module, {**values, **others}, args, kwargs, tie_weights=False)
+    if values is None:
+        return module(*args, **kwargs or {})
+    others = {name: values[first] for name, first in tied.items() if first in values}
+    with _without_checkpointing(module):
+        return functional_call(module, {**values, **others}, args, kwargs, tie_weights=False)
 
 
 @contextmanager
@@ -97,68 +87,6 @@ def _without_checkpointing(module: nn.Module) -> Iterator[None]:
     finally:
         for part in parts:
             part.gradient_checkpointing = True
-
-
-@contextmanager
-def _naming_buffers(module: nn.Module, values: Mapping[str, Tensor]) -> Iterator[None]:
-    """Raise an `InputError` for indices that are in `values` and far from those of the module."""
-    try:
-        yield
-    except (IndexError, RuntimeError) as error:
-        for name, own in module.named_buffers():
-            found = values.get(name, own)
-            if not (own.ndim and own.numel()) or own.is_floating_point() or own.is_complex():
-                continue
-            low, high = (int(end) for end in own.long().aminmax())
-            least, most = (int(end) for end in found.long().aminmax())
-            if least < low or most > high:
-                fail(
-                    "module",
-                    f"numbers from {low} to {high} in its buffer '{name}', as it was passed",
-                    f"{least} to {most} in the saved network, for which its forward raised "
-                    f"{type(error).__name__}: {error_text(error)}".rstrip("."),
-                    "Pass the module that was saved, or another copy of the file if it is damaged",
-                    cause=error,
-                )
-        raise
-
-
-@contextmanager
-def _naming_embeddings(module: nn.Module) -> Iterator[None]:
-    """Raise an `InputError` where an embedding of the module has no row for an index."""
-    try:
-        yield
-    except IndexError as error:
-        sizes = [part.num_embeddings for part in module.modules() if isinstance(part, _EMBEDDINGS)]
-        if not sizes:
-            raise
-        shown = ", ".join(map(str, dict.fromkeys(sizes)))
-        fail(
-            "inputs",
-            f"indices from 0 below the number of rows of an embedding of the module ({shown})",
-            f"IndexError: {error_text(error)}",
-            "Use the vocabulary that the module was made with",
-            cause=error,
-        )
-
-
-@contextmanager
-def _naming_pad_token(module: nn.Module) -> Iterator[None]:
-    """Raise an `InputError` where a classifier needs a pad token for several rows."""
-    try:
-        yield
-    except ValueError as error:
-        configs = (getattr(part, "config", None) for part in module.modules())
-        if all(getattr(config, "pad_token_id", 0) is not None for config in configs):
-            raise
-        fail(
-            "module",
-            "a pad token in its configuration, since rows are evaluated together",
-            f"none, and ValueError: {error_text(error)}".rstrip("."),
-            "Set model.config.pad_token_id = tokenizer.pad_token_id, or to a token that no row has "
-            "if none is padded, which changes no output",
-            cause=error,
-        )
 
 
 def _detached(tensor: Tensor) -> Tensor:

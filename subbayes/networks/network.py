@@ -42,12 +42,12 @@ from subbayes.networks.module_copy import (
     set_values,
     tied_names,
 )
+from subbayes.networks.outputs import HALF, as_outputs, check_outputs
 from subbayes.networks.selection import Selection, aliases_of, select, selects_adapters
 from subbayes.networks.shared_weights import SharedWeights
 from subbayes.networks.token_outputs import check_decoder_inputs, without_virtual_tokens
-from subbayes.networks.tracing.private_torch import convert_dtype, is_scripted, uncompiled
+from subbayes.networks.tracing.private_torch import convert_dtype, count_bytes, uncompiled
 from subbayes.networks.tracing.vectorised import Vectorised, contiguous
-from subbayes.networks.validation import HALF, as_outputs, check_outputs
 from subbayes.utils.checks import check_device, fail, fail_type
 from subbayes.utils.memory import BoundedCache
 from subbayes.utils.torch_lock import torch_lock
@@ -122,7 +122,7 @@ class Network(CopiedUnderLock):
     ) -> None:
         if not isinstance(module, nn.Module):
             fail_type("module", "a torch.nn.Module", module)
-        if isinstance(module, _WRAPPERS) or is_scripted(module):
+        if isinstance(module, _WRAPPERS):
             fail_type(
                 "module", "a plain torch.nn.Module", module, "Pass the module it was made from"
             )
@@ -430,13 +430,39 @@ class Network(CopiedUnderLock):
         return self._checked.get(
             (row_kind(inputs), n_rows(inputs) == 1),
             lambda: check_outputs(
-                partial(self, self.weights),
-                take(inputs, slice(2)),
-                self.dtype,
-                self.forward,
-                self.rounding,
+                partial(self, self.weights), take(inputs, slice(2)), self.dtype, self.rounding
             ),
         )
+
+    def bytes_per_row(self, inputs: Inputs) -> int:
+        """Bytes of activations per observation, for choosing batch sizes."""
+
+        def count(rows: int) -> int:
+            first = take(inputs, [0] * rows)
+            with torch.no_grad():
+                return count_bytes(lambda: self(self.weights, first))
+
+        return self.row_bytes.get(row_kind(inputs), lambda: max(count(2) - count(1), 1))
+
+    def changed_weights(self, *, every_number: bool = False) -> str | None:
+        """The name of a parameter of the base model that has changed since the network was made.
+
+        Args:
+            every_number: read all numbers that the checksum reads, as saving does; by default a
+                sample of them, unless torch has counted a modification.
+        """
+        if not self.base_names or self.shared_weights is None:
+            return None
+        return self.shared_weights.changed(self.frozen, self.base_names, every_number=every_number)
+
+    def warn_if_changed(self) -> None:
+        """Warn of predictions with a base model that has changed since the network was made."""
+        if (name := self.changed_weights()) is not None:
+            warn_user(
+                f"module: weights of the base model have changed since the posterior was fitted or "
+                f"loaded ({name}), and its predictions with them: load it around a fresh base "
+                "model, and merge adapters or train in a copy"
+            )
 
     def refresh_batchnorm(
         self, weights: Float[Tensor, "D"], data: Data | Iterable[tuple[Inputs, Any]]
@@ -461,7 +487,11 @@ class Network(CopiedUnderLock):
         module = self.module_with(weights)
         norms = [m for m in batch_norms(module, self.fixed_norms) if m.track_running_stats]
         if norms:
-            collect_statistics(module, norms, map(arguments, statistics_batches(self, data)))
+            collect_statistics(
+                module,
+                norms,
+                map(arguments, statistics_batches(self.bytes_per_row, self.device, data)),
+            )
         other = self.with_weights(weights).with_buffers(
             {name: b.clone() for name, b in module.named_buffers()}
         )

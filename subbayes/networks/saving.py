@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from subbayes.artifacts.arrays import ANY, Array, Arrays
 from subbayes.artifacts.facts import Facts, Name
-from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.networks.adapters import check_active, has_adapters, settings_digest
 from subbayes.networks.adapters_in_use import (
@@ -32,10 +31,9 @@ from subbayes.networks.attributes import as_complex, as_real
 from subbayes.networks.mlp import MLP, MLPSettings
 from subbayes.networks.module_copy import private_copy
 from subbayes.networks.network import Network
+from subbayes.networks.outputs import HALF
 from subbayes.networks.sharded_network import ShardedNetwork, plain_module
-from subbayes.networks.shared_weights import changed_weights
 from subbayes.networks.tracing.private_torch import uncompiled
-from subbayes.networks.validation import HALF
 from subbayes.utils.checks import fail
 
 _ADAPTED = "load(path, PeftModel.from_pretrained(base model, folder of the adapter))"
@@ -120,7 +118,7 @@ def network_facts(network: Network) -> NetworkFacts:
         >>> network_facts(Network(MLP(2, (), 1))).module.n_inputs
         2
     """
-    if (name := changed_weights(network, every_number=True)) is not None:
+    if (name := network.changed_weights(every_number=True)) is not None:
         fail(
             "model",
             "the base model that it was fitted beside",
@@ -277,7 +275,6 @@ def network_from(
     for name in frozen.keys() & network.frozen.keys():
         frozen[name] = as_complex(frozen[name], network.frozen[name])
     if base is not None:
-        _check_own(network, frozen, base)
         kept = frozen.keys() | masks.keys() | unused
         network.base_names = tuple(sorted(network.frozen.keys() - kept))
         check_base(base_identity(network, network.base_names, unused), base)
@@ -292,20 +289,6 @@ def network_from(
             fail("path", expected, frozen[name].dtype, "Pass a module of the saved dtypes")
     network.set_attributes(strip_prefix("network.attribute", tensors))
     return network.with_buffers(frozen).with_weights(weights)
-
-
-def _check_own(network: Network, frozen: Mapping[str, Tensor], base: BaseFacts) -> None:
-    """Raise `InputError` for frozen parameters in a file that are not those that it lists."""
-    own = base.own
-    known = dict(network.module_with().named_parameters(remove_duplicate=False))
-    for name in own:
-        if name not in known or name in network.names:
-            fail_damaged("names of frozen parameters of the module beside adapters", name)
-    stored = {name for name in frozen if name in known and name not in network.names}
-    if stored - {*own}:
-        fail_damaged("no weights of the base model beside adapters", min(stored - {*own}))
-    if missing := {*own} - stored:
-        fail_damaged(f"the frozen parameter {min(missing)}, which it lists", "none")
 
 
 def _dtypes_of(facts: NetworkFacts) -> dict[str, torch.dtype]:

@@ -9,17 +9,11 @@ the numbers, and all of them (a checksum) where a counter has moved; saving alwa
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from subbayes.networks.tracing.private_torch import version_of
-from subbayes.utils.warning import warn_user
-
-if TYPE_CHECKING:
-    from subbayes.networks.network import Network
-
 
 _MOST = 2**24  # numbers that are read; of larger models evenly spaced ones
 _SAMPLED = 2**14  # numbers that each prediction reads; at least one of each tensor
@@ -106,27 +100,3 @@ class SharedWeights:
 
 def _versions(tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
     return tuple(map(version_of, tensors.values()))
-
-
-def changed_weights(network: Network, *, every_number: bool = False) -> str | None:
-    """The name of a parameter of the base model that has changed since the network was made.
-
-    Args:
-        network: the network.
-        every_number: read all numbers that the checksum reads, as saving does; by default a
-            sample of them, unless torch has counted a modification.
-    """
-    if not network.base_names or network.shared_weights is None:
-        return None
-    names = network.base_names
-    return network.shared_weights.changed(network.frozen, names, every_number=every_number)
-
-
-def warn_of_changed_weights(network: Network) -> None:
-    """Warn of predictions with a base model that has changed since the network was made."""
-    if (name := changed_weights(network)) is not None:
-        warn_user(
-            f"module: weights of the base model have changed since the posterior was fitted or "
-            f"loaded ({name}), and its predictions with them: load it around a fresh base model, "
-            "and merge adapters or train in a copy"
-        )

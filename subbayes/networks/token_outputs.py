@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.likelihoods import Likelihood, as_likelihood
-from subbayes.likelihoods.base import target_values
 from subbayes.networks.adapters import virtual_tokens
 from subbayes.utils.checks import fail, fail_type
-from subbayes.utils.trees import take
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Inputs
 
-if TYPE_CHECKING:
-    from subbayes.networks.network import Network
-
-__all__ = [
-    "TokenOutputs",
-    "check_decoder_inputs",
-    "check_positions",
-    "output_for",
-    "without_virtual_tokens",
-]
+__all__ = ["TokenOutputs", "check_decoder_inputs", "output_for", "without_virtual_tokens"]
 
 _OF_DECODER = {"decoder_input_ids", "decoder_inputs_embeds"}
 
@@ -156,56 +143,4 @@ def check_decoder_inputs(output: Any, inputs: Inputs) -> None:
             ", ".join(inputs) if isinstance(inputs, dict) else "no dict",
             "Add model.prepare_decoder_input_ids_from_labels(labels), as "
             "DataCollatorForSeq2Seq(tokenizer, model) does",
-        )
-
-
-def check_positions(network: Network, inputs: Inputs, y: Targets, likelihood: Likelihood) -> None:
-    """Check that a row has logits of as many positions as it has labels.
-
-    The number of classes is found as that of outputs divided by that of labels.
-
-    Args:
-        network: f(x; w); one that does not return `TokenOutputs` is not checked.
-        inputs: a few rows, on its device.
-        y: their targets.
-        likelihood: p(y | f).
-
-    Raises:
-        InputError: logits of more or fewer positions, or labels of the next token for a model with
-            a decoder that predicts its own.
-
-    Example:
-        >>> from subbayes import Network
-        >>> from subbayes.likelihoods import CategoricalTokens
-        >>> network = Network(nn.Linear(2, 3), output=TokenOutputs())
-        >>> x, y = torch.zeros(4, 5, 2), torch.zeros(4, 5).long()
-        >>> check_positions(network, x, y, CategoricalTokens())
-    """
-    output, labels = network.output, target_values(y)
-    if not (likelihood.per_position and isinstance(output, TokenOutputs) and labels.ndim == 2):
-        return
-    if getattr(likelihood.unweighted, "shift", False) and output.has_decoder:
-        expected = "'tokens' for an encoder and a decoder, whose position t predicts label t"
-        fail("likelihood", expected, repr(likelihood.unweighted), "Pass likelihood='tokens'")
-    found: list[int] = []
-
-    def recorded(returned: Any) -> Tensor:
-        logits = output.logits(returned)
-        found.append(logits.shape[1])
-        return logits.flatten(1)
-
-    other = copy.copy(network)
-    other.output = recorded
-    with torch.no_grad():
-        other(network.weights, take(inputs, slice(1)))
-    length = labels.shape[1]
-    if found[0] != length:
-        fail(
-            "module",
-            f"logits of shape (N, {length}, classes), as the labels have {length} positions",
-            f"logits of {found[0]} positions",
-            "Pass labels for each position, and a model with a head for tokens; if the model puts "
-            f"tokens of its own before those of a row, output=lambda out: out.logits[:, -{length}:]"
-            if found[0] > length
-            else "Pass labels for each position, and a model with a head for tokens",
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 import torch
 from jaxtyping import Float
@@ -24,142 +24,17 @@ from subbayes.likelihoods.validation import (
     is_own,
     sized_likelihood,
 )
-from subbayes.networks.call_errors import fail_of_call, remedy_of_shape
-from subbayes.networks.last_layer import warn_of_another_last_layer
-from subbayes.networks.token_outputs import check_decoder_inputs, check_positions
-from subbayes.utils.checks import InputError, InputTypeError, error_text, fail, fail_type
+from subbayes.networks.network import Network
+from subbayes.networks.outputs import copy_rows
+from subbayes.networks.selection import LAST_LAYER, aliases_of, layer_of
+from subbayes.networks.token_outputs import TokenOutputs, check_decoder_inputs
+from subbayes.utils.checks import error_text, fail
 from subbayes.utils.seeding import fork_rng
-from subbayes.utils.torch_lock import torch_lock
-from subbayes.utils.trees import leaves, n_rows, take, to_device
+from subbayes.utils.trees import n_rows, take, to_device
 from subbayes.utils.types import Inputs, Targets
 from subbayes.utils.warning import warn_user
 
-if TYPE_CHECKING:
-    from subbayes.networks.network import Network
-
-
 _OTHER_DEVICES = 1e-2  # relative differences of outputs of devices of different kinds
-HALF = (torch.float16, torch.bfloat16)
-"""Dtypes too coarse for the weights and for log-likelihoods, which are computed in float32."""
-
-
-def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None = None) -> Tensor:
-    """Check the return value of a module and return outputs of shape (N, C).
-
-    Args:
-        out: the return value.
-        inputs: inputs of the module.
-        output: selects the tensor from the return value.
-
-    Raises:
-        InputError: outputs of another shape, or that are not real numbers; `output` does not
-            apply to the return value.
-        InputTypeError: the return value is not a tensor.
-    """
-    if output is not None:
-        try:
-            out = output(out)
-        except (AttributeError, LookupError, TypeError) as error:
-            fail(
-                "output",
-                f"a function of what the module returns, a {type(out).__name__}",
-                f"{type(error).__name__}: {error_text(error)}",
-                "Leave it out" if isinstance(out, Tensor) else "Look at module(X[:1])",
-                cause=error,
-            )
-    elif isinstance(getattr(out, "logits", None), Tensor):  # as models of transformers return
-        out = out.logits
-    if not isinstance(out, Tensor):
-        choice = "out[0]" if isinstance(out, (tuple, list)) else "out.logits"
-        remedy = f"Pass output=..., e.g. output=lambda out: {choice}"
-        fail_type("module", "one tensor as its output", out, remedy)
-    n = n_rows(inputs)
-    if not out.is_floating_point():
-        fail("module", "real numbers as outputs", out.dtype, "Return logits or means, not labels")
-    if out.dtype in HALF:
-        out = out.float()
-    if out.ndim < 2 and out.shape[:1] == (n,):
-        return out.unsqueeze(-1)
-    if out.ndim < 2 and n == 1:  # a single row that the module squeezed
-        return out.reshape(1, -1)
-    if out.ndim != 2 or out.shape[0] != n:
-        fail(
-            "module",
-            f"outputs of shape ({n}, C) for {n} inputs",
-            tuple(out.shape),
-            remedy_of_shape(inputs) or (_OF_POSITIONS if out.ndim == 3 else _FLATTEN),
-        )
-    return out
-
-
-def check_outputs(
-    call: Callable[[Inputs], Tensor],
-    rows: Inputs,
-    dtype: torch.dtype,
-    forward: Callable[..., Any] | None = None,
-    rounding: float = 0.0,
-) -> int:
-    """Check the outputs of a module on two rows, and return the number of outputs C.
-
-    Args:
-        call: the module as a function of inputs.
-        rows: one or two rows of inputs.
-        dtype: dtype of the weights.
-        forward: the method of the module, whose parameters the inputs are compared with.
-        rounding: relative rounding error of the module, if it is coarser than its outputs.
-
-    Raises:
-        InputError: the module rejects or modifies the inputs, its forward raises an error, or it
-            returns another shape, NaN, different outputs at each call, or outputs that depend on
-            other rows.
-        InputTypeError: the module does not return a tensor.
-    """
-    if any(tensor.is_meta for tensor in leaves(rows)):
-        fail("module", "weights and inputs with values", "the meta device", "Use module.to('cpu')")
-    used = _copied(rows)
-    try:
-        with torch.no_grad(), fork_rng(None), _checked_sparse_tensors():
-            out, again = call(used), call(_copied(rows))
-    except (InputError, InputTypeError):
-        raise
-    except Exception as error:
-        fail_of_call(error, rows, dtype, forward)
-    try:
-        with torch.no_grad(), fork_rng(None), _checked_sparse_tensors():
-            alone = call(_copied(take(rows, slice(1))))
-    except (InputError, InputTypeError):
-        raise
-    except Exception as error:
-        fail_of_call(error, rows, dtype, later=True)
-    if not all(map(torch.equal, leaves(rows), leaves(used))):
-        fail(
-            "module",
-            "a call that does not change its inputs",
-            "a call that changes them",
-            "Replace in-place operations, such as x /= 255, by x = x / 255",
-        )
-    if bool(out.isnan().any()):
-        fail(
-            "module",
-            "finite outputs",
-            "NaN",
-            "Train it again from finite weights, with a lower learning rate",
-        )
-    if not _same(out, again, rounding):
-        fail(
-            "module",
-            "the same outputs at each call in evaluation mode",
-            "different ones",
-            "Use functional.dropout with training=self.training, and keep no state between calls",
-        )
-    if not _same(out[:1], alone, rounding):
-        fail(
-            "module",
-            "outputs of a row that depend on that row alone",
-            "outputs that depend on other rows",
-            "Use batch_first=True, or normalisation with running statistics; a graph is one row",
-        )
-    return int(out.shape[-1])
 
 
 def check_gradients(network: Network, rows: Inputs) -> None:
@@ -185,7 +60,7 @@ def check_gradients(network: Network, rows: Inputs) -> None:
     with torch.enable_grad(), fork_rng(None):
         weights = network.weights.detach().clone().requires_grad_()
         try:
-            outputs = network(weights, _copied(to_device(take(rows, slice(2)), network.device)))
+            outputs = network(weights, copy_rows(to_device(take(rows, slice(2)), network.device)))
             found = (
                 outputs.requires_grad
                 and torch.autograd.grad(outputs.sum(), weights, allow_unused=True)[0]
@@ -216,16 +91,6 @@ def fail_of_gradients(cause: Exception | None = None) -> NoReturn:
         "inference='elliptical-slice' or 'slice'",
         cause,
     )
-
-
-@contextmanager
-def _checked_sparse_tensors() -> Iterator[None]:
-    """Check indices of sparse tensors that are made; outside they would read other memory.
-
-    The switch is torch's for all threads, so that one after the other may set and restore it.
-    """
-    with torch_lock, torch.sparse.check_sparse_tensor_invariants():
-        yield
 
 
 def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
@@ -264,7 +129,7 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
     sized_likelihood(likelihood, outputs, y, targets).check_parameters(outputs)
     check_own_likelihood(network, likelihood, first, y)
     warn_of_probabilities(network, likelihood, first)
-    warn_of_another_last_layer(network, first)
+    _warn_of_another_last_layer(network, first)
     return outputs
 
 
@@ -300,6 +165,90 @@ def _check_effect(network: Network, rows: Inputs) -> None:
             "adapters that the outputs depend on",
             "the same outputs with other weights of the adapters",
             "Enable the adapters of the model before, or select other weights",
+        )
+
+
+def _warn_of_another_last_layer(network: Network, inputs: Inputs) -> None:
+    """Warn if "last-layer" selects a layer after which another one with weights runs.
+
+    Args:
+        network: the network.
+        inputs: rows, of which one is evaluated.
+    """
+    selected = network.selection == LAST_LAYER or network.selection == [LAST_LAYER]
+    if not (selected and network.copy_frozen and n_rows(inputs)):  # of modules that can be copied
+        return
+    module, ran = network.module_with(), []
+    aliases, own = aliases_of(module), {}
+
+    def record(name: str, *_: Any) -> None:
+        ran.append(name)
+
+    for name, part in module.named_modules():
+        named = part.named_parameters(recurse=False, remove_duplicate=False)
+        own[name] = [aliases[f"{name}.{one}".strip(".")] for one, p in named if p.requires_grad]
+        if own[name]:
+            part.register_forward_hook(partial(record, name))
+    with torch.no_grad():
+        network.call(module, take(inputs, slice(1)))
+    if not ran or not set(own[ran[-1]]).isdisjoint(network.names):
+        return
+    chosen, last = layer_of(network.names[0]), layer_of(f"{ran[-1]}.")
+    warn_user(
+        f"parameters: 'last-layer' selects {chosen!r}, which the module registers last, but "
+        f"{last!r} runs last: select it with parameters='{last}.*'"
+    )
+
+
+def check_positions(network: Network, inputs: Inputs, y: Targets, likelihood: Likelihood) -> None:
+    """Check that a row has logits of as many positions as it has labels.
+
+    The number of classes is found as that of outputs divided by that of labels.
+
+    Args:
+        network: f(x; w); one that does not return `TokenOutputs` is not checked.
+        inputs: a few rows, on its device.
+        y: their targets.
+        likelihood: p(y | f).
+
+    Raises:
+        InputError: logits of more or fewer positions, or labels of the next token for a model with
+            a decoder that predicts its own.
+
+    Example:
+        >>> from subbayes import Network
+        >>> from subbayes.likelihoods import CategoricalTokens
+        >>> network = Network(nn.Linear(2, 3), output=TokenOutputs())
+        >>> x, y = torch.zeros(4, 5, 2), torch.zeros(4, 5).long()
+        >>> check_positions(network, x, y, CategoricalTokens())
+    """
+    output, labels = network.output, target_values(y)
+    if not (likelihood.per_position and isinstance(output, TokenOutputs) and labels.ndim == 2):
+        return
+    if getattr(likelihood.unweighted, "shift", False) and output.has_decoder:
+        expected = "'tokens' for an encoder and a decoder, whose position t predicts label t"
+        fail("likelihood", expected, repr(likelihood.unweighted), "Pass likelihood='tokens'")
+    found: list[int] = []
+
+    def recorded(returned: Any) -> Tensor:
+        logits = output.logits(returned)
+        found.append(logits.shape[1])
+        return logits.flatten(1)
+
+    other = copy.copy(network)
+    other.output = recorded
+    with torch.no_grad():
+        other(network.weights, take(inputs, slice(1)))
+    length = labels.shape[1]
+    if found[0] != length:
+        fail(
+            "module",
+            f"logits of shape (N, {length}, classes), as the labels have {length} positions",
+            f"logits of {found[0]} positions",
+            "Pass labels for each position, and a model with a head for tokens; if the model puts "
+            f"tokens of its own before those of a row, output=lambda out: out.logits[:, -{length}:]"
+            if found[0] > length
+            else "Pass labels for each position, and a model with a head for tokens",
         )
 
 
@@ -453,12 +402,6 @@ def warn_of_units(network: Network, likelihood: Likelihood, rows: Inputs, target
         )
 
 
-_FLATTEN = "Flatten the outputs per observation"
-_OF_POSITIONS = (
-    "For a label of each position pass likelihood='causal-lm' or 'tokens', and to a Network "
-    "output=subbayes.networks.token_outputs.TokenOutputs(); else flatten the outputs "
-    "per observation"
-)
 _UNITS = 30  # ratio of two scales that training does not bridge in time
 
 
@@ -474,14 +417,3 @@ def _warn_of_layer(likelihood: Likelihood, layer: str) -> None:
         f"module: its outputs look like probabilities, and {type(likelihood).__name__} takes "
         f"logits; remove the {layer} at its end"
     )
-
-
-def _copied(inputs: Inputs) -> Inputs:
-    return take(inputs, torch.arange(n_rows(inputs), device=leaves(inputs)[0].device))
-
-
-def _same(a: Tensor, b: Tensor, rounding: float) -> bool:
-    """Whether two tensors are equal up to rounding."""
-    tolerance = max(torch.finfo(a.dtype).eps, rounding) ** 0.5
-    scale = float(a.detach().abs().max()) if a.numel() else 0.0
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)

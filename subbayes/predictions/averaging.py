@@ -25,8 +25,7 @@ from subbayes.data.loaders import iterate_preserving_rng, sampler_of, sequential
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.sharded_network import ShardedNetwork
-from subbayes.networks.shared_weights import warn_of_changed_weights
-from subbayes.networks.tracing.memory import REUSED_BYTES, bytes_per_row, reuse_memory
+from subbayes.networks.tracing.memory import REUSED_BYTES, reuse_memory
 from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.memory import check_memory
@@ -132,7 +131,7 @@ def average_of_batches(
         >>> average_of_batches(network, Gaussian(noise=1.0), evaluate, torch.ones(4, 2))
         Predictive(n=4, draws=3, Gaussian(noise=1.0))
     """
-    warn_of_changed_weights(network)
+    network.warn_if_changed()
     batches = input_batches(inputs, network)
     parts = [evaluate(to_device(batch, network.device)) for batch in batches]
     if len(widths := {part.shape[2] for part in parts}) > 1:
@@ -204,7 +203,7 @@ def evaluation_size(
         >>> [evaluation_size(network, torch.zeros(n, 10), 50) for n in (1, 10**6)]
         [(50, 1), (1, 1000000)]
     """
-    n, row = n_rows(inputs), bytes_per_row(network, inputs)
+    n, row = n_rows(inputs), network.bytes_per_row(inputs)
     if network.device.type != "cpu":
         return draws, max(1, memory_limit // (row * draws))
     memory = min(memory_limit, REUSED_BYTES)

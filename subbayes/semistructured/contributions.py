@@ -16,7 +16,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.networks.network import Network
-from subbayes.networks.tracing.memory import bytes_per_row
 from subbayes.semistructured.orthogonal_columns import OrthogonalColumns, OrthogonalNetworks
 from subbayes.semistructured.predictors import DeepPredictor, sum_of
 from subbayes.utils.trees import n_rows, take
@@ -56,7 +55,7 @@ class Contributions:
         named = [names for names, *_ in self._groups] + [[name] for name in others]
         self.network, self.inputs = Network(_Groups(deep, named)), inputs
         self.predictors, self.width = deep.width, width
-        bytes_per_input = bytes_per_row(self.network, inputs) * _DRAWS_PER_BATCH
+        bytes_per_input = self.network.bytes_per_row(inputs) * _DRAWS_PER_BATCH
         step = max(1, _BYTES_PER_BATCH // bytes_per_input)
         self._batches = [take(inputs, slice(i, i + step)) for i in range(0, n_rows(inputs), step)]
 

@@ -18,8 +18,8 @@ from subbayes.data.encoder import TabularEncoder
 from subbayes.data.frames import quote
 from subbayes.data.levels import check_kinds, check_read_differently, levels_of
 from subbayes.likelihoods.families import BernoulliFamily, CategoricalFamily, Family, OrdinalFamily
+from subbayes.networks.outputs import HALF
 from subbayes.networks.tracing.private_torch import uncompiled
-from subbayes.networks.validation import HALF
 from subbayes.semistructured.formula import Design, NewLevels
 from subbayes.semistructured.formula_checks import check_columns, check_complete, plain_columns
 from subbayes.semistructured.formula_grammar import check_formula, formula_errors

@@ -19,8 +19,8 @@ from subbayes.data.frames import read_frame
 from subbayes.data.levels import listed
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.families import Family
-from subbayes.networks.call_errors import CallError
 from subbayes.networks.network import Network
+from subbayes.networks.outputs import CallError
 from subbayes.semistructured.default_priors import default_priors, predictor_sd
 from subbayes.semistructured.design_data import (
     AuxiliaryColumns,

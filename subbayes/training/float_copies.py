@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from subbayes.networks.validation import HALF
+from subbayes.networks.outputs import HALF
 
 
 class FloatCopies:

@@ -27,10 +27,10 @@ from subbayes.likelihoods.validation import (
     sized_likelihood,
 )
 from subbayes.networks.network import Network
-from subbayes.networks.token_outputs import check_positions
 from subbayes.networks.validation import (
     check_gradients,
     check_own_likelihood,
+    check_positions,
     warn_of_probabilities,
     warn_of_units,
 )

@@ -14,7 +14,6 @@ from subbayes import InputError, Network
 from subbayes.data.data import Data
 from subbayes.networks import batch_statistics
 from subbayes.networks.batch_statistics import collect_statistics
-from subbayes.networks.tracing.memory import bytes_per_row
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> None:
@@ -110,9 +109,14 @@ def test_activations_of_a_batch_for_statistics_are_limited(monkeypatch):
     """About 25 rows at a time instead of 1024; the statistics are the same."""
     x = normal(101)
     network, data = Network(normalised()), Data.of((x, x[:, 0]))
-    monkeypatch.setattr(batch_statistics, "_BYTES", 25 * bytes_per_row(network, x))
+    monkeypatch.setattr(batch_statistics, "_BYTES", 25 * network.bytes_per_row(x))
     for rows in (data, [(x, None)], [(row, None) for row in x.split(1)]):
-        sizes = [len(part) for part in batch_statistics.statistics_batches(network, rows)]
+        sizes = [
+            len(part)
+            for part in batch_statistics.statistics_batches(
+                network.bytes_per_row, network.device, rows
+            )
+        ]
         assert (max(sizes), sum(sizes), min(sizes)) == (26, 101, 25)
         refreshed = network.refresh_batchnorm(network.weights, rows)
         hidden = network.module_with()[0](x).detach()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from subbayes import InputError, InputTypeError, Network, Training
 from subbayes.likelihoods import Gaussian
-from subbayes.networks.call_errors import CallError
+from subbayes.networks.outputs import CallError
 from subbayes.training.trainer import train
 from subbayes.utils.trees import n_rows, take
 
@@ -452,45 +452,6 @@ def test_invalid_inputs_raise(inputs, what):
     assert e.match(what)
 
 
-class Attentive(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(3, 2)
-
-    def forward(self, tokens: Tensor, mask: Tensor, scale: Tensor | None = None) -> Tensor:
-        return self.head(tokens * mask)
-
-
-ROWS = torch.zeros(4, 3)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "got"),
-    [
-        ({"tokens": ROWS}, "a dict with no 'mask'"),
-        (
-            {"tokens": ROWS, "mask": ROWS, "labels": ROWS[:, 0]},
-            "a dict with 'labels', which it does not take. Leave the labels out to predict; "
-            "evaluate takes them as y.",
-        ),
-        (
-            {"tokens": ROWS, "maks": ROWS},
-            "a dict with 'maks', which it does not take, and no 'mask'. Did you mean 'mask'?",
-        ),
-        (ROWS, "one tensor. Pass a tuple of tensors in this order, or a dict of them by name."),
-        ((ROWS, ROWS, ROWS, ROWS), "a tuple of 4 tensors"),
-    ],
-)
-def test_inputs_are_compared_with_the_arguments_of_forward(inputs, got):
-    with pytest.raises(InputError) as e:
-        Network(Attentive()).check(inputs)
-    assert "inputs: expected the arguments of forward(tokens, mask, scale=None), got " in str(
-        e.value
-    )
-    assert got in str(e.value)
-    assert isinstance(e.value.__cause__, TypeError)
-
-
 @pytest.mark.parametrize(
     ("run", "reason"),
     [
@@ -511,7 +472,7 @@ def test_errors_of_a_forward_are_its_own(run, reason):
     with pytest.raises(CallError) as e:
         Network(Wrong()).check(torch.zeros(4, 2))
     assert e.value.argument == "inputs"
-    assert re.search(rf"raised {reason}.* \(line \d+ of test_network.py\)", one_line(e))
+    assert re.search(rf"raised {reason}", one_line(e))
     assert type(e.value.__cause__).__name__ == reason.partition(":")[0]
 
 
@@ -603,14 +564,12 @@ def test_modules_that_modify_their_inputs_raise():
     assert torch.equal(x, torch.arange(6.0).reshape(3, 2))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit")
-@pytest.mark.parametrize("wrap", [torch.jit.script, nn.DataParallel])
-def test_wrapped_and_scripted_modules_raise(wrap):
+def test_wrapped_modules_raise():
     with pytest.raises(
         InputTypeError,
         match="module: expected a plain torch.nn.Module, got .* Pass the module it was made from",
     ):
-        Network(wrap(cases.mlp(1)))
+        Network(nn.DataParallel(cases.mlp(1)))
 
 
 def test_compiled_modules_are_unwrapped():
@@ -805,42 +764,6 @@ def test_frozen_parameters_are_shared_on_request():
         frozen = network.frozen["0.weight"].data_ptr()
         assert (frozen == module[0].weight.data_ptr()) == (not copied)
         assert not dict(network.module_with().named_parameters())["0.weight"].requires_grad
-
-
-class Columns(nn.Module):
-    """Uses the columns of its inputs that a buffer names."""
-
-    def __init__(self, way, columns=(0, 1)):
-        super().__init__()
-        self.way, self.linear = way, nn.Linear(2, 1)
-        self.register_buffer("columns", torch.tensor(columns))
-
-    def forward(self, x):
-        if self.way == "index":
-            return self.linear(x[:, self.columns])
-        if self.way == "gather":
-            return self.linear(x.gather(1, self.columns.expand(len(x), 2)))
-        one, ends = torch.ones(2), torch.tensor([0, 1, 2])
-        picked = torch.sparse_csr_tensor(ends, self.columns, one, (2, x.shape[1]))
-        return self.linear((picked @ x.T).T)
-
-
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
-@pytest.mark.parametrize("way", ["index", "gather", "sparse"])
-def test_indices_of_a_damaged_file_are_named(way):
-    """Those of a sparse matrix would otherwise read beyond the memory."""
-    network, x = Network(Columns(way)), torch.randn(3, 4)
-    shift = network.with_buffers({"columns": torch.tensor([1, 3])})
-    assert shift.check(x) == 1  # in the range of the inputs, as a buffer that training changed
-    for last in (99, -99):
-        said = (
-            rf"^module: expected numbers from 0 to 1 in its buffer 'columns'.* got .*{last}.*raised"
-        )
-        with pytest.raises(InputError, match=said) as caught:
-            network.with_buffers({"columns": torch.tensor([0, last])}).check(x)
-        assert "\n" not in str(caught.value)
-    with pytest.raises(InputError, match="^inputs: "):  # which are to blame here
-        network.check(torch.randn(3, 1))
 
 
 def test_threads_leave_the_checks_of_sparse_tensors_as_they_were():

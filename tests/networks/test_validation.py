@@ -148,29 +148,6 @@ class Words(nn.Module):
         return self.head(self.words(indices).mean(1))
 
 
-@pytest.mark.parametrize("index", [20, 10**6, -1])
-def test_an_index_without_an_embedding_is_named(index):
-    with fork_rng(0):
-        module, X = Words(), torch.randint(0, 20, (30, 3))
-    y, other = X[:, 0] % 2, X.clone()
-    other[7, 1] = index
-    model = fit(
-        module,
-        (X, y),
-        likelihood=Categorical(),
-        subspace="random",
-        training=Training(epochs=1),
-        sampling=Sampling(draws=4, warmup=2, chains=2),
-    )
-    before = model.predict(X).mean
-    expected = r"^inputs: expected indices from 0 below the number of rows .* \(20\), got Index"
-    with pytest.raises(InputError, match=expected):
-        model.predict(other)
-    with pytest.raises(InputError, match=expected):
-        fit(module, (other, y), likelihood=Categorical(), training=Training(epochs=1))
-    assert (model.predict(X).mean == before).all()
-
-
 def test_targets_too_large_for_float32_are_named():
     with pytest.raises(InputError, match="^y: expected targets whose squares float32 holds"):
         fit(

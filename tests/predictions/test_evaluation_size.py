@@ -61,7 +61,7 @@ def test_a_call_respects_the_memory_limit(limit, n, draws):
     network, _ = counted()
     x = torch.zeros(n, 3)
     at_once, rows = evaluation_size(network, x, draws, limit)
-    row = averaging.bytes_per_row(network, x)
+    row = network.bytes_per_row(x)
     assert 1 <= at_once <= draws
     assert 1 <= rows <= n
     assert at_once * rows * row <= max(row, min(limit, averaging.REUSED_BYTES))
