@@ -19,9 +19,9 @@ from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.training.configuration import Training
 from subbayes.training.loop import DIVERGED_REMEDY, Diverged
-from subbayes.training.many import train_first_phases
+from subbayes.training.many import train_many
 from subbayes.training.trainer import SwaResult, TrainingResult
-from subbayes.training.unfinished import warn_of_unfinished
+from subbayes.training.unfinished import unfinished_unsaid, warn_of_unfinished
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import is_same_view
@@ -36,13 +36,15 @@ class Members:
         results: what `train` returns for each member.
         seeds: of the initial weights and the order of the data of each member.
         retrained: numbers of the members that diverged, and were trained again from other weights.
-        converged: whether the likelihood of each member has converged.
     """
 
     results: tuple[TrainingResult, ...]
     seeds: tuple[int, ...]
     retrained: tuple[int, ...] = ()
-    converged: tuple[bool, ...] = ()
+
+    def warn_of_unfinished(self) -> None:
+        """Warn of members whose likelihood has not converged."""
+        warn_of_unfinished([one.converged for one in self.results])
 
 
 def deep_ensemble(
@@ -110,7 +112,7 @@ def deep_ensemble(
         output=output,
         progress=progress,
     )
-    warn_of_unfinished(found.converged)
+    found.warn_of_unfinished()
     return ensemble_from_results(found.results)
 
 
@@ -130,7 +132,7 @@ def train_members(
 ) -> Members:
     """Train the members of `deep_ensemble`, which see for the arguments and the errors.
 
-    It does not warn of an unfinished training, of which `converged` says.
+    It does not warn of an unfinished training; `Members.warn_of_unfinished` does.
 
     Example:
         >>> from subbayes.likelihoods import Gaussian
@@ -143,28 +145,29 @@ def train_members(
     data = Data.of(data) if isinstance(data, list) else data
     validation = Data.of(validation, "validation") if isinstance(validation, list) else validation
 
-    def trained(seeds: list[int]) -> list[tuple[TrainingResult, bool]]:
-        return train_first_phases(
-            [fresh_module(module, factory, own) for own in seeds],
-            likelihood,
-            data,
-            training,
-            seeds=seeds,
-            validation=validation,
-            parameters=parameters,
-            output=output,
-            progress=progress,
-            keep_diverged=True,
-        )
+    def trained(seeds: list[int]) -> list[TrainingResult]:
+        with unfinished_unsaid():
+            return train_many(
+                [fresh_module(module, factory, own) for own in seeds],
+                likelihood,
+                data,
+                training,
+                seeds=seeds,
+                validation=validation,
+                parameters=parameters,
+                output=output,
+                progress=progress,
+                keep_diverged=True,
+            )
 
     seeds = [derive_seed(seed, s) for s in range(check_count("members", members))]
-    pairs = trained(seeds)
-    diverged = [s for s, (result, _) in enumerate(pairs) if _diverged(result)]
+    results = trained(seeds)
+    diverged = [s for s, result in enumerate(results) if _diverged(result)]
     if diverged:
         others = [derive_seed(seed, s, 1) for s in diverged]
-        for s, own, pair in zip(diverged, others, trained(others), strict=True):
-            seeds[s], pairs[s] = own, pair
-        again = [s for s in diverged if _diverged(pairs[s][0])]
+        for s, own, result in zip(diverged, others, trained(others), strict=True):
+            seeds[s], results[s] = own, result
+        again = [s for s in diverged if _diverged(results[s])]
         if again:
             raise Diverged(
                 "learning_rate",
@@ -177,8 +180,7 @@ def train_members(
             f"members of the ensemble that diverged ({', '.join(map(str, diverged))}, counted from "
             "0) were trained again from other initial weights; lower learning_rate to avoid it"
         )
-    results, converged = zip(*pairs, strict=True)
-    return Members(results, tuple(seeds), tuple(diverged), converged)
+    return Members(tuple(results), tuple(seeds), tuple(diverged))
 
 
 def _diverged(result: TrainingResult) -> bool:

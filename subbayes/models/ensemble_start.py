@@ -35,7 +35,6 @@ from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
 from subbayes.training.trainer import SwaResult
 from subbayes.training.trajectory import TrajectoryRecorder
-from subbayes.training.unfinished import warn_of_unfinished
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.warning import warn_user
@@ -203,7 +202,7 @@ class EnsembleStart:
         members = self.train_members(trained)
         seconds = time.perf_counter() - started
         if trained is None:
-            warn_of_unfinished(members.converged)
+            members.warn_of_unfinished()
         if trained is None and not self.likelihood.is_complete:
             counts = self.likelihood.kind == "count"
             warn_user(f"{_FIXED}: use a likelihood without any" if counts else _STALE)

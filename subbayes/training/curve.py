@@ -29,10 +29,15 @@ from subbayes.networks.network import Network
 from subbayes.training.configuration import Training
 from subbayes.training.curve_steps import ControlPoints, ExtraParameters, TrainableCurve
 from subbayes.training.loop import History, run
-from subbayes.training.many import train_first_phases
+from subbayes.training.many import train_many
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.trainer import TrainingResult, swa
-from subbayes.training.unfinished import has_converged, losses_up_to, warn_of_unfinished
+from subbayes.training.unfinished import (
+    has_converged,
+    losses_up_to,
+    unfinished_unsaid,
+    warn_of_unfinished,
+)
 from subbayes.training.weight_curve import CurveKind, WeightCurve
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.seeding import derive_seed, fork_rng
@@ -315,18 +320,18 @@ def _train_solutions(
 ) -> list[Any]:
     """Solutions from their own initial weights, each seeded by the seed and its number."""
     seeds = [derive_seed(seed, s) for s in range(count)]
-    pairs = train_first_phases(
-        [module_with_fresh_weights(network, own, factory) for own in seeds],
-        likelihood,
-        data,
-        training,
-        seeds=seeds,
-        validation=validation,
-        parameters=list(network.names),
-        output=network.output,
-        progress=progress,
-    )
-    results = [result for result, _ in pairs]  # the curve is trained further
+    with unfinished_unsaid():  # the curve is trained further
+        results = train_many(
+            [module_with_fresh_weights(network, own, factory) for own in seeds],
+            likelihood,
+            data,
+            training,
+            seeds=seeds,
+            validation=validation,
+            parameters=list(network.names),
+            output=network.output,
+            progress=progress,
+        )
     if not training.swa_epochs:
         return results
     return [
@@ -383,13 +388,6 @@ def _weights_of(network: Network, solution: Any, argument: str) -> Float[Tensor,
         weights = weights.weights
     if not isinstance(weights, Tensor):
         fail_type(argument, "a weight vector, a Network or a training result", solution)
-    if weights.shape != (network.size,):
-        fail(
-            argument,
-            f"{network.size} weights, as the network has",
-            f"shape {tuple(weights.shape)}",
-            "Flatten them with network.flatten(module)",
-        )
     return weights.detach().to(network.weights)
 
 

@@ -33,9 +33,14 @@ from subbayes.training.trainer import (
     losses_of_start,
     starting_point,
     swa,
-    train_first_phase,
+    train,
 )
-from subbayes.training.unfinished import has_converged, losses_up_to, warn_of_unfinished
+from subbayes.training.unfinished import (
+    has_converged,
+    losses_up_to,
+    unfinished_unsaid,
+    warn_of_unfinished,
+)
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.seeding import fork_rng
@@ -83,36 +88,6 @@ def train_many(
         >>> [result.network.size for result in results]
         [3, 3, 3]
     """
-    pairs = train_first_phases(
-        modules,
-        likelihood,
-        data,
-        training,
-        seeds=seeds,
-        validation=validation,
-        parameters=parameters,
-        output=output,
-        progress=progress,
-        keep_diverged=keep_diverged,
-    )
-    warn_of_unfinished([converged for _, converged in pairs])
-    return [result for result, _ in pairs]
-
-
-def train_first_phases(
-    modules: Sequence[nn.Module],
-    likelihood: str | Likelihood | Sequence[Likelihood],
-    data: Any,
-    training: Training,
-    *,
-    seeds: Sequence[int] | None = None,
-    validation: Any = None,
-    parameters: Selection = "all",
-    output: Callable[[Any], Tensor] | None = None,
-    progress: bool | None = None,
-    keep_diverged: bool = False,
-) -> list[tuple[TrainingResult, bool]]:
-    """What `train_many` returns, and whether the likelihood of each member has converged."""
     check_count("epochs", training.epochs)
     each = _members(
         modules=modules, likelihood=likelihood, data=data, validation=validation, seeds=seeds
@@ -128,11 +103,14 @@ def train_first_phases(
     task = TrainableNetworks.of(minibatches, training, held_out)
     if task is None:
         options: dict[str, Any] = {"parameters": parameters, "output": output, "progress": False}
-        single = _train_or_nan if keep_diverged else train_first_phase
-        return [
-            single(module, one, rows, training, seed=seed, validation=part, **options)
-            for module, one, rows, part, seed in _with_progress(each, "Training", progress)
-        ]
+        single = _train_or_nan if keep_diverged else train
+        with unfinished_unsaid():
+            results = [
+                single(module, one, rows, training, seed=seed, validation=part, **options)
+                for module, one, rows, part, seed in _with_progress(each, "Training", progress)
+            ]
+        warn_of_unfinished([result.converged for result in results])
+        return results
     task.keeps_diverged = keep_diverged
     histories, epochs = run(
         task,
@@ -141,19 +119,21 @@ def train_first_phases(
         time_limit=training.time_limit,
         progress=progress,
     )
-    return [_result(task, m, histories[m], epochs[m]) for m in range(len(each))]
+    results = [_result(task, m, histories[m], epochs[m]) for m in range(len(each))]
+    warn_of_unfinished([result.converged for result in results])
+    return results
 
 
 def _train_or_nan(
     module: nn.Module, likelihood: str | Likelihood, data: Any, training: Training, **options: Any
-) -> tuple[TrainingResult, bool]:
-    """What `train_first_phase` returns, or NaN weights if it diverges."""
+) -> TrainingResult:
+    """What `train` returns, or NaN weights if it diverges."""
     likelihood = as_likelihood(likelihood)
     try:
-        return train_first_phase(module, likelihood, data, training, **options)
+        return train(module, likelihood, data, training, **options)
     except Diverged:
         network = Network(module, options["parameters"], output_for(likelihood, options["output"]))
-        return _without_weights(network, likelihood), True
+        return _without_weights(network, likelihood)
 
 
 def _without_weights(network: Network, likelihood: Likelihood) -> TrainingResult:
@@ -163,29 +143,28 @@ def _without_weights(network: Network, likelihood: Likelihood) -> TrainingResult
     return TrainingResult(module, network, likelihood, {"train_loss": [torch.nan]}, 1)
 
 
-def _result(
-    task: TrainableNetworks, m: int, history: History, best_epoch: int
-) -> tuple[TrainingResult, bool]:
+def _result(task: TrainableNetworks, m: int, history: History, best_epoch: int) -> TrainingResult:
     network, likelihood = task.minibatches[m].network, task.minibatches[m].likelihood
     module = network.module_with()
     trainable, likelihood_parameters, _ = task.parameters_of(m)
     tensors = [*trainable.values(), likelihood_parameters]
     if task.keeps_diverged and not all(bool(torch.isfinite(t).all()) for t in tensors):
-        return _without_weights(network, likelihood), True
+        return _without_weights(network, likelihood)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name in trainable:
                 parameter.copy_(trainable[name])
-    result = TrainingResult(
+    trained = Network(module, network.selection, network.output)
+    losses = losses_up_to(history, best_epoch)
+    return TrainingResult(
         module=module,
-        network=Network(module, network.selection, network.output),
+        network=trained,
         likelihood=likelihood.with_parameters(likelihood_parameters).detach(),
         history=history,
         best_epoch=best_epoch,
         likelihood_parameters=likelihood_parameters.clone(),
+        converged=has_converged(trained, task.minibatches[m], likelihood_parameters, losses),
     )
-    losses = losses_up_to(history, best_epoch)
-    return result, has_converged(result.network, task.minibatches[m], likelihood_parameters, losses)
 
 
 def swa_many(

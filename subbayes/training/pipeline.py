@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,9 +29,9 @@ from subbayes.training.configuration import Training
 from subbayes.training.curve import connect
 from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.minibatches import warn_of_no_spread
-from subbayes.training.trainer import SwaResult, TrainingResult, swa, train_first_phase
+from subbayes.training.trainer import SwaResult, TrainingResult, swa, train
 from subbayes.training.trajectory import TrajectoryRecorder
-from subbayes.training.unfinished import warn_of_unfinished
+from subbayes.training.unfinished import unfinished_unsaid
 from subbayes.training.weight_curve import WeightCurve
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import to_device
@@ -135,9 +136,9 @@ def train_trajectory(
     }
     started, result = time.perf_counter(), None
     if training.epochs:
-        result, converged = train_first_phase(model, likelihood, data, training, **options)
-        if not training.swa_epochs:  # which would move the parameters on
-            warn_of_unfinished([converged])
+        # weight averaging moves the parameters on
+        with unfinished_unsaid() if training.swa_epochs else nullcontext():
+            result = train(model, likelihood, data, training, **options)
     between = time.perf_counter()
     if training.swa_epochs:
         start = model if result is None else result

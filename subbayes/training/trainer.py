@@ -57,6 +57,7 @@ class TrainingResult:
         recorder: the trajectory recorder that was passed, or None.
         likelihood_parameters: unconstrained parameters of the likelihood, from which weight
             averaging and curves start.
+        converged: whether the learned parameters of the likelihood have converged with the weights.
     """
 
     module: nn.Module
@@ -66,6 +67,7 @@ class TrainingResult:
     best_epoch: int
     recorder: TrajectoryRecorder | None = None
     likelihood_parameters: Float[Tensor, "p"] = field(default_factory=lambda: torch.zeros(0))
+    converged: bool = True
 
     def __repr__(self) -> str:
         return (
@@ -147,41 +149,6 @@ def train(
         >>> [round(w, 1) for w in result.network.weights.tolist()]
         [3.0, 0.0]
     """
-    result, converged = train_first_phase(
-        module,
-        likelihood,
-        data,
-        training,
-        validation=validation,
-        recorder=recorder,
-        parameters=parameters,
-        output=output,
-        seed=seed,
-        progress=progress,
-        callback=callback,
-    )
-    warn_of_unfinished([converged])
-    return result
-
-
-def train_first_phase(
-    module: nn.Module,
-    likelihood: str | Likelihood,
-    data: Any,
-    training: Training,
-    *,
-    validation: Any = None,
-    recorder: TrajectoryRecorder | None = None,
-    parameters: Selection = "all",
-    output: Callable[[Any], Tensor] | None = None,
-    seed: int = 0,
-    progress: bool | None = None,
-    callback: Callback | None = None,
-) -> tuple[TrainingResult, bool]:
-    """What `train` returns, and whether the parameters of the likelihood have converged.
-
-    It is for callers that train on, or train several networks; `train` warns if they have not.
-    """
     output = output_for(likelihood, output)
     network = Network(module, parameters, output)
     check_count("epochs", training.epochs)
@@ -210,6 +177,8 @@ def train_first_phase(
         task.check_shared()
     trained = Network(task.module.eval(), parameters, output)
     trained.fixed_norms = network.fixed_norms
+    losses = losses_up_to(histories[0], epochs[0])
+    learned = task.unconstrained.detach().clone()
     result = TrainingResult(
         module=task.module,
         network=trained,
@@ -217,10 +186,11 @@ def train_first_phase(
         history=histories[0],
         best_epoch=epochs[0],
         recorder=recorder,
-        likelihood_parameters=task.unconstrained.detach().clone(),
+        likelihood_parameters=learned,
+        converged=has_converged(trained, minibatches, learned, losses),
     )
-    losses = losses_up_to(histories[0], epochs[0])
-    return result, has_converged(trained, minibatches, result.likelihood_parameters, losses)
+    warn_of_unfinished([result.converged])
+    return result
 
 
 def swa(

@@ -25,7 +25,7 @@ from subbayes.distributed.sharded_weights import (
 )
 from subbayes.networks.selection import Selection, select
 from subbayes.subspace import DenseSubspace, Subspace
-from subbayes.utils.checks import check_count, check_positive, check_seed, fail, fail_type
+from subbayes.utils.checks import check_count, check_positive, check_seed, fail
 
 _CHUNK = 2**20  # columns converted to float64 at a time
 
@@ -86,12 +86,16 @@ class TrajectoryRecorder:
         """Record the selected parameters of a module, or a flat weight vector (D,).
 
         Raises:
-            InputError: another number of weights than before, NaN or infinite weights; masks of
-                parameters of a sharded module.
-            InputTypeError: neither a module nor a tensor.
+            InputError: NaN or infinite weights; masks of parameters of a sharded module.
         """
         weights = self._flat(source)
-        self._check(weights)
+        if not bool(torch.isfinite(weights).all()):
+            fail(
+                "snapshot",
+                "finite weights",
+                "NaN or infinite ones",
+                "The training diverged: lower its learning rate",
+            )
         if self.n == 0:
             self._mean = torch.zeros_like(weights, dtype=torch.float64)
             self._scatter = torch.zeros_like(self._mean)
@@ -114,15 +118,6 @@ class TrajectoryRecorder:
                 for name, mask in select(source, self.parameters).items()
             ]
             source = torch.cat([part.reshape(-1) for part in parts])
-        if not isinstance(source, Tensor):
-            fail_type("snapshot", "a module or a tensor of weights", source)
-        if source.ndim != 1:
-            fail(
-                "snapshot",
-                "a flat weight vector of shape (D,)",
-                tuple(source.shape),
-                "Flatten it with network.flatten(module)",
-            )
         dtype = torch.float64 if source.dtype == torch.float64 else torch.float32
         return source.detach().to("cpu", dtype, copy=True)
 
@@ -141,22 +136,6 @@ class TrajectoryRecorder:
     def _directions(self, rows: Float[Tensor, "M D"]) -> tuple[Tensor, Tensor]:
         processes = None if self._layout is None else joined_processes()
         return principal_directions(rows, processes)
-
-    def _check(self, weights: Tensor) -> None:
-        if self.n and len(weights) != self.size:
-            fail(
-                "snapshot",
-                f"{self.size} weights, as before",
-                len(weights),
-                "Use one recorder for one network",
-            )
-        if not bool(torch.isfinite(weights).all()):
-            fail(
-                "snapshot",
-                "finite weights",
-                "NaN or infinite ones",
-                "The training diverged: lower its learning rate",
-            )
 
     def _compress(self) -> None:
         """Drop the oldest snapshot, or add a full buffer to the sketch."""

@@ -8,7 +8,9 @@ loss falls, so do the residuals from which the noise is learned.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from subbayes.training.minibatches import Minibatches
 from subbayes.utils.trees import take
 from subbayes.utils.warning import warn_user
 
+_UNSAID: ContextVar[bool] = ContextVar("_UNSAID", default=False)
 _STEEP = 0.6  # nats for each row: the slope of noise that is 1.6 times too wide, or 0.8 times
 _LEAST_ROWS = 20  # whose slopes are more than chance
 _FALL, _SHARE = 0.005, 0.1  # of the loss in a fifth of the epochs: in nats, and of all that it fell
@@ -93,13 +96,23 @@ def losses_up_to(history: Mapping[str, list[float]], best_epoch: int) -> list[fl
     return losses if best_epoch == len(losses) else []
 
 
+@contextmanager
+def unfinished_unsaid() -> Iterator[None]:
+    """Within, do not warn of an unfinished training, as of networks that are trained on."""
+    before = _UNSAID.set(True)
+    try:
+        yield
+    finally:
+        _UNSAID.reset(before)
+
+
 def warn_of_unfinished(converged: Sequence[bool]) -> None:
     """Warn of members, or of one network, whose likelihood has not converged.
 
     Example:
         >>> warn_of_unfinished([True])
     """
-    if all(converged):
+    if all(converged) or _UNSAID.get():
         return
     count = sum(not one for one in converged)
     members = f" of {count} of {len(converged)} members" if len(converged) > 1 else ""

@@ -117,12 +117,6 @@ class WeightCurve:
         check_choice("kind", self.kind, ("bezier", "polygon"))
         if not isinstance(self.points, Tensor):
             fail_type("points", "a tensor of control points (k + 1, D)", self.points)
-        if self.points.ndim != 2 or len(self.points) < 1:
-            fail(
-                "points",
-                "at least 1 control point, shape (k + 1, D)",
-                f"shape {tuple(self.points.shape)}",
-            )
         check_finite_weights("points", self.points)
         object.__setattr__(self, "points", self.points.detach())
 
