@@ -149,6 +149,7 @@ def fit(
         warn_of_absent_classes(absent_classes(likelihood, outputs, target_values(data.targets())))
     training = check_settings("training", training, Training)
     sampling = check_settings("sampling", sampling, Sampling) or Sampling()
+    seed, progress = sampling.seed, sampling.progress
     on_first(partial(check_checkpoint, sampling.checkpoint))
     engine, prior = engine_of(inference), as_prior(prior)
     method = subspace_of(subspace, network, data).with_factory(factory)
@@ -171,7 +172,7 @@ def fit(
     if not isinstance(method, FixedSubspace):
         _warn_of_flat_prior(network, likelihood, data, training)
 
-    settings = fit_settings(likelihood, method, prior, training, sampling.seed)
+    settings = fit_settings(likelihood, method, prior, training, seed)
     settings |= ensemble_settings(sampling)
     check_agreement(network, data, settings, sampling, engine)
     tuned = isinstance(prior, EvidencePrior) and likelihood.has_noise_scale
@@ -195,8 +196,8 @@ def fit(
                     training,
                     parameters=parameters,
                     output=output,
-                    seed=sampling.seed,
-                    progress=sampling.progress,
+                    seed=seed,
+                    progress=progress,
                     least_snapshots=max(LEAST_SNAPSHOTS, method.least_snapshots),
                 )
             space = method.subspace.to(network.device)
@@ -208,7 +209,7 @@ def fit(
                 )
             coordinates = _prior_of(prior, method, space, _prior_scale(prior, method, network))
             own = likely_network(network, likelihood, space, coordinates, data)
-            return without_training(own, likelihood, data, training, sampling.seed)
+            return without_training(own, likelihood, data, training, seed)
 
         make = partial(build, method=method, prior=prior, settings=settings)
         prepare = partial(start.fit, train, make)

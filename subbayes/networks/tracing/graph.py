@@ -1,7 +1,7 @@
 """Optimise a traced graph without changing its results.
 
-Transpositions around pointwise functions cancel. On the CPU, matrix products are combined with what
-surrounds them (`subbayes.networks.tracing.products`).
+Transpositions around pointwise functions cancel, and views that change nothing are removed. On the
+CPU, matrix products are combined with what surrounds them (`subbayes.networks.tracing.products`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from subbayes.networks.tracing.products import optimise_products
 
 aten = torch.ops.aten
 
+_SAME_SHAPE_VIEWS = {aten.view.default, aten._unsafe_view.default, aten.expand.default}
 _SMOOTH = ("tanh", "sigmoid", "softplus", "gelu", "silu", "elu", "leaky_relu")
 _POINTWISE = {
     getattr(aten, name).default
@@ -37,6 +38,10 @@ def optimise(graph_module: GraphModule, tensors: Sequence[Tensor]) -> GraphModul
     record_shapes(graph_module, tensors)
     _cancel_transpositions(graph)
     record_shapes(graph_module, tensors)
+    for node in list(graph.nodes):
+        if node.op == "call_function" and _is_identity(node):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
     if all(tensor.device.type == "cpu" for tensor in tensors):
         optimise_products(graph_module, tensors)
     graph.lint()
@@ -139,3 +144,13 @@ def _transposed_alike(nodes: list[Node]) -> bool:
         and shape_of(node).shape == shape_of(nodes[0]).shape  # type: ignore[union-attr]
         for node in nodes
     )
+
+
+def _is_identity(node: Node) -> bool:
+    """A view onto the same shape and strides, or a product with 1, between products to combine."""
+    x, y = shape_of(node.args[0]) if node.args else None, shape_of(node)
+    if x is None or y is None or (x.shape, x.dtype, x.stride) != (y.shape, y.dtype, y.stride):
+        return False
+    if node.target in _SAME_SHAPE_VIEWS:
+        return True
+    return node.target is aten.mul.Scalar and bool(node.args[1] == 1)
