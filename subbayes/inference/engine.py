@@ -12,28 +12,11 @@ import numpy as np
 
 from subbayes.draws import Draws, Validity
 from subbayes.inference.configuration import Sampling
+from subbayes.utils import registry
 from subbayes.utils.checks import check_choice, fail_type
 from subbayes.utils.registry import Registry
 
-_SAMPLERS, _APPROXIMATIONS = "subbayes.inference.samplers", "subbayes.inference.variational"
-ENGINES: Registry[type[Engine]] = Registry(
-    "engine",
-    {
-        "elliptical-slice": f"{_SAMPLERS}.elliptical_slice:EllipticalSlice",
-        "nuts": f"{_SAMPLERS}.nuts:NUTS",
-        "hmc": f"{_SAMPLERS}.hmc:HMC",
-        "mclmc": f"{_SAMPLERS}.mclmc:MCLMC",
-        "mams": f"{_SAMPLERS}.mams:MAMS",
-        "slice": f"{_SAMPLERS}.slice:SliceSampling",
-        "parallel-tempering": f"{_SAMPLERS}.parallel_tempering:ParallelTempering",
-        "smc": f"{_SAMPLERS}.smc:SMC",
-        "laplace": "subbayes.inference.laplace.laplace:Laplace",
-        "laplace-linearised": "subbayes.inference.laplace.linearised_engine:LinearisedLaplace",
-        "vi": f"{_APPROXIMATIONS}.variational:MeanFieldVI",
-        "full-rank-vi": f"{_APPROXIMATIONS}.variational:FullRankVI",
-        "realnvp": f"{_APPROXIMATIONS}.variational:RealNVP",
-    },
-)
+ENGINES: Registry[type[Engine]] = registry.ENGINES
 """The engines by name, in the order of lists; others by `ENGINES.register` or an entry point."""
 
 

@@ -158,19 +158,10 @@ class HamiltonianKernel:
         """The fields of `State` at start points z, which a warm-up moves; see `laplace_start`.
 
         Raises:
-            InputError: a density without gradients, or one that is not finite there.
+            InputError: a density that is not finite there.
         """
-        check_gradient(posterior)
         chains, k = z.shape
-        start = Points.at(posterior, z)
-        bad = ~np.isfinite(start.value)
-        if bad.any():
-            fail(
-                "initial",
-                "start points where the gradient of the log density is finite",
-                f"one that is not at {int(bad.sum())} of {chains}",
-                "Start elsewhere, or use EllipticalSlice, which needs no gradient",
-            )
+        start = Points.start(posterior, z)
         scale, laplace = prior_scale(posterior), None
         if self.warmup and k <= CURVATURE:
             start, factor, found = laplace_start(posterior, start, scale, rngs)

@@ -22,6 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from subbayes.inference.samplers.chains import Differentiable, GradientDensity, Rngs
+from subbayes.utils.checks import fail
 
 _ROUNDS = 50
 _TRIALS = 12  # of a line search
@@ -50,6 +51,24 @@ class Points:
         return cls(
             z, np.where(possible, value, -np.inf), np.where(possible[:, None], gradient, 0.0)
         )
+
+    @classmethod
+    def start(cls, posterior: Differentiable, z: Float[np.ndarray, "chains k"]) -> Points:
+        """The same at start points.
+
+        Raises:
+            InputError: a density or a gradient that is not finite there.
+        """
+        found = cls.at(posterior, z)
+        bad = ~np.isfinite(found.value)
+        if bad.any():
+            fail(
+                "initial",
+                "start points where the gradient of the log density is finite",
+                f"one that is not at {int(bad.sum())} of {len(z)}",
+                "Start elsewhere, or use EllipticalSlice, which needs no gradient",
+            )
+        return found
 
     def where(self, chosen: Bool[np.ndarray, "chains"], other: Points) -> Points:
         """These points for the chosen chains, and `other` for the rest."""

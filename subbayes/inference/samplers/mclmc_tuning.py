@@ -25,16 +25,9 @@ from jaxtyping import Bool, Float, Int
 
 from subbayes.diagnostics import ess_mean
 from subbayes.inference.samplers.adaptation import cholesky, update_window
-from subbayes.inference.samplers.chains import (
-    Density,
-    GradientDensity,
-    Rngs,
-    check_gradient,
-    prior_scale,
-)
+from subbayes.inference.samplers.chains import Density, GradientDensity, Rngs, prior_scale
 from subbayes.inference.samplers.hamiltonian import CURVATURE
 from subbayes.inference.samplers.laplace_start import Points, laplace_start
-from subbayes.utils.checks import fail
 
 _DECAY = 149 / 151  # of weights in a step: about 150 steps count
 _FAST_DECAY = 9 / 11  # before the first window, where chains come from start points far out
@@ -149,19 +142,10 @@ class Tuner:
         """Start points, which a warm-up moves as in HMC, and the fields of `Tuning`.
 
         Raises:
-            InputError: a density without gradients, or one that is not finite there.
+            InputError: a density that is not finite there.
         """
-        check_gradient(posterior)
         (chains, k), scale = z.shape, prior_scale(posterior)
-        start = Points.at(posterior, z)
-        bad = ~np.isfinite(start.value)
-        if bad.any():
-            fail(
-                "initial",
-                "start points where the gradient of the log density is finite",
-                f"one that is not at {int(bad.sum())} of {chains}",
-                "Start elsewhere, or use EllipticalSlice, which needs no gradient",
-            )
+        start = Points.start(posterior, z)
         dense = self.metric == "dense"
         shape = (chains, k, k) if dense else (chains, k)
         factor = np.broadcast_to(np.diag(scale) if dense else scale, shape).copy()
