@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from experiments import store
 from subbayes import distributed
 from subbayes.utils.checks import InputError
-from subbayes.utils.first_process import is_first_process
+from subbayes.utils.warning import is_first_process
 
 EXPERIMENTS = (
     "adapters",

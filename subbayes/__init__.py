@@ -29,7 +29,7 @@ _NAMES = {
     "SubspaceClassifier": "tables.estimators",
     "SubspaceRegressor": "tables.estimators",
     "Training": "training.configuration",
-    "__version__": "utils.version",
+    "__version__": "utils.namespace",
     "fit": "models.fit",
     "load": "artifacts.saving",
 }

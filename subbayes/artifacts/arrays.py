@@ -14,8 +14,6 @@ import torch
 from msgspec import ValidationError
 from torch import Tensor
 
-__all__ = ["ANY", "LARGEST", "Array", "Arrays", "check_tensors"]
-
 LARGEST = 1e18
 """Excluded limit of numbers whose square is finite in float32."""
 _NOT_COMPUTED = (  # dtypes that torch stores and does not compute with

@@ -16,27 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 from subbayes.utils.checks import InputError, fail_type
-from subbayes.utils.first_process import is_first_process
-
-__all__ = [
-    "ArtifactError",
-    "StrPath",
-    "as_path",
-    "atomic_write_bytes",
-    "atomic_write_text",
-    "check_writable",
-    "fail_artifact",
-    "fail_damaged",
-    "new_file",
-    "publish",
-    "quoted",
-    "read_start",
-    "remove",
-    "replace_file",
-    "temporary_file",
-    "translate_os_errors",
-    "write_new",
-]
+from subbayes.utils.warning import is_first_process
 
 StrPath = str | os.PathLike[str]
 
@@ -72,23 +52,7 @@ def atomic_write_text(path: StrPath, text: str, overwrite: bool = True) -> None:
 
 
 def atomic_write_bytes(path: StrPath, data: bytes, overwrite: bool = True) -> None:
-    """Write a binary file, entirely or not at all.
-
-    Args:
-        path: as for `atomic_write_text`.
-        data: the content.
-        overwrite: as for `atomic_write_text`.
-
-    Raises:
-        ArtifactError: as for `atomic_write_text`.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "plot.png"
-        >>> atomic_write_bytes(file, b"...")
-        >>> file.read_bytes()
-        b'...'
-    """
+    """Write a binary file, entirely or not at all; see `atomic_write_text`."""
     replace_file(as_path(path), [data], overwrite)
 
 

@@ -52,22 +52,8 @@ from subbayes.artifacts.tensors import (
     safetensors_pieces,
 )
 from subbayes.utils.checks import InputError, check_device
-from subbayes.utils.first_process import is_first_process
-from subbayes.utils.version import __version__
-
-__all__ = [
-    "FORMAT_VERSION",
-    "MANIFEST",
-    "Artifact",
-    "check_destination",
-    "delete",
-    "has_manifest",
-    "is_artifact",
-    "kind_of",
-    "manifest_digest",
-    "read",
-    "write",
-]
+from subbayes.utils.namespace import __version__
+from subbayes.utils.warning import is_first_process
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 4
@@ -125,7 +111,7 @@ def write(
         kind: what the artifact is, e.g. `"fitted-model"`.
         tensors: arrays of any shape and a real dtype, on any device.
         facts: what JSON can represent, plus `Facts`, dataclasses, tuples, NumPy scalars and small
-            arrays, NaN, infinities and integers of up to 4096 bits.
+            arrays, NaN and infinities.
         overwrite: replace an existing artifact.
 
     Raises:
@@ -223,10 +209,6 @@ def has_manifest(path: StrPath, kind: str | None = None) -> bool:
 
     Raises:
         ArtifactError: a manifest that `read` refuses.
-
-    Example:
-        >>> has_manifest("no/such/folder")
-        False
     """
     location = as_path(path)
     if not os.path.lexists(location / MANIFEST) and not location.is_file():
@@ -245,9 +227,6 @@ def check_destination(path: StrPath, *, overwrite: bool = False) -> None:
 
     Raises:
         ArtifactError: as `write`, for what the folder holds.
-
-    Example:
-        >>> check_destination("no/such/folder")
     """
     directory = as_path(path)
     if directory.is_dir():
@@ -256,22 +235,12 @@ def check_destination(path: StrPath, *, overwrite: bool = False) -> None:
 
 
 def is_artifact(path: StrPath) -> bool:
-    """Whether `path` is a folder with a manifest of this library; `read` verifies it.
-
-    Example:
-        >>> is_artifact("no/such/folder")
-        False
-    """
+    """Whether `path` is a folder with a manifest of this library; `read` verifies it."""
     return kind_of(path) is not None
 
 
 def kind_of(path: StrPath) -> str | None:
-    """The kind that the manifest at `path` names, None without an artifact; see `read`.
-
-    Example:
-        >>> kind_of("no/such/folder") is None
-        True
-    """
+    """The kind that the manifest at `path` names, None without an artifact; see `read`."""
     with translate_os_errors(path, to="read"):
         content = _raw_manifest(as_path(path))
     return None if content is None else str(content.get("kind"))
@@ -286,9 +255,6 @@ def delete(path: StrPath, kind: str) -> None:
     Args:
         path: the folder; it need not exist.
         kind: the kind of the artifact.
-
-    Example:
-        >>> delete("no/such/folder", "sampling-checkpoint")
     """
     directory = as_path(path)
     if not is_first_process() or directory.is_symlink() or not directory.is_dir():

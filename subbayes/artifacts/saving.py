@@ -40,22 +40,6 @@ from subbayes.artifacts.folder import Artifact
 from subbayes.artifacts.tensors import Kept, as_tensors, whole_tensors
 from subbayes.utils.checks import CheckpointError, InputError, InputTypeError, fail, fail_type
 
-__all__ = [
-    "KindFacts",
-    "Nested",
-    "Saveable",
-    "artifact",
-    "checked_facts",
-    "fail_checkpoint",
-    "has_checkpoint",
-    "load",
-    "read",
-    "read_checkpoint",
-    "rebuild",
-    "save",
-]
-
-
 BESIDE = "subbayes"
 """Subfolder of an artifact in the folder of an adapter."""
 CARD_MARK = "<!-- model card of subbayes -->"
@@ -74,13 +58,6 @@ _MODULES = {
 """The modules that register the kinds of this package, imported when a kind is read."""
 _SHARES = "subbayes.networks.sharded_saving"
 _GROUP = "subbayes.artifact"  # of entry points
-_OPTIONS: dict[str, tuple[str, type]] = {
-    "module": ("a torch.nn.Module", nn.Module),
-    "output": ("a function of what the module returns", Callable),  # type: ignore[dict-item]
-    "deep": ("a dict of modules by the name of their network", Mapping),
-    "priors": ("a dict of priors by the name of their term", Mapping),
-}
-"""What arguments of `load` have to be, if the kind does not say."""
 _ADAPTER, _CARDS = "adapter_config.json", ("README.md", "MODEL_CARD.md")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -322,14 +299,16 @@ def load(
         "family": family,
         "priors": priors,
     }
+    if module is not None and not isinstance(module, nn.Module):
+        fail_type("module", "a torch.nn.Module", module)
     tensors, facts, kind = _read_for(module, path, device)
     options = {name: value for name, value in given.items() if value is not None}
     return rebuild(kind, tensors, facts, options, path)
 
 
-def _read_for(module: Any, path: StrPath, device: torch.device | str) -> Artifact:
+def _read_for(module: nn.Module | None, path: StrPath, device: torch.device | str) -> Artifact:
     """Read an artifact; for a module whose weights are sharded, the shards of this process."""
-    if not isinstance(module, nn.Module):
+    if module is None:
         return read(path, device=device)
     read_shares = importlib.import_module(_SHARES).read_shares
     return cast(Artifact, read_shares(module, partial(read, path), device))
@@ -437,12 +416,9 @@ def rebuild(
     known = _kind_named(kind)
     assert known is not None
     taken = inspect.signature(known.rebuild).parameters
-    for option, value in options.items():
+    for option in options:
         if option not in taken and not any(p.kind is p.VAR_KEYWORD for p in taken.values()):
             fail(option, f"nothing, because a {kind} does not take it", "a value", "Leave it out")
-        expected, types = _OPTIONS.get(option, ("", object))
-        if not isinstance(value, types):
-            fail_type(option, expected, value)
     try:
         return known.rebuild(tensors, checked_facts(kind, tensors, facts), **options)
     except (InputError, InputTypeError):

@@ -26,20 +26,6 @@ from subbayes.artifacts.files import fail_artifact, open_file
 from subbayes.utils.checks import fail_type
 from subbayes.utils.memory import check_memory
 
-__all__ = [
-    "DividedTensor",
-    "Kept",
-    "Stored",
-    "add_prefix",
-    "add_to_digest",
-    "as_tensors",
-    "fingerprint",
-    "read_tensors",
-    "safetensors_pieces",
-    "strip_prefix",
-    "whole_tensors",
-]
-
 Kept = Callable[[str, tuple[int, ...]], Sequence[slice] | None]
 """The increasing ranges of the flat tensor of some name and shape that are kept; None for all."""
 

@@ -26,6 +26,7 @@ from subbayes.cli.options import (
 )
 from subbayes.cli.settings_options import OPTIONS, POSTERIOR, with_settings
 from subbayes.models.settings import TableSettings
+from subbayes.utils.registry import BASELINES, SUBSPACES
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,9 +73,8 @@ class MethodOptions:
     methods: Annotated[
         str,
         typer.Option(
-            help="Some of map, swa, swag, ensemble, mc-dropout, mean-field, temperature-scaling, "
-            "laplace, pca, random, curve, optimal, optimal-laplace, subnetwork, "
-            "subnetwork-laplace, mclmc, sparse.",
+            help=f"Some of {', '.join([*BASELINES, *SUBSPACES])}, or a subspace with an engine, "
+            "such as optimal-laplace or pca-nuts.",
             metavar="NAME,NAME,...",
         ),
     ] = "map,swa,swag,ensemble,pca,random"

@@ -13,8 +13,8 @@ from typing import Any
 
 import typer
 
-from subbayes.utils.first_process import is_first_process
 from subbayes.utils.text_table import printable
+from subbayes.utils.warning import is_first_process
 
 COMMAND: ContextVar[str] = ContextVar("COMMAND", default="subbayes")
 """The running command, as it was typed."""

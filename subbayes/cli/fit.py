@@ -22,6 +22,7 @@ from subbayes.cli.options import (
 )
 from subbayes.cli.settings_options import OPTIONS, POSTERIOR, subspace_name, with_settings
 from subbayes.models.settings import TableSettings, unused_settings
+from subbayes.utils.registry import BASELINES
 from subbayes.utils.text_table import aligned
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ def fit(
             "directions, a curve of low loss to a second solution, the directions that keep most "
             "of the predictive covariance (optimal), the weights that keep most of the predictive "
             "variance (subnetwork), all weights (full); a sparse network, in which each weight is "
-            "included or excluded (sparse); or a baseline "
-            "(map, swa, swag, ensemble, mc-dropout, ...). Default: pca.",
+            f"included or excluded (sparse); or a baseline ({', '.join(BASELINES)}). Default: pca.",
             panel=POSTERIOR,
             metavar="NAME",
         ),

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from subbayes.cli.console import COMMAND, NAMES, naming_table, print_json
-from subbayes.utils.first_process import is_first_process
 from subbayes.utils.text_table import printable
+from subbayes.utils.warning import is_first_process
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -17,6 +17,7 @@ from subbayes.cli.console import NAMES
 from subbayes.cli.options import SPARSE, option, with_signature
 from subbayes.models.settings import PRIOR_SCALES, TableSettings
 from subbayes.utils.configuration import Setting, change, settings_of
+from subbayes.utils.registry import ENGINES
 
 _COVARIANCE = "subspace.covariance"
 NETWORK, POSTERIOR = "Network and training", "Posterior"
@@ -105,10 +106,7 @@ OPTIONS = {
         Option(
             "inference",
             POSTERIOR,
-            "nuts, hmc and mams use gradients, as does mclmc, an approximation for many weights; "
-            "elliptical-slice and slice do not; parallel-tempering and smc find separate modes; "
-            "laplace, vi, full-rank-vi and realnvp are approximations; "
-            "laplace-linearised predicts by the linearised network.",
+            f"One of {', '.join(ENGINES)}; by default elliptical-slice, which needs no gradients.",
             "NAME",
         ),
         Option("temperature", POSTERIOR, metavar="NUMBER|loo|validation"),

@@ -18,6 +18,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import SubspaceMethod
 from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice, subspace_method
+from subbayes.utils import registry
 from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.registry import Registry
 
@@ -121,22 +122,7 @@ class SubspaceInference(ComparedMethod):
 
 # --- by name --------------------------------------------------------------------------------------
 
-_METHODS, _CHAINS = "subbayes.comparison.methods", "subbayes.comparison.chains"
-BASELINES: Registry[type[ComparedMethod]] = Registry(
-    "baseline",
-    {
-        "map": f"{_METHODS}:MAP",
-        "swa": f"{_METHODS}:SWA",
-        "swag": f"{_METHODS}:SWAG",
-        "ensemble": f"{_METHODS}:DeepEnsemble",
-        "mc-dropout": f"{_METHODS}:MonteCarloDropout",
-        "mean-field": f"{_METHODS}:MeanField",
-        "temperature-scaling": f"{_METHODS}:TemperatureScaling",
-        "laplace": f"{_METHODS}:AllWeightsLaplace",
-        "mclmc": f"{_CHAINS}:MicrocanonicalEnsemble",
-        "sparse": f"{_METHODS}:SparseNetworks",
-    },
-)
+BASELINES: Registry[type[ComparedMethod]] = registry.BASELINES
 """Methods without a subspace by name; others by `BASELINES.register` or an entry point."""
 _ENGINES = {"": "elliptical-slice", "laplace": "laplace-linearised"}
 """Engines that names of methods shorten."""
@@ -166,7 +152,7 @@ class _Methods(Mapping[str, ComparedMethod]):
 
 METHODS = _Methods()
 """The methods with their default settings, by name."""
-_LISTING = "subbayes.comparison.comparison.METHODS"
+_LISTING = "subbayes.comparison.registry.METHODS"
 
 Comparable = str | ComparedMethod | SubspaceMethod
 

@@ -27,9 +27,9 @@ from subbayes.distributed.divided_rows import SAME_ROWS, agreed_rows
 from subbayes.distributed.exact_sum import LIMBS, decode, encode
 from subbayes.distributed.processes import current
 from subbayes.networks.validation import check_same_outputs
-from subbayes.utils.addresses import without_addresses
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import estimated_progress
+from subbayes.utils.text_table import without_addresses
 from subbayes.utils.trees import n_rows, row_kind, take, to_device
 from subbayes.utils.types import Inputs, Targets
 

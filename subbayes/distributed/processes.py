@@ -29,7 +29,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from subbayes.distributed.rendezvous import session_store
 from subbayes.utils.checks import InputError, InputTypeError, check_count, error_text, fail
-from subbayes.utils.first_process import set_first_process
+from subbayes.utils.warning import set_first_process
 
 SWITCH = "SUBBAYES_DISTRIBUTED"
 """The environment variable that, set to 0, makes each process work on its own."""

@@ -17,7 +17,6 @@ import numpy as np
 from subbayes.inference.configuration import Sampling
 from subbayes.models.presets import PRESETS
 from subbayes.training.configuration import Training
-from subbayes.utils.addresses import without_addresses
 from subbayes.utils.checks import (
     InputError,
     InputTypeError,
@@ -28,6 +27,7 @@ from subbayes.utils.checks import (
     fail_type,
 )
 from subbayes.utils.configuration import change, to_mapping
+from subbayes.utils.text_table import without_addresses
 
 _T = TypeVar("_T")
 

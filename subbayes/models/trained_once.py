@@ -23,9 +23,9 @@ from subbayes.likelihoods import Likelihood
 from subbayes.models.fitted import FittedModel
 from subbayes.networks.network import Network
 from subbayes.networks.validation import check_same_outputs
-from subbayes.utils.addresses import without_addresses
+from subbayes.utils.namespace import __version__
+from subbayes.utils.text_table import without_addresses
 from subbayes.utils.trees import to_device
-from subbayes.utils.version import __version__
 
 _REMEDY = (
     "Give every process the same settings and a module with the same weights and buffers, as by "

@@ -6,7 +6,7 @@ from torch import nn
 
 from subbayes.networks.embeddings import without_options
 from subbayes.networks.tracing.private_torch import uncompiled
-from subbayes.utils.addresses import without_addresses
+from subbayes.utils.text_table import without_addresses
 
 
 def architecture_of(module: nn.Module) -> str:

@@ -18,8 +18,8 @@ from subbayes.predictions.averaging import evenly_spaced
 from subbayes.semistructured.effect_priors import names_for_priors, prior_of_term
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.saved_priors import SavedPriors, prior_config
-from subbayes.utils.addresses import without_addresses
 from subbayes.utils.checks import closest, fail, fail_type
+from subbayes.utils.text_table import without_addresses
 from subbayes.utils.warning import unsaid_warnings
 
 _COMPARED = 4  # draws whose log-likelihoods are computed again

@@ -8,13 +8,13 @@ from typing import Any
 
 from scipy import stats
 
+from subbayes.likelihoods.families.literal_calls import literal_call
 from subbayes.semistructured.dirichlet import Dirichlet
 from subbayes.semistructured.effect_priors import Exponential, HalfNormal, NormalPrior, StudentT
 from subbayes.semistructured.horseshoe import Horseshoe
 from subbayes.semistructured.lkj import LKJ
 from subbayes.semistructured.saved_priors import QUICK
 from subbayes.utils.checks import check_positive, closest, fail, one_of
-from subbayes.utils.literal_calls import literal_call
 
 _SCIPY = "scipy."
 

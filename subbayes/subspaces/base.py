@@ -18,8 +18,8 @@ from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
-from subbayes.utils.addresses import without_addresses
 from subbayes.utils.checks import check_count, fail, fail_type
+from subbayes.utils.text_table import without_addresses
 
 
 @dataclass(frozen=True)

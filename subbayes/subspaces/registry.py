@@ -7,20 +7,11 @@ from typing import Any
 
 from subbayes.subspace import Subspace
 from subbayes.subspaces.base import CustomSubspace, FixedSubspace, SubspaceMethod
+from subbayes.utils import registry
 from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.registry import Registry
 
-SUBSPACES: Registry[type[SubspaceMethod]] = Registry(
-    "subspace",
-    {
-        "pca": "subbayes.subspaces.pca:PCA",
-        "random": "subbayes.subspaces.random:Random",
-        "curve": "subbayes.subspaces.curve:Curve",
-        "optimal": "subbayes.subspaces.optimal:Optimal",
-        "subnetwork": "subbayes.subspaces.subnetwork:Subnetwork",
-        "full": "subbayes.subspaces.full:Full",
-    },
-)
+SUBSPACES: Registry[type[SubspaceMethod]] = registry.SUBSPACES
 """The methods by name; others by `SUBSPACES.register` or an entry point."""
 
 SubspaceChoice = str | SubspaceMethod | Subspace | Callable[[Any], Subspace]

@@ -1,10 +1,16 @@
-"""Names of a package that are imported on first use, so that `import subbayes` is fast."""
+"""The version, and names of a package that are imported on first use, so that importing is fast."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+try:
+    __version__ = version("subbayes")
+except PackageNotFoundError:  # run from sources that are not installed
+    __version__ = "0+unknown"
 
 
 def lazy_imports(

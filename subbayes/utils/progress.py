@@ -11,7 +11,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from subbayes.utils.first_process import is_first_process
+from subbayes.utils.warning import is_first_process
 
 STAGE_LISTENER: ContextVar[Callable[[str], None] | None] = ContextVar(
     "STAGE_LISTENER", default=None

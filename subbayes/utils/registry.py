@@ -91,3 +91,52 @@ class Registry(Mapping[str, T]):
     def __contains__(self, name: object) -> bool:
         # the names of this library are known without a look at what else is installed
         return name in self._registered or name in self._places or name in self._installed
+
+
+# Names are here, where no class is imported, for the help of the command line.
+_SAMPLERS, _APPROXIMATIONS = "subbayes.inference.samplers", "subbayes.inference.variational"
+ENGINES: Registry[Any] = Registry(
+    "engine",
+    {
+        "elliptical-slice": f"{_SAMPLERS}.elliptical_slice:EllipticalSlice",
+        "nuts": f"{_SAMPLERS}.nuts:NUTS",
+        "hmc": f"{_SAMPLERS}.hmc:HMC",
+        "mclmc": f"{_SAMPLERS}.mclmc:MCLMC",
+        "mams": f"{_SAMPLERS}.mams:MAMS",
+        "slice": f"{_SAMPLERS}.slice:SliceSampling",
+        "parallel-tempering": f"{_SAMPLERS}.parallel_tempering:ParallelTempering",
+        "smc": f"{_SAMPLERS}.smc:SMC",
+        "laplace": "subbayes.inference.laplace.laplace:Laplace",
+        "laplace-linearised": "subbayes.inference.laplace.linearised_engine:LinearisedLaplace",
+        "vi": f"{_APPROXIMATIONS}.variational:MeanFieldVI",
+        "full-rank-vi": f"{_APPROXIMATIONS}.variational:FullRankVI",
+        "realnvp": f"{_APPROXIMATIONS}.variational:RealNVP",
+    },
+)
+SUBSPACES: Registry[Any] = Registry(
+    "subspace",
+    {
+        "pca": "subbayes.subspaces.pca:PCA",
+        "random": "subbayes.subspaces.random:Random",
+        "curve": "subbayes.subspaces.curve:Curve",
+        "optimal": "subbayes.subspaces.optimal:Optimal",
+        "subnetwork": "subbayes.subspaces.subnetwork:Subnetwork",
+        "full": "subbayes.subspaces.full:Full",
+    },
+)
+_METHODS, _CHAINS = "subbayes.comparison.methods", "subbayes.comparison.chains"
+BASELINES: Registry[Any] = Registry(
+    "baseline",
+    {
+        "map": f"{_METHODS}:MAP",
+        "swa": f"{_METHODS}:SWA",
+        "swag": f"{_METHODS}:SWAG",
+        "ensemble": f"{_METHODS}:DeepEnsemble",
+        "mc-dropout": f"{_METHODS}:MonteCarloDropout",
+        "mean-field": f"{_METHODS}:MeanField",
+        "temperature-scaling": f"{_METHODS}:TemperatureScaling",
+        "laplace": f"{_METHODS}:AllWeightsLaplace",
+        "mclmc": f"{_CHAINS}:MicrocanonicalEnsemble",
+        "sparse": f"{_METHODS}:SparseNetworks",
+    },
+)

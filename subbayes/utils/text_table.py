@@ -12,14 +12,13 @@ _CONTROL = re.compile(
     r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
-MOST_LETTERS = 1000
-"""Characters of the longest name, key, label or level, which messages, tables and figures show."""
-
-MOST_TOGETHER = 1_000_000
-"""Characters of all labels of classes, each of which a row of output may repeat."""
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 MOST_MARKS = 1000
 """Number of values of a table that may stand for missing ones."""
+
+MOST_LETTERS = 1000
+"""Characters of the longest name, key, label or level, which messages, tables and figures show."""
 
 _KEY = 58  # characters of a key in the place of its value
 
@@ -93,3 +92,13 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         for row in cells
     ]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def without_addresses(text: str) -> str:
+    """A description without the addresses of functions and other objects.
+
+    Example:
+        >>> without_addresses("<function area at 0x7f2e6cab3520>")
+        '<function area>'
+    """
+    return _ADDRESS.sub("", text)

@@ -1,4 +1,4 @@
-"""Warnings that point at the line of the user's own code."""
+"""Warnings that point at the line of the user's own code, of the first of several processes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from subbayes.utils.first_process import is_first_process
 from subbayes.utils.text_table import printable
 
 _OWN = ("subbayes", "jaxtyping", "beartype", "contextlib", "functools")
+_is_first = True
 _SAID: ContextVar[set[str] | None] = ContextVar("_SAID", default=None)
 _UNSAID: ContextVar[bool] = ContextVar("_UNSAID", default=False)
 
@@ -109,3 +109,19 @@ def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back and str(frame.f_globals.get("__name__", "")).partition(".")[0] in _OWN:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+def is_first_process() -> bool:
+    """Whether this process writes files, shows progress and warns: rank 0 of several processes.
+
+    Example:
+        >>> is_first_process()
+        True
+    """
+    return _is_first
+
+
+def set_first_process(value: bool) -> None:
+    """Say whether this process is the first; `subbayes.distributed.join` calls it."""
+    global _is_first
+    _is_first = value

@@ -39,7 +39,7 @@ from subbayes.likelihoods import Gaussian
 from subbayes.models import trained_once
 from subbayes.priors import Normal
 from subbayes.subspace import RandomSubspace
-from subbayes.utils.first_process import set_first_process
+from subbayes.utils.warning import set_first_process
 
 
 def evaluations(size: str) -> dict[str, str]:

@@ -12,10 +12,10 @@ from subbayes.likelihoods.families import (
     PiecewiseExponentialFamily,
     family_from_name,
 )
+from subbayes.likelihoods.families.literal_calls import literal_call
 from subbayes.semistructured import LKJ, Dirichlet, Horseshoe
 from subbayes.semistructured.effect_priors import prior_of
 from subbayes.semistructured.prior_names import PRIORS_BY_NAME, prior_from_text
-from subbayes.utils.literal_calls import literal_call
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import pytest
 
 from subbayes.artifacts import folder as artifact
 from subbayes.artifacts.files import atomic_write_text
-from subbayes.utils.first_process import is_first_process, set_first_process
 from subbayes.utils.progress import progress_bar
-from subbayes.utils.warning import warn_user
+from subbayes.utils.warning import is_first_process, set_first_process, warn_user
 
 
 @pytest.fixture

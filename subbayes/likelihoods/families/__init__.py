@@ -19,6 +19,7 @@ from subbayes.likelihoods.families.custom import Custom
 from subbayes.likelihoods.families.heavy_tails import AsymmetricLaplaceFamily, StudentTFamily
 from subbayes.likelihoods.families.incomplete import CensoredFamily
 from subbayes.likelihoods.families.links import LINKS
+from subbayes.likelihoods.families.literal_calls import literal_call
 from subbayes.likelihoods.families.mixtures import MixtureFamily
 from subbayes.likelihoods.families.positive import InverseGaussianFamily, LogNormalFamily
 from subbayes.likelihoods.families.survival import (
@@ -34,7 +35,6 @@ from subbayes.likelihoods.families.zeros import (
     ZeroInflatedPoissonFamily,
 )
 from subbayes.utils.checks import check_choice, fail, fail_type
-from subbayes.utils.literal_calls import literal_call
 
 __all__ = [
     "FAMILIES",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,12 +12,9 @@ import pandas as pd
 from subbayes.diagnostics.loo_comparison import compare
 from subbayes.utils.checks import fail, fail_type
 
-if TYPE_CHECKING:
-    from subbayes.semistructured.after_fit import AfterFit
-
 
 def compare_fits(
-    models: Sequence[AfterFit], kind: type, names: Sequence[str] | None = None
+    models: Sequence[Any], kind: type, names: Sequence[str] | None = None
 ) -> pd.DataFrame:
     """The table of leave-one-out; see `AfterFit.compare`.
 

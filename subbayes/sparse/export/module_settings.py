@@ -14,7 +14,7 @@ from subbayes.networks.layer_kinds import BATCH_NORMS, DROPOUTS
 from subbayes.sparse.export.csr_linear import CsrLinear
 from subbayes.sparse.export.tiled_layers import TiledLinear
 from subbayes.sparse.module_surgery import LAYERS
-from subbayes.utils.addresses import without_addresses
+from subbayes.utils.text_table import without_addresses
 
 _SIZES = ("in_features", "out_features", "in_channels", "out_channels", "num_features")
 _WITHOUT_EFFECT = ("dropout", "inplace", "momentum", "training")  # in evaluation mode
