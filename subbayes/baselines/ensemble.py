@@ -76,8 +76,8 @@ class WeightSamples(Predictor):
             (BatchNorm statistics of ensemble members).
 
     Raises:
-        InputError: weights of another shape, or that are not finite; `frozen` of other names or
-            shapes than the network's.
+        InputError: weights that are not finite; `frozen` of other names or shapes than the
+            network's.
 
     Example:
         >>> network = Network(torch.nn.Linear(2, 1))
@@ -95,14 +95,6 @@ class WeightSamples(Predictor):
     frozen: Sequence[Mapping[str, Tensor]] | None = None
 
     def __post_init__(self) -> None:
-        if self.weights.ndim != 2 or self.weights.shape[1] != self.network.size:
-            fail(
-                "weights",
-                f"shape (S, {self.network.size}), as the network has",
-                tuple(self.weights.shape),
-            )
-        if len(self.weights) == 0:
-            fail("weights", "at least one weight vector", "none")
         if not bool(torch.isfinite(self.weights).all()):
             fail(
                 "weights",
@@ -110,9 +102,6 @@ class WeightSamples(Predictor):
                 "NaN or infinite ones",
                 "The training that made them diverged: lower its learning rate",
             )
-        if self.frozen is not None and len(self.frozen) != len(self.weights):
-            got = f"{len(self.frozen)} for {len(self.weights)} weight vectors"
-            fail("frozen", "one mapping for each weight vector", got)
         kinds = [{name: (t.shape, t.dtype) for name, t in own.items()} for own in self.frozen or ()]
         known = {name: (t.shape, t.dtype) for name, t in self.network.frozen.items()}
         for own in kinds:
@@ -290,14 +279,5 @@ def stack_likelihoods(likelihoods: Sequence[Likelihood]) -> Likelihood:
 
 
 def _stack(values: Sequence[Any]) -> Tensor:
-    if any(isinstance(value, str) for value in values):
-        fail(
-            "likelihoods",
-            "learned parameters",
-            "one still to be learned",
-            "Use the likelihood that train(...) returns",
-        )
     rows = [torch.as_tensor(value, dtype=torch.float64).reshape(-1) for value in values]
-    if len({len(row) for row in rows}) > 1:
-        fail("likelihoods", "as many numbers in each", "different numbers of them")
     return torch.stack(rows).unsqueeze(1)

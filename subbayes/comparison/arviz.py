@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from subbayes.likelihoods.target_parts import has_weights, split_targets
-from subbayes.utils.checks import MissingPackageError, check_seed, fail
+from subbayes.utils.checks import MissingPackageError, check_seed
 from subbayes.utils.trees import leaves
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ def to_arviz(draws: Draws, posterior: Posterior | None = None, *, seed: int = 0)
     groups: dict[str, Any] = {}
     variables: dict[str, np.ndarray] = {"z": draws.z}
     if posterior is not None:
-        if posterior.rank != draws.rank:
-            fail("posterior", f"one of rank {draws.rank}, as the draws", posterior.rank)
         shape = draws.n_chains, draws.n_draws
         groups["log_likelihood"] = {"y": posterior.pointwise(draws.flat()).reshape(*shape, -1)}
         y = leaves(posterior.data.targets())[0].cpu().numpy()

@@ -420,8 +420,6 @@ def _check_match(argument: str, posterior: Posterior, draws: Draws) -> None:
     if draws.validity == "ensemble":
         remedy = "Score held-out rows with predict(...).log_prob(y)"
         fail(argument, "draws of a posterior for leave-one-out", "a deep ensemble", remedy)
-    if draws.rank != posterior.rank:
-        fail(argument, f"draws of rank {posterior.rank}, as the posterior", draws.rank)
     if draws.temperature != posterior.temperature:
         fail(
             argument,

@@ -158,8 +158,6 @@ class Curvature:
         Raises:
             InputError: a vector of another length, or a product that is not finite.
         """
-        if vector.shape != (self.size,):
-            fail("vector", f"{self.size} entries, one for each weight", tuple(vector.shape))
         v = vector.to(self.network.weights)
         total = torch.zeros(self.size, dtype=torch.float64, device=self.device)
         with attention_without_fused_kernels():

@@ -19,7 +19,7 @@ from pandas.api.types import infer_dtype
 from subbayes.data.columns import mask_markers
 from subbayes.data.frames import check_names, quote
 from subbayes.data.to_pandas import to_pandas
-from subbayes.utils.checks import InputError, check_choice, closest, error_text, fail, fail_type
+from subbayes.utils.checks import InputError, check_choice, closest, error_text, fail
 from subbayes.utils.warning import filtered_warnings
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq")
@@ -128,8 +128,6 @@ def split_target(table: Any, target: str) -> tuple[pd.DataFrame, pd.Series]:
         (['a'], [3, 4])
     """
     table = to_pandas("table", table)
-    if not isinstance(table, pd.DataFrame):
-        fail_type("table", f"a data frame with a column {target!r}", table)
     check_names(table)
     _check_target(table, target)
     if table.shape[1] == 1:
@@ -292,9 +290,6 @@ def check_row_count(n: int, path: Path, min_rows: int) -> None:
 
 
 def _check_target(table: pd.DataFrame, target: str) -> None:
-    if not isinstance(target, str):
-        remedy = "Name the columns: table.columns = table.columns.map(str)"
-        fail_type("target", "the name of a column as text", target, remedy)
     if target not in table.columns:
         fail(
             "target",

@@ -25,7 +25,7 @@ from jaxtyping import Float
 from subbayes.data.arrays import to_targets
 from subbayes.diagnostics.convergence import ess_bulk, rhat
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_count, fail, fail_type
+from subbayes.utils.checks import check_count, fail
 from subbayes.utils.trees import n_rows, take
 from subbayes.utils.types import Targets
 
@@ -160,9 +160,6 @@ def chain_predictions(
     if check_count("chains", chains) < 2:
         fail("chains", "at least 2 to compare", chains, "Fit with chains=4, for instance")
     batches = [predictive] if isinstance(predictive, Predictive) else predictive
-    if not isinstance(batches, Iterable):
-        remedy = "Pass model.predict(inputs)"
-        fail_type("predictive", "a Predictive, or batches of them", predictive, remedy)
     targets = None if y is None else to_targets(y, "y")
     parts: list[tuple[np.ndarray, ...]] = []
     densities, done = [], 0

@@ -32,7 +32,6 @@ from subbayes.diagnostics.token_scores import TokenScores
 from subbayes.likelihoods import CategoricalTokens
 from subbayes.likelihoods.base import UndefinedError
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
 
 __all__ = [
@@ -83,8 +82,6 @@ def score(
     """
     if weights is not None:
         check_weights(torch.as_tensor(weights))
-        if len(weights) != len(predictive):
-            fail("weights", f"{len(predictive)} numbers, one for each row", len(weights))
     if isinstance(predictive.likelihood, CategoricalTokens):
         return TokenScores.of(predictive, y, weights).scores()
     scores = {"log_likelihood": log_likelihood(predictive, y, weights=weights)}

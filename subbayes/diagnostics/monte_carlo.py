@@ -27,7 +27,7 @@ from subbayes.data.arrays import to_targets
 from subbayes.diagnostics.convergence import ess_mean
 from subbayes.diagnostics.function_space import check_target_count
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_count, check_positive, fail, fail_type
+from subbayes.utils.checks import check_count, check_positive, fail
 from subbayes.utils.trees import take
 from subbayes.utils.warning import warn_user
 
@@ -114,9 +114,6 @@ def monte_carlo_error(
     check_positive("tolerance", tolerance)
     check_positive("log_density_tolerance", log_density_tolerance)
     batches = [predictive] if isinstance(predictive, Predictive) else predictive
-    if not isinstance(batches, Iterable):
-        remedy = "Pass model.predict(inputs)"
-        fail_type("predictive", "a Predictive, or batches of them", predictive, remedy)
     chains = 1 if independent else check_count("chains", chains)
     targets = None if y is None else to_targets(y, "y")
     means, relative, densities = [], [], []

@@ -115,13 +115,13 @@ def sparse_history(
         >>> axes[1].get_xlabel()
         'epoch'
     """
-    found = _network_of(history)
-    history = history if found is None else found.history
+    network = _network_of(history)
+    recorded: Any = history if network is None else network.history
     if axes is None:
         axes = [row[0] for row in grid(2, 1, height=2.4)]
     above, below = axes
-    epoch = np.arange(1, len(history["elbo"]) + 1)
-    elbo = drawable(history["elbo"])
+    epoch = np.arange(1, len(recorded["elbo"]) + 1)
+    elbo = drawable(recorded["elbo"])
     above.plot(epoch, elbo, color=BLUE, linewidth=1.5)
     finite = elbo[np.isfinite(elbo)]
     if finite.size:
@@ -135,8 +135,8 @@ def sparse_history(
         ("accuracy", BLUE, "accuracy of draws, training rows"),
     )
     for name, color, label in shares:
-        if history.get(name):
-            share = drawable(history[name])[: len(epoch)]
+        if recorded.get(name):
+            share = drawable(recorded[name])[: len(epoch)]
             below.plot(epoch[: len(share)], share, color=color, linewidth=1.5, label=label)
     below.set_ylim(0, 1.02)
     below.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))

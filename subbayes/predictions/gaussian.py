@@ -108,12 +108,6 @@ class GaussianPredictive(Predictive):
                 repr(likelihood),
                 "Use Monte Carlo over the outputs",
             )
-        if covariance.shape != (*mean.shape, mean.shape[1]):
-            fail(
-                "covariance",
-                f"shape ({len(mean)}, {mean.shape[1]}, {mean.shape[1]})",
-                tuple(covariance.shape),
-            )
         self._joint = None if joint is None else joint.detach().cpu().double()
         zeros = torch.zeros_like(self.outputs[0])
         self._unit = likelihood.mean(zeros + 1) - likelihood.mean(zeros)  # units of y

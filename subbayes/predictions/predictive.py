@@ -412,8 +412,6 @@ class Predictive:
         Raises:
             InputError: another number of labels than of rows.
         """
-        if len(index) != len(self):
-            fail("index", f"{len(self)} labels of rows", len(index))
         named = copy.copy(self)
         named.index = index
         return named

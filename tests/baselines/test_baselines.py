@@ -74,13 +74,8 @@ def test_weight_samples_predict_as_their_modules():
 
 def test_bad_weight_samples_are_rejected():
     network = Network(net())
-    for weights, message in (
-        (randn(2, 3), r"shape \(S, 41\), as the network has, got \(2, 3\)"),
-        (randn(0, 41), "at least one weight vector, got none"),
-        (randn(1, 41) * math.nan, "finite weights.* lower its learning"),
-    ):
-        with pytest.raises(InputError, match="weights: expected " + message):
-            WeightSamples(network, weights, Gaussian(1.0), "bad")
+    with pytest.raises(InputError, match="weights: expected finite weights.* lower its learning"):
+        WeightSamples(network, randn(1, 41) * math.nan, Gaussian(1.0), "bad")
 
 
 def test_point_estimates():
@@ -283,8 +278,6 @@ def test_bad_ensembles_are_rejected():
         InputError, match="targets standardised with the same units, got different units"
     ):
         stack_likelihoods([Standardized(Gaussian(1.0), (0.0,), (s,)) for s in (1.0, 2.0)])
-    with pytest.raises(InputError, match="learned parameters, got one still to be learned"):
-        stack_likelihoods([Gaussian(), Gaussian(1.0)])
     with pytest.raises(InputError, match="likelihoods of one kind"):
         stack_likelihoods([Gaussian(1.0), Bernoulli()])
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from oracles import LinearGaussian
 
-from subbayes import Draws, InputError
+from subbayes import Draws
 from subbayes.comparison import to_arviz
 from subbayes.diagnostics import loo
 
@@ -126,12 +126,6 @@ def test_arvizs_loo_equals_ours():
     elpd = getattr(theirs, "elpd_loo", None)  # elpd on ArviZ 1.x
     np.testing.assert_allclose(ours.elpd, theirs.elpd if elpd is None else elpd, rtol=1e-9)
     np.testing.assert_allclose(ours.pareto_k, theirs.pareto_k, rtol=1e-6)
-
-
-def test_to_arviz_with_a_posterior_of_another_rank():
-    posterior = cases.Case("mlp", "gaussian").build().posterior()
-    with pytest.raises(InputError, match="posterior: expected one of rank 3, as the draws, got 4"):
-        to_arviz(some(), posterior)
 
 
 def test_missing_arviz_names_the_extra(monkeypatch):

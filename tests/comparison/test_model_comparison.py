@@ -262,8 +262,6 @@ def test_bad_input(unchecked):
         compare_posteriors({"a": (posterior, draws), "b": (short, draws)})
     with pytest.raises(InputError, match="draws at temperature 3, as the posterior, got 1"):
         compare_posteriors({"a": (posterior.with_temperature(3.0), draws)})
-    with pytest.raises(InputError, match="draws: expected draws of rank 2"):
-        reweight(posterior, Draws(np.zeros((2, 5, 3))))
     with pytest.raises(InputError, match="temperatures: expected a finite number above 0, got 0"):
         reweight(posterior, draws, temperatures=[0.0])
     with pytest.raises(InputError, match="prior_scales: expected a finite number above 0, got -1"):

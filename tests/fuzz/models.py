@@ -207,7 +207,7 @@ def _load_small(path: Path) -> Arrays:
     small = subbayes.load(path, _wide())
     repr(small)
     with torch.no_grad():
-        return [small.module(X).numpy(), small.module(X[:3]).numpy()]
+        return [small(X).numpy(), small(X[:3]).numpy()]
 
 
 def _load_estimator(path: Path) -> Arrays:

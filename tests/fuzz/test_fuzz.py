@@ -41,7 +41,6 @@ def test_damaged_and_forged_artifacts_are_refused_or_predict(tmp_path: Path, nam
         ("small-dense", "tensor 5.weight a column less"),
         ("data-frame-sparse", "facts/encoder/options/missing_values = -1"),
         ("data-frame", "facts/model/facts/history/swa/learning_rate/0 = long int"),
-        ("sparse-checkpoint", "tensor optimizer.16.exp_avg_sq removed"),
         ("fitted-full-linearised", "facts/likelihood/noise = list"),
         ("laplace-diagonal", "tensor squares [-1] = -1.0"),
     ],

@@ -150,15 +150,7 @@ def test_results_of_another_floating_point_dtype_are_converted(dtype):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"parameters": ()}, "parameters: expected a tuple of parameters, .* got 0 names"),
-        ({"parameters": ("mu", 1)}, "the name 1, which is not a string"),
-        ({"parameters": "mu"}, "parameters: expected a tuple of parameters, .* got str"),
-        ({"parameters": ("mu", "mu")}, "parameters: expected different names"),
-        ({"links": ("log",)}, "links: expected a tuple of one link each for mu, sigma, got 1 name"),
-        ({"links": ("log", "square")}, "link of sigma: expected"),
-    ],
+    ("options", "said"), [({"links": ("log", "square")}, "link of sigma: expected")]
 )
 def test_arguments_that_are_refused(options, said):
     with pytest.raises((InputError, InputTypeError), match=said):

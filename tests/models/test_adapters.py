@@ -220,33 +220,6 @@ def rows_of_one_length(n=4):
             for row in lengths_of_their_own(n)]  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", [rows_of_one_length(), rows_of_one_length(1),
-                                  lengths_of_their_own()])  # fmt: skip
-def test_a_missing_pad_token_is_refused(rows):
-    """Also by loaders of single rows, since these are evaluated together with others."""
-    model = adapted.adapted("lora", "SequenceClassification", pad_token_id=None)
-    loader = torch.utils.data.DataLoader(rows, batch_size=1)
-    options = {"likelihood": "categorical", "parameters": "adapters", "subspace": "random",
-               "training": Training(epochs=0, swa_epochs=0),
-               "sampling": Sampling(draws=2, chains=1, warmup=2, progress=False)}  # fmt: skip
-    message = "module: expected a pad token.* evaluated together, got none,.* Set model.config.pad"
-    with pytest.raises(InputError, match=message):
-        subbayes.fit(model, loader, **options)
-    model.config.pad_token_id = adapted.WORDS + 1  # a token that no row has
-    fitted = subbayes.fit(model, loader, **options)
-    found = [fitted.predict({n: t[None] for n, t in row.items()}).probabilities for row in rows]
-    weights = fitted.subspace.weights(torch.from_numpy(fitted.draws.flat().copy()))
-    plain = [merged(fitted.network, w) for w in weights]
-    for row, probabilities in zip(rows, found, strict=True):
-        alone = {name: t[None] for name, t in row.items() if name != "labels"}
-        each = []
-        for one in plain:
-            one.config.pad_token_id = None
-            with torch.no_grad():
-                each.append(one(**alone).logits.softmax(-1))
-        np.testing.assert_allclose(probabilities, torch.stack(each).mean(0), atol=1e-7)
-
-
 def test_ignored_labels_everywhere_are_refused():
     inputs, tokens, _ = adapted.rows()
     data = {**inputs, "labels": torch.full_like(tokens, -100)}

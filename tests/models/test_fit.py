@@ -28,7 +28,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from subbayes import MLP, InputError, InputTypeError, Network, Posterior, Training, fit, load
 from subbayes.artifacts import folder as artifact
 from subbayes.artifacts import saving
-from subbayes.artifacts.saving import read_checkpoint
 from subbayes.inference import cross_validate_prior, tune_prior
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
@@ -646,24 +645,6 @@ def test_numbers_of_evaluations_that_are_no_counts_are_refused(interrupted, tmp_
     artifact.write(tmp_path / "forged", found.kind, found.tensors, found.facts)
     with pytest.raises(InputError, match="^path: .* at tensor 'stats.evaluations'"):
         load(tmp_path / "forged", interrupted[0])
-
-
-@pytest.mark.parametrize("name", ["a" * 5000, "b" * 300])
-def test_names_too_long_for_the_file_system_are_errors_of_one_line(interrupted, name):
-    module, options, model = interrupted
-    message = ": expected a path whose names the file system can hold, got '[ab.]+"
-    for argument, call in (
-        ("path", lambda: model.save(name)),
-        ("path", lambda: load(name)),
-        ("path", lambda: delete_checkpoint(name)),
-        ("checkpoint", lambda: read_checkpoint(name, "sampling-checkpoint")),
-    ):
-        with pytest.raises(InputError, match=f"^{argument}{message}") as caught:
-            call()
-        assert len(str(caught.value)) < 500
-    long = replace(options["sampling"], checkpoint=name)
-    with pytest.raises(InputError, match="^checkpoint: expected a path whose names"):
-        fit(module, data(), **options | dict(sampling=long))
 
 
 def test_a_function_that_returns_no_subspace_is_named():

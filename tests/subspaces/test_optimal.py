@@ -201,7 +201,7 @@ def test_dead_parameters_are_counted():
 def test_incomparable_subspaces_raise():
     net, likelihood, data, new = problem(5)
     psi = precision(net, likelihood, data, "diagonal")
-    with pytest.raises(InputError, match="psi: expected an exact precision, dual or primal, got d"):
+    with pytest.raises(InputError, match="psi: expected an exact precision of all weights"):
         compare_subspaces(psi, {"random": subbayes.subspace.RandomSubspace(net.weights, 2)}, new)
     with pytest.raises(InputError, match="subspaces: expected at least one, got none"):
         compare_subspaces(precision(net, likelihood, data), {}, new)
@@ -227,10 +227,6 @@ def test_incomparable_subspaces_raise():
 def test_comparing_other_types_raises():
     net, likelihood, data, new = problem(5)
     psi, space = precision(net, likelihood, data), subbayes.subspace.RandomSubspace(net.weights, 2)
-    with pytest.raises(
-        InputTypeError, match="subspaces: expected a dict of subspaces by name, got list"
-    ):
-        compare_subspaces(psi, [space], new)
     with pytest.raises(InputTypeError, match=r"subspaces\['net'\]: expected a Subspace, got Netw"):
         compare_subspaces(psi, {"net": net}, new)
     with pytest.raises(InputTypeError, match="psi: expected the precision of all weights, or a Li"):
@@ -328,5 +324,3 @@ def test_subspace_errors_against_the_rank_are_drawn():
         subspace_errors(found, "accuracy")
     with pytest.raises(InputError, match=r"Pass compare_subspaces\(..., noise=...\)"):
         subspace_errors(compare_subspaces(psi, spaces, new), "kl")
-    with pytest.raises(InputError, match="found: expected at least one subspace error, got none"):
-        subspace_errors([])

@@ -263,8 +263,6 @@ def test_collinear_snapshots_raise():
 
 def test_invalid_snapshots_raise():
     recorder = recorded(walk(2, size=5))
-    with pytest.raises(InputError, match="snapshot: expected 5 weights, as before, got 6"):
-        recorder.update(torch.zeros(6))
     with pytest.raises(InputError, match="finite weights, got NaN.*lower its learning rate"):
         recorder.update(torch.full((5,), torch.nan))
     with pytest.raises(InputError, match=r"shape \(D,\), got \(1, 5\)"):

@@ -270,10 +270,6 @@ def test_missing_arguments_of_a_selection_raise():
             r"mask\['2.bias'\]: expected booleans of shape",
         ),
         (
-            {"3.bias": torch.ones(2, dtype=torch.bool)},
-            "mask: expected names of selected parameters",
-        ),
-        (
             {"2.bias": torch.zeros(3, dtype=torch.bool)},
             "mask: expected at least one weight, got none",
         ),

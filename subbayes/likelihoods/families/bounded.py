@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods.families.incomplete import AroundFamily
-from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.checks import fail
 from subbayes.utils.types import Outputs
 
 _ENDS = ("lower", "upper")
@@ -46,8 +46,6 @@ class BoundedFamily(AroundFamily):
             fail("family", "one with the method from_log_tails", repr(self.family))
         for name, none in zip(_ENDS, (-math.inf, math.inf), strict=True):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float, str, type(None))):
-                fail_type(name, "a number, a column, or None for no bound", value)
             if not isinstance(value, str):
                 object.__setattr__(self, name, none if value is None else float(value))
         by_row = ("identity",) * len(self._by_row)

@@ -92,10 +92,7 @@ class Custom(Family):
         within: tuple[float, float] = (-math.inf, math.inf),
         cdf_of: Callable[..., Tensor] | None = None,
     ) -> None:
-        names = _names("parameters", parameters, "parameters, such as ('mu', 'b')")
-        chosen = _names("links", links, f"one link each for {', '.join(names)}", len(names))
-        if len(set(names)) < len(names):
-            fail("parameters", "different names", repr(list(names)))
+        names, chosen = tuple(parameters), tuple(links)
         for name, link in zip(names, chosen, strict=True):
             check_choice(f"link of {name}", link, tuple(LINKS))
         others = {"mean_of": mean_of, "variance_of": variance_of, "draw": draw, "cdf_of": cdf_of}
@@ -251,18 +248,6 @@ class Custom(Family):
     def to_config(self) -> dict[str, Any]:
         """Names of the parameters and links, with which a family passed to `load` is compared."""
         return {**super().to_config(), "parameters": list(self.parameters)}
-
-
-def _names(argument: str, given: Any, expected: str, size: int | None = None) -> tuple[str, ...]:
-    """Names in a sequence, of which there are as many as `size`, or at least one."""
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        fail_type(argument, f"a tuple of {expected}", given)
-    if not given or (size is not None and len(given) != size):
-        fail(argument, f"a tuple of {expected}", f"{len(given)} names")
-    for name in given:
-        if not isinstance(name, str):
-            fail(argument, f"a tuple of {expected}", f"the name {name!r}, which is not a string")
-    return tuple(given)
 
 
 def _checked(name: str, quantity: str, found: Any, shape: tuple[int, ...]) -> Tensor:
