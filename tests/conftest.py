@@ -1,6 +1,7 @@
 """The same examples in every run: hypothesis draws from a fixed seed and has no clock."""
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from functools import wraps
 
 import jaxtyping
@@ -43,6 +44,30 @@ def _checked_at_first(jaxtyped):
 
 
 jaxtyping.jaxtyped = _checked_at_first(jaxtyping.jaxtyped)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """What `make test` runs of parametrised tests; `make test-all` runs all.
+
+    Of a product of parametrisations each level once, and of tests with the mark `few(n)` n cases.
+    """
+    functions = defaultdict(list)
+    for item in items:
+        if hasattr(item, "callspec") and not item.get_closest_marker("slow"):
+            functions[item.path, item.originalname].append(item)
+    for cases in functions.values():
+        axes = [[*dict.fromkeys(a)] for a in zip(*(c.callspec._idlist for c in cases), strict=True)]
+        quick = [case for case in cases if _is_on_diagonal(axes, case.callspec._idlist)]
+        few = cases[0].get_closest_marker("few")
+        quick = quick[:: math.ceil(len(quick) / few.args[0])] if few else quick
+        for case in set(cases) - set(quick):
+            case.add_marker(pytest.mark.slow)
+
+
+def _is_on_diagonal(axes, levels):
+    places = [axis.index(level) for axis, level in zip(axes, levels, strict=True)]
+    return all(p == max(places) % len(axis) for p, axis in zip(places, axes, strict=True))
 
 
 def pytest_runtest_setup():

@@ -11,6 +11,7 @@ from oracles import LinearGaussian
 from subbayes.inference.engine import ENGINES, engine_of
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "name",
     [

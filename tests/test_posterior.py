@@ -98,6 +98,7 @@ def test_equals_a_naive_loop(case):
     allclose(posterior.pointwise(z), terms, case, 10)
 
 
+@pytest.mark.few(8)
 @cases.parametrize(*EACH, *(cases.Case("mlp", name) for name in OTHERS))
 def test_traced_equals_eager(case):
     built, posterior = traced(case)
@@ -512,6 +513,7 @@ def test_memory_is_bounded_in_memory_and_streamed(streamed):
     assert 1 <= Largest.rows <= 4 * 10
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_chains_take_turns_where_one_row_of_all_does_not_fit(rows):
     whole = MLP.build().posterior()
@@ -621,6 +623,7 @@ def switches() -> dict[str, Any]:
     }
 
 
+@pytest.mark.few(15)
 @cases.parametrize(*EACH)
 def test_no_global_state_changes(case):
     built = case.build()

@@ -738,6 +738,7 @@ def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("earlier", SITUATIONS.values(), ids=SITUATIONS)
 def test_kill_at_any_call_leaves_old_or_new(

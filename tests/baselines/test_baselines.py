@@ -439,6 +439,7 @@ class Dropped(nn.Module):
         return self.out(x.mean(1))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "kind", ["function", "inplace", "lstm", "attention", "scaled product", "by hand"]
 )

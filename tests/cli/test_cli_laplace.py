@@ -34,6 +34,7 @@ def told(capsys, *words):
     return json.loads(out)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("inference", ["laplace-linearised", "elliptical-slice"])
 @pytest.mark.parametrize("subspace", ["optimal", "subnetwork"])
 @pytest.mark.parametrize(("target", "other"), [("income", "rich"), ("rich", "income")])
@@ -89,6 +90,7 @@ def test_fit_evaluate_and_predict(folder, tmp_path, capsys, subspace, inference,
     assert len(found) == 30
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("inference", ["laplace-linearised", "laplace"])
 @pytest.mark.parametrize("target", ["income", "rich"])
 def test_compare_refuses_other_rows_of_models_in_closed_form(

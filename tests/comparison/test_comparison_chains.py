@@ -47,6 +47,7 @@ def noise_warnings(caught):
     return [str(one.message) for one in caught if str(one.message).startswith("likelihood: ")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore:R-hat", "ignore:.*draws")
 @pytest.mark.parametrize("weighted", [False, True])
 def test_tables_are_compared_with_the_model_that_is_fitted(weighted):
@@ -107,6 +108,7 @@ def test_only_a_learned_variance_of_standardised_targets_is_replaced():
         assert without_global_variance(other) is other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["heteroscedastic", "gaussian"])
 def test_the_command_names_options_that_it_has(tmp_path, monkeypatch, capsys, kind):
     monkeypatch.chdir(tmp_path)

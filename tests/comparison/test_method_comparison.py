@@ -166,6 +166,7 @@ def test_chosen_subspaces_equal_fit(chosen, key):
     assert chosen.settings["methods"][key]["subspace_settings"]["inputs"] is True
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("y", [(TRAIN[1] > 0).long(), TRAIN[1].abs().round()])
 def test_chosen_subspaces_for_classes_and_counts(y):
     classes = y.dtype == torch.long
@@ -292,6 +293,7 @@ def test_weights_of_rows_count_in_training_and_not_in_scores(likelihood):
         compare_methods(net(), likelihood, data, data, ("map",), **options)
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_chains_from_an_ensemble_equal_fit(temperature):

@@ -143,6 +143,7 @@ def autoregressive_draws(model, rho, seed, **facts):
     return Draws(mean + np.stack(z, 1), **{"engine": "exact"} | facts)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("rho", "independent"), [(0.0, False), (0.9, False), (0.97, False), (0.0, True)]
 )

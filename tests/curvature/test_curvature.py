@@ -96,6 +96,7 @@ def test_hessian_of_every_kind_of_network(network):
     close(Curvature(net, likelihood, data, batch_size=3)(v), product)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "likelihood",
     [
@@ -113,6 +114,7 @@ def test_hessian_of_every_likelihood(likelihood):
     close(Curvature(*parts).dense(), dense_hessian(*parts))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "likelihood",
     [
@@ -138,6 +140,7 @@ def test_fisher_with_noise_known_for_each_observation():
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("network", ["mlp", "cnn"])
 def test_empirical_fisher_takes_the_targets_observed(network):
     net, likelihood, data = built(network, "categorical")
@@ -153,6 +156,7 @@ WEIGHTED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["hessian", "fisher", "empirical-fisher"])
 @pytest.mark.parametrize("name", list(WEIGHTED))
 def test_rows_of_weight_two_are_rows_written_twice(name, kind):
@@ -366,6 +370,7 @@ def test_eigenvalues_of_a_layer_with_several_outputs():
     np.testing.assert_allclose(found.values, np.repeat(once, 3), rtol=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["hessian", "fisher", "empirical-fisher"])
 def test_eigenvalues_of_a_network(kind):
     curvature = Curvature(*built("mlp", "categorical"), kind)

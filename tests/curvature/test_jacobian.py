@@ -39,6 +39,7 @@ CHOSEN = list(
 )
 
 
+@pytest.mark.few(7)
 @pytest.mark.filterwarnings("ignore:vectorising over")
 @pytest.mark.parametrize(
     ("case", "limit"),
@@ -67,6 +68,7 @@ def test_products_for_every_network_and_likelihood(case, limit):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("outer", [1, 2**28])
 def test_products_for_every_kind_of_layer_in_small_pieces(outer, monkeypatch):
     torch.manual_seed(0)

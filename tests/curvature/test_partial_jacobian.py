@@ -33,6 +33,7 @@ def some(size: int, k: int) -> torch.Tensor:
     return torch.randperm(size, generator=torch.Generator().manual_seed(k))[:k]
 
 
+@pytest.mark.few(6)
 @pytest.mark.filterwarnings("ignore:vectorising over")
 @pytest.mark.parametrize("case", CHOSEN, ids=lambda case: case.name)
 def test_entries_for_every_network_and_likelihood(case):

@@ -33,6 +33,7 @@ def quiet(call):
         return call()
 
 
+@pytest.mark.few(23)
 @cases.parametrize(*OF_EACH, *LIKELIHOODS)
 def test_products_equal_dense_ones(case):
     built = case.build()
@@ -117,6 +118,7 @@ def test_the_stated_error_bounds_the_true_one(solver):
 NOISES = ["gaussian", "heteroscedastic", "categorical", "poisson", "bernoulli", "gaussian-2"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize("lam", [0.1, 10.0])
 def test_means_and_covariances_are_those_of_the_dense_posterior(name, lam):
@@ -190,6 +192,7 @@ def test_draws_depend_on_the_seed_and_on_nothing_else():
     torch.testing.assert_close(streamed.draws.x, base.draws.x, **SAME)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("solver", ["dual", "primal", "minibatch"])
 def test_another_prior_or_noise_is_solved_from_the_known_draws(solver):
     net, likelihood, data, _ = problem(0)
@@ -253,6 +256,7 @@ def test_variances_by_two_draws_are_not_negative():
         assert (errors >= 0).all()
 
 
+@pytest.mark.slow
 def test_spectrum_of_many_rows_by_quadrature(monkeypatch):
     net, likelihood, data, _ = problem(0, n=120)
     exact = precision(net, likelihood, data)

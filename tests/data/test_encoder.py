@@ -499,6 +499,7 @@ def test_kinds_and_conversions():
 # real tables
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "target", "classes", "width"),
     [

@@ -46,6 +46,7 @@ def assert_same(batches: TableBatches, whole: pd.DataFrame) -> None:
         )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("batch_size", [1, 3, 4, 11, 100])
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz", ".parquet"])
 def test_batches_are_the_table_as_it_is_read_at_once(tmp_path, suffix, batch_size):

@@ -104,6 +104,7 @@ def test_values_missing_ones_and_levels_are_those_of_pandas(other):
         assert to_pandas("X", table).isna().to_numpy().tolist() == [[0, 1, 0], [1, 0, 1]]
 
 
+@pytest.mark.few(1)
 def test_regressions_are_fitted_to_any_frame(other, regression):
     model = SemiStructuredRegression("y ~ x + C(sex) + dose + (1 | k)", weights="w").fit(
         other, sampling=SAMPLING
@@ -133,12 +134,14 @@ QUESTIONS = {
 }
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_regressions_answer_for_any_frame(other, regression, question):
     ask = QUESTIONS[question]
     same(ask(regression, other), ask(regression, in_pandas()))
 
 
+@pytest.mark.slow
 def test_regressions_are_updated_and_reported_with_any_frame(other, regression, tmp_path):
     model = regression.update(data=other, sampling=SAMPLING)
     assert np.array_equal(model.draws.z, regression.draws.z)
@@ -150,6 +153,7 @@ def test_regressions_are_updated_and_reported_with_any_frame(other, regression, 
     assert pages[0] == pages[1]
 
 
+@pytest.mark.slow
 def test_columns_that_a_network_reads_come_from_any_frame(other):
     training, found = replace(TRAINING, epochs=2), []
     for frame in (other, in_pandas()):

@@ -81,6 +81,7 @@ def check_moments(found, expected):
     np.testing.assert_array_less(np.abs(np.cov(a.T) - np.cov(b.T)), bound)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", LIKELIHOODS)
 @pytest.mark.parametrize("form", FORMS)
 def test_forms_of_linearised_laplace(device, name, form):
@@ -114,6 +115,7 @@ def test_forms_of_linearised_laplace(device, name, form):
     assert np.isfinite(found.predict(x, method="network", n_draws=3).outputs).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_saving_and_the_prior_by_evidence(device, form, tmp_path):
     options = {"parameters": ["conv.*", "head.*"]}
@@ -126,6 +128,7 @@ def test_saving_and_the_prior_by_evidence(device, form, tmp_path):
     close(loaded.predict(data[0]).std, posterior.predict(data[0]).std, 1e-5)
 
 
+@pytest.mark.slow
 def test_cross_validation_and_subspaces(device):
     network, likelihood, data = problem("gaussian", device)
     with pytest.warns(UserWarning, match="trained on the held-out rows"):
@@ -152,6 +155,7 @@ def test_cross_validation_and_subspaces(device):
     del posterior
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [("gaussian", "hessian"), ("categorical", "fisher"), ("heteroscedastic", "empirical-fisher")],
@@ -175,6 +179,7 @@ def test_products_of_streamed_rows(device, kind):
     close(Curvature(network, likelihood, rows, kind)(v.to(device)).cpu(), expected, 1e-9)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", LIKELIHOODS)
 def test_jacobians_and_many_products(device, name):
     pairs = []

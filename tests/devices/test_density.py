@@ -49,6 +49,7 @@ def accuracy(case, tolerance):
     return max(tolerance, 1e-6) if fused else tolerance
 
 
+@pytest.mark.few(14)
 @parametrize(*IN_MEMORY)
 def test_networks(device, case):
     cpu, _, network = on(device, case)
@@ -79,6 +80,7 @@ def one_batch_traced_on(device):
         pytest.skip(f"traces on {device} without CUDA hold the rows of the first batch")
 
 
+@pytest.mark.few(6)
 @parametrize(*VMAPS)
 @pytest.mark.parametrize("mode", ["eager", "trace"])
 def test_densities(device, case, mode):

@@ -187,6 +187,7 @@ def test_checkpoints(device, tmp_path):
     assert np.array_equal(once.z, engine.run(posterior, FEW).z)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("initial", ["prior", "ensemble"])
 def test_a_fit_that_was_interrupted_continues_on_the_device(device, tmp_path, initial):
     sampling = replace(FEW, mode="eager", initial=initial)
@@ -346,6 +347,7 @@ def test_sparse_networks(device, posterior, mode, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_adapters(device, tmp_path):
     adapted = pytest.importorskip("adapted")
     inputs, tokens, _ = adapted.rows()

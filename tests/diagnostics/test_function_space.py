@@ -201,6 +201,7 @@ def test_half_of_an_odd_number_is_between_the_whole_numbers_around_it(chains, dr
     np.testing.assert_allclose(found.gain_of_draws[0], expected, atol=1e-12)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("chains", "draws"), [(2, 10), (3, 10), (5, 10), (4, 9), (3, 7), (7, 6)])
 def test_independent_draws_seldom_ask_for_chains(chains, draws):
     """By chance one run in 30 does; of 40 runs at most 5 do, with probability 0.99."""

@@ -494,6 +494,7 @@ def test_crps_of_predictions_that_are_not_finite_is_nan():
         crps_room.crps_counts(counts, np.zeros(2))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "likelihood",
     [

@@ -62,6 +62,7 @@ def test_the_recommended_number_is_that_of_the_closed_form():
     assert small.recommended_draws > S
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rho", [0.0, 0.5, 0.9])
 def test_errors_of_chains_are_the_spread_of_repeated_runs(rho):
     y = MEAN + 0.5
@@ -75,6 +76,7 @@ def test_errors_of_chains_are_the_spread_of_repeated_runs(rho):
     assert np.mean([e.mean_log_density for e in errors]) == pytest.approx(spread, rel=0.3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("rho", "tolerance"), [(0.0, 0.08), (0.6, 0.08), (0.9, 0.12)])
 def test_the_recommended_number_of_thinned_draws_has_the_tolerance(rho, tolerance):
     counts, means = [], []

@@ -201,6 +201,7 @@ def _with_weights(rows):
 KINDS = ("memory", "loader", "noise", "family")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_pointwise_densities_are_of_one_copy(kind):
     weighted, copies = posteriors(kind)
@@ -213,6 +214,7 @@ def test_pointwise_densities_are_of_one_copy(kind):
     np.testing.assert_allclose(weighted.log_likelihood(z), terms @ COPIES, rtol=1e-12)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_posteriors_of_weighted_rows_are_compared_as_their_copies(kind):
     found = []
@@ -291,6 +293,7 @@ def test_rows_of_weight_zero_may_have_zero_density():
 # --- ArviZ ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_arviz_data_of_weighted_rows(kind):
     arviz = pytest.importorskip("arviz")

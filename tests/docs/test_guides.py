@@ -80,6 +80,7 @@ def test_guides_run_and_print_what_they_say(name, tmp_path, monkeypatch):
     assert f"guides/{page.name}" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name", [*OTHERS, *(pytest.param(name, marks=pytest.mark.slow) for name in LONGER)]
 )
@@ -90,6 +91,7 @@ def test_examples_of_other_pages_run(name, tmp_path, monkeypatch):
         assert len(run_page(DOCS / f"{name}.md")) > 3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ENGINES)
 def test_examples_of_engines_run_at_small_sizes(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -148,6 +150,7 @@ def short_regressions(monkeypatch):
     monkeypatch.setattr(subbayes.SemiStructuredRegression, "fit", short)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("page", ["concepts", "artifacts", "methods/other-samplers"])
 def test_examples_that_continue_others_run(page, names, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -121,6 +121,7 @@ def test_validation_images_are_not_training_images():
 # --- the run --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_each_method_has_a_record_of_its_scores(records):
     scores = {r["method"]: r for r in records if r["kind"] == "scores"}
     assert set(scores) == set(METHODS)
@@ -133,6 +134,7 @@ def test_each_method_has_a_record_of_its_scores(records):
     assert {"member 0", "member 1", "averaging", "curve"} <= set(trained)
 
 
+@pytest.mark.slow
 def test_temperatures_are_selected_by_validation_images(records):
     tried = {r["method"]: r for r in records if r["kind"] == "temperatures"}
     assert set(tried) == {"pca", "curve"}
@@ -145,6 +147,7 @@ def test_temperatures_are_selected_by_validation_images(records):
     assert cifar.selected({"candidates": fake}) == 9.0
 
 
+@pytest.mark.slow
 def test_a_finished_run_computes_nothing(finished, monkeypatch):
     results, said = finished
     monkeypatch.setattr(cifar, "Session", None)
@@ -232,6 +235,7 @@ def test_seconds_of_shared_trainings_have_a_table_of_their_own():
     assert "| 0.100 ± 0.000 | – | – | 3 |" in mixed
 
 
+@pytest.mark.slow
 def test_tables_have_a_row_for_each_method(records, finished):
     text = cifar_tables.page(records)
     assert all(f"\n| {method.label} |" in text for method in METHODS.values())

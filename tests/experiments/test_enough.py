@@ -33,6 +33,7 @@ def ensemble():
     return Ensemble.train(numbers(), TINY, 0)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("choice", list(CHOICES)[1:])
 def test_the_density_of_some_weights_is_that_of_all_at_them(ensemble, choice):
     posterior = ensemble.posterior()

@@ -365,6 +365,7 @@ def test_verdict_compares_the_difference_with_its_error(score, ours, said):
     assert verdict(score, paper, ours, 20) == said
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_one_json_line(diabetes, tmp_path, monkeypatch, capsys):
     X, y, masks = diabetes
     monkeypatch.setattr(uci_small, "load_uci", lambda name, folder: (X, y, masks))

@@ -81,6 +81,7 @@ def test_the_network_has_3505_weights():
     assert sum(p.numel() for p in network.parameters()) == 3505
 
 
+@pytest.mark.slow
 def test_folds_are_grouped_by_lesion_with_known_ages(data):
     frame, pixels = data
     assert pixels.shape == (len(frame), 32, 32, 3)

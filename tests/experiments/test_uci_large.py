@@ -269,6 +269,7 @@ def test_the_authors_log_likelihoods_agree_with_their_rmse():
     assert found == pytest.approx(normal, abs=0.1)
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_one_json_line(diabetes, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(uci_large, "load_uci", lambda name, folder, centred: diabetes)
     monkeypatch.setattr(uci_large, "PLANS", {"pol": TINY})

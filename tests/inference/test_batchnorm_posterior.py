@@ -146,6 +146,7 @@ def test_rows_that_are_divided_among_processes_are_refused():
     np.testing.assert_array_equal(one.value(Z), other.value(Z))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["permuted", "loader of one row", "loader of 40 rows"])
 def test_the_density_does_not_depend_on_the_order_of_rows_or_on_batches(form):
     """Sorted rows, of which neighbours are alike, against one batch of all rows."""

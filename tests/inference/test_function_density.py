@@ -115,6 +115,7 @@ FORMS = {
 # --- closed forms -------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "engine",
     [
@@ -394,6 +395,7 @@ class Pole(Toy):
         return "pole"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 @pytest.mark.parametrize(
     "engine",

@@ -184,6 +184,7 @@ def test_validation_scores_match_exact_ones():
         assert abs(score - exact.mean()) < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "engine",
     ["laplace", MeanFieldVI(), LinearisedLaplace(), LinearisedLaplace(covariance="sampled")],
@@ -305,6 +306,7 @@ def weighted_and_copies(counts: np.ndarray) -> tuple[Posterior, Posterior, Tenso
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("counts", [np.full(20, 3), np.resize([0, 1, 4], 20)])
 def test_weighted_rows_choose_the_temperature_of_their_copies(counts):
     weighted, copies, _, _ = weighted_and_copies(counts)
@@ -315,6 +317,7 @@ def test_weighted_rows_choose_the_temperature_of_their_copies(counts):
     np.testing.assert_allclose(found.pareto_k, expected.pareto_k, rtol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("source", ["memory", "loader"])
 def test_weighted_validation_rows_are_scored_as_their_copies(source):
     counts = np.resize([0, 1, 4], 20)

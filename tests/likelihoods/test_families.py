@@ -155,6 +155,7 @@ def test_densities_moments_and_distribution_functions(name):
     np.testing.assert_allclose(several[1, :, 0], oracle.cdf(y.numpy()), rtol=1e-8)
 
 
+@pytest.mark.few(6)
 @each
 def test_draws_have_mean_and_variance(name):
     family, eta, _, oracle = CASES[name]
@@ -166,6 +167,7 @@ def test_draws_have_mean_and_variance(name):
     assert np.abs(np.corrcoef(drawn.T.numpy()) - np.eye(3)).max() < 5 / math.sqrt(n)
 
 
+@pytest.mark.few(3)
 @each
 def test_curvature_is_the_covariance_of_the_scores(name):
     family, eta, _, _ = CASES[name]

@@ -173,6 +173,7 @@ def test_responses_are_found_from_their_tails():
         torch.testing.assert_close(back, v, rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("mean", "shape"), [(3.0, 0.3), (40.0, 2.0), (3e5, 0.4), (2e6, 3.0)])
 @pytest.mark.parametrize(("lower", "upper"), [(1, None), (None, 20), (5, 400_000)])
 def test_truncated_negative_binomial_counts(mean, shape, lower, upper):

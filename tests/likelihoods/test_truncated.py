@@ -51,6 +51,7 @@ def moments(log_density, points):
 # --- normal ----------------------------------------------------------------------------------
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(
     ("location", "lower", "upper"),
     [

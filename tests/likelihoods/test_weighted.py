@@ -80,6 +80,7 @@ def test_weights_without_a_weighted_likelihood_are_refused(case):
         linearised_laplace(network, likelihood, data)
 
 
+@pytest.mark.few(2)
 def test_density_and_gradient(case):
     network, likelihood, data, repeated = case
     space = FullSubspace(network.weights)
@@ -132,6 +133,7 @@ def test_noise_is_learned_with_weights():
     assert found.likelihood.noise == pytest.approx(expected.noise, rel=1e-5)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("inference", ["elliptical-slice", "laplace", "laplace-linearised"])
 def test_fit_takes_weights(inference):
     network, likelihood, data, repeated = build("gaussian")
@@ -327,6 +329,7 @@ def test_bad_weights_are_one_line(call, pattern):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["poisson", "negative-binomial"])
 def test_linearised_laplace_of_a_family_counts_rows_as_often_as_their_weights(family):
     x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))

@@ -50,6 +50,7 @@ def digests(folder):
     }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("head", TASKS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_restored_around_a_fresh_base_model(head, dtype, tmp_path):
@@ -323,6 +324,7 @@ def settings(config):
         return settings_digest(peft.get_peft_model(adapted.base_model(), config))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", CHANGES)
 def test_one_field_of_the_configuration_of_the_adapter_is_refused(what, tmp_path, monkeypatch):
     kind, field, value = CHANGES[what]
@@ -373,6 +375,7 @@ def test_adapters_that_are_not_in_use_are_no_settings():
     assert settings_digest(model) != expected
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("kind", "change"), [("dora", "one value"), ("lora", "merge")])
 def test_a_base_model_that_changes_after_the_fit_is_not_used_in_silence(kind, change, tmp_path):
     model, result, inputs, _ = fitted(kind=kind)

@@ -86,6 +86,7 @@ SUBSPACES = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("task", ["classification", "language"])
 @pytest.mark.parametrize("name", SUBSPACES)
 def test_fit_in_each_subspace(name, task):
@@ -114,6 +115,7 @@ def test_fit_in_each_subspace(name, task):
     assert np.ptp(fitted.draws.flat(), 0).min() > 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["dual", "primal", "kfac"])
 @pytest.mark.parametrize("kind", ["lora", "ia3"])
 def test_linearised_laplace_equals_the_dense_one(form, kind):
@@ -227,6 +229,7 @@ def test_ignored_labels_everywhere_are_refused():
         subbayes.fit(adapted.adapted(), data, likelihood="causal-lm", parameters="adapters")
 
 
+@pytest.mark.slow
 def test_another_adapter_of_peft_is_not_needed():
     """peft is optional: nothing of subbayes imports it."""
     import subprocess

@@ -121,6 +121,7 @@ def test_classes_without_rows_are_warned_of():
 # --- results ------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("rank", "temperature"), [(2, 5.0), (None, 1.0)])
 def test_draws_match_the_closed_form(rank, temperature):
     case = LinearGaussian(rank=rank, temperature=temperature)
@@ -276,6 +277,7 @@ def assert_same(one: FittedModel, other: FittedModel, x):
     assert one.prior.to_config() == other.prior.to_config()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("subspace", ["pca", "random", "curve", "full"])
 def test_loaded_model_predicts_identically(tmp_path, subspace):
     x, y = data()
@@ -498,6 +500,7 @@ def test_custom_likelihood_resumes_and_loads(tmp_path):
         load(path, net())
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("change", "what"),
     [
@@ -538,6 +541,7 @@ OTHER_CODE = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", OTHER_CODE)
 @pytest.mark.parametrize("temperature", [1.0, "loo"])
 def test_a_trained_checkpoint_of_other_code_is_refused(tmp_path, change, temperature, short_choice):
@@ -555,6 +559,7 @@ def test_a_trained_checkpoint_of_other_code_is_refused(tmp_path, change, tempera
     resumed(**made)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", OTHER_CODE)
 @pytest.mark.parametrize("engine", [EllipticalSlice(), MCLMC(step_size=0.1, batch_size=10)])
 def test_a_sampling_checkpoint_of_other_code_is_refused(tmp_path, change, engine):
@@ -1040,6 +1045,7 @@ def test_every_engine_samples_every_subspace(inference, subspace, tmp_path):
     np.testing.assert_array_equal(saved.draws.z, model.draws.z)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("wrap", "shuffles"),
     [
@@ -1072,6 +1078,7 @@ def test_training_must_be_a_training():
 # --- devices -------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("subspace", "streamed"),
     [
@@ -1107,6 +1114,7 @@ def test_a_model_moves_to_another_device_with_all_its_tensors(subspace, streamed
     assert model.network.device.type == model.posterior.data.first()[0].device.type == "cpu"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("with_posterior", [False, True])
 def test_a_model_on_its_own_device_is_the_same(with_posterior):
     x = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)).double()

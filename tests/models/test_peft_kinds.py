@@ -191,6 +191,7 @@ def differences(network, ids):
     return torch.stack(columns, 1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("mode", ["trace", "eager"])
 @pytest.mark.parametrize("kind", ["dora", "loha", "randlora"])
 def test_gradients_are_those_of_the_density(kind, mode):
@@ -246,6 +247,7 @@ def test_copies_of_layers_keep_their_gradients():
     assert not any("forward" in vars(part) for part in model.modules())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ["nuts", "laplace"])
 @pytest.mark.parametrize("kind", ["loha", "randlora"])
 def test_engines_of_functions_that_transforms_refuse(kind, engine):

@@ -69,6 +69,7 @@ def test_the_log_likelihood_is_the_float64_sum_of_its_rows(name, dtype):
     assert (rounded != exact).any()  # a sum in float32 is another number
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_the_same_for_tokens(dtype):
     class Words(nn.Module):
@@ -124,6 +125,7 @@ SUBSPACES = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("subspace", SUBSPACES, ids=str)
 def test_every_subspace(subspace, tmp_path):
     x, y = rows()
@@ -152,6 +154,7 @@ ENGINES = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("inference", ENGINES, ids=lambda i: getattr(i, "name", i))
 @pytest.mark.parametrize("classes", [False, True], ids=["regression", "classes"])
 def test_every_engine(inference, classes):

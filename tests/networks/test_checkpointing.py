@@ -54,6 +54,7 @@ def test_the_module_is_not_changed(kind):
     assert model(**data()[0], output_hidden_states=True).hidden_states[0].requires_grad
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_is_that_of_the_plain_model(kind):
     """Of weights, and of distributions of weights, whose draws are not in the module itself."""

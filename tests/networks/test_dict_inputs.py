@@ -150,6 +150,7 @@ def test_batches_of_different_lengths(made):
     np.testing.assert_allclose(posterior.predict(loader).probabilities, np.concatenate(apart))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("subspace", ["optimal", "subnetwork"])
 def test_fit_accepts_dict_inputs(made, subspace):
     module, _, encoding, y, new, *_ = made

@@ -60,6 +60,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("kind", "options", "tied"), CASES)
 def test_gradients_are_derivatives(kind, options, tied):
     network = Network(built(kind, OPTIONS[options], tied))

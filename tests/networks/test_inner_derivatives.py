@@ -86,6 +86,7 @@ def test_products_with_the_curvature_name_the_call():
     Curvature(Network(Force("func")), Gaussian(1.0), (X, Y))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", ["nuts", "laplace-linearised"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.filterwarnings("ignore")

@@ -44,6 +44,7 @@ def _validation():
 WAYS = ("none", "outer", "inner", "both")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("saved", WAYS)
 def test_compiled_modules_are_saved_and_loaded_as_plain_ones(saved, tmp_path):
     model = point_estimate(layers(saved), Gaussian(1.0))

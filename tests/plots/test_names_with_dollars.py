@@ -12,6 +12,7 @@ from subbayes.plots.style import label_axes, legend, new_axes, png
 from subbayes.utils.text_table import shortened
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     "name",
     [

@@ -131,6 +131,7 @@ EVERY = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", EVERY)
 def test_plots_use_given_axes_and_label_them(name):
     before = dict(matplotlib.rcParams)
@@ -144,6 +145,7 @@ def test_plots_use_given_axes_and_label_them(name):
     assert dict(matplotlib.rcParams) == before
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", EVERY)
 def test_labels_and_legend_are_inside_the_figure_and_outside_the_axes(name):
     ax = EVERY[name](None)

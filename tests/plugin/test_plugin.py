@@ -37,6 +37,7 @@ def test_classes_of_another_package_fit_compare_save_load_and_report(tmp_path):
     assert done.stdout.strip().endswith("done"), done.stderr
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_their_names(tmp_path):
     rng = np.random.default_rng(0)
     x = rng.standard_normal((60, 2))

@@ -58,6 +58,7 @@ def test_chunks_respect_the_memory_limit(which):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("subspace", ["optimal", "subnetwork"])
 @pytest.mark.parametrize("size", [1, 40, 10**6])
 def test_fitted_models_do_not_depend_on_the_chunk_size(monkeypatch, subspace, size):

@@ -144,6 +144,7 @@ CASES: dict[str, tuple[Likelihood, Tensor]] = {
 }
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("q", LEVELS)
 @pytest.mark.parametrize("name", CASES)
 def test_quantiles_equal_root_finding(name, q):

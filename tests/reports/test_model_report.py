@@ -218,6 +218,7 @@ def test_user_text_is_escaped(fitted, tmp_path):
     assert page.words.count("<script>alert('x')</script>") >= 4
 
 
+@pytest.mark.slow
 def test_report_is_deterministic(fitted, tmp_path, real_pictures):
     first, second = (
         write_report(fitted, tmp_path / f"{i}.html", test=rows(seed=1)).read_bytes()
@@ -342,6 +343,7 @@ def test_curves_over_a_single_input(tmp_path):
     assert not any("curve over the input" in image["alt"] for image in page.images)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("likelihood", "outputs", "targets"),
     [
@@ -426,6 +428,7 @@ def test_failed_write_keeps_the_existing_report(fitted, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
 
 
+@pytest.mark.slow
 def test_an_existing_report_is_kept_on_request(fitted, tmp_path):
     path = tmp_path / "r.html"
     path.write_text("notes")
@@ -619,6 +622,7 @@ def test_templates_require_all_variables():
         render("sections.html", title="t", sections=[])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("inference", "label", "chains"),
     [("laplace", "PCA + Laplace", False), ("hmc", "PCA + HMC", True)],
@@ -640,6 +644,7 @@ EVIL = "\x1b]0;owned\x07\u202e\x9b31m"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "losses",
     [[np.inf, 2.0, 1.0], [np.nan] * 3, [-np.inf, np.inf, 1.0], [1e308, -1e308, 0.0], [2.0], []],

@@ -200,6 +200,7 @@ class Folded(nn.Module):
         return self.layer(x).mean(1)
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("posterior", ["mean-field", "all", "dropout", "horseshoe"])
 @pytest.mark.parametrize("how", ["folded", "time first"])
@@ -269,6 +270,7 @@ class Statistics(nn.Module):
         return x - self.center
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("buffers", [True, False])
 def test_replaced_buffers_are_updated_when_tracing_is_possible(buffers):
     x = torch.randn(200, 4, generator=torch.Generator().manual_seed(0)) + 30

@@ -103,6 +103,7 @@ def network(kind, posterior, structure):
     return sparse.SparseNetwork(made.eval(), subbayes.likelihoods.Categorical(3))
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", list(NETS))
 @pytest.mark.parametrize(("posterior", "structure"), CASES)
 def test_predictions_with_sparse_products_equal_those_of_weight_vectors(
@@ -439,6 +440,7 @@ def test_empty_inputs_and_autocast():
             torch.testing.assert_close(single(x).float(), net(x).float(), rtol=0.1, atol=0.05)
 
 
+@pytest.mark.slow
 def test_tiled_networks_are_thread_safe():
     net, small = layered()
 

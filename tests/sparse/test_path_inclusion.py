@@ -137,6 +137,7 @@ def test_masks_of_large_layers_are_drawn_in_parts(monkeypatch):
     torch.testing.assert_close(whole, parts)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("posterior", ["mean-field", "mvn", "dropout"])
 def test_channels_are_read_by_the_units_of_their_group(posterior):
     module = nn.Sequential(

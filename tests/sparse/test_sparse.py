@@ -152,6 +152,7 @@ def test_divergence_agrees_with_monte_carlo(structure, slab):
 # --- families ------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("posterior", ["mvn", "low-rank"])
 def test_weights_of_a_unit_share_an_indicator(posterior):
     """Covariances of indicators against simulation of normal logits and Bernoulli draws."""
@@ -173,6 +174,7 @@ def test_weights_of_a_unit_share_an_indicator(posterior):
     assert np.abs(np.corrcoef(coins.T) - np.eye(6)).max() > 0.3
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("sd", [0.3, 1.0, 1.24, 1.26, 3.0, 10.0, 40.0])
 def test_marginals_of_wide_logits_agree_with_quadrature(sd):
     means = [-30.0, -4.0, -0.5, 0.0, 1e-3, 2.0, 9.0]
@@ -194,6 +196,7 @@ def test_marginals_of_wide_logits_agree_with_quadrature(sd):
     assert logits.included()[0].tolist() == [m > 0 for m in means]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("posterior", ["mvn", "low-rank"])
 def test_marginals_of_random_logits_agree_with_draws(posterior):
     noise = Noise(0)

@@ -154,6 +154,7 @@ def test_divergence_of_dropout_is_that_of_gal_et_al():
 # --- draws ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("posterior", KINDS)
 def test_training_outputs_have_the_moments_of_the_posterior(posterior):

@@ -60,6 +60,7 @@ def check_same(one, other, tolerance=2e-4):
         np.testing.assert_allclose(values, other.history[name], rtol=tolerance)
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("traced_at_once")
 @pytest.mark.parametrize(
     ("posterior", "structure", "estimator"),
@@ -132,6 +133,7 @@ def test_every_phase_is_recorded_on_a_device(monkeypatch):
     assert min(counts) >= 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("traced_at_once")
 @pytest.mark.parametrize(("posterior", "mode"), [("mean-field", "eager"), ("dropout", "trace")])
 def test_channels_last_has_no_effect(posterior, mode):
@@ -196,6 +198,7 @@ def test_differences_far_below_the_largest_gradient_are_rounding():
             made.verify(((loss,), gradients), ((loss,), wrong))
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("traced_at_once")
 @pytest.mark.parametrize("own", [nn.Dropout(0.3), nn.BatchNorm1d(8)])
 def test_modules_with_randomness_or_batch_statistics_are_evaluated_eagerly(own):
@@ -237,6 +240,7 @@ class Peeking(nn.Module):
         return out * (1 + self.held["calls"] % 3)
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("traced_at_once")
 @pytest.mark.parametrize(
     ("what", "said"),
@@ -317,6 +321,7 @@ def test_few_steps_are_not_worth_tracing(monkeypatch):
     fitted("trace")
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("traced_at_once")
 @pytest.mark.parametrize("rate", [1e2, 1e10, 1e30])
 def test_traced_steps_detect_nan(rate):

@@ -37,6 +37,7 @@ SHARED = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("what", SHARED)
 @pytest.mark.parametrize(
@@ -99,6 +100,7 @@ class Pooled(nn.Module):
         return self.layer(x).mean(self.dims)
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("convolution", [False, True])
 def test_a_pooled_weight_has_its_exact_posterior(convolution):

@@ -66,6 +66,7 @@ def fitted(likelihood, hidden=(4,)):
     return SparseRegressor(**options).fit(X, y), X, y
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("hidden", [(4,), ()])
 @pytest.mark.parametrize("likelihood", [*LIKELIHOODS["regression"], *LIKELIHOODS["count"]])
@@ -101,6 +102,7 @@ def test_exported_classes_are_logits():
     np.testing.assert_allclose(logits.softmax(1), whole.probabilities, atol=1e-5)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "likelihood",
     [

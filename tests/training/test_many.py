@@ -72,6 +72,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_train_many_equals_train(options, monkeypatch):
     monkeypatch.setattr(many_steps, "TRACED_AFTER", 2)

@@ -1212,6 +1212,7 @@ def test_each_call_warns_once_of_an_unfinished_training(recwarn):
     assert "of 3 of 3 members" in _messages(record)[0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "likelihood", [Gaussian(), SCALED, Gaussian(1.0), HeteroscedasticGaussian(0.1)]
 )

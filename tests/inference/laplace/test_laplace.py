@@ -23,6 +23,7 @@ MODELS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_exact_on_a_linear_gaussian_model(name):
     model = MODELS[name]

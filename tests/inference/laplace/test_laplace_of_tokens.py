@@ -68,6 +68,7 @@ def test_products_with_the_fisher_information(classes, shift):
     torch.testing.assert_close(found, fisher(network, likelihood, data), rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [False, True])
 def test_draws_of_many_outputs_have_the_covariance_of_the_exact_posterior(shift):
     network, likelihood, data = problem(1100, 3, shift)

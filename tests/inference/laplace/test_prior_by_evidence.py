@@ -50,6 +50,7 @@ def trained():
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("subspace", ["full", "subnetwork", "optimal"])
 def test_fit_uses_the_prior_tuned_by_linearised_laplace(trained, subspace, tmp_path):
     """The noise is tuned too, used to choose the subspace, and kept by a resumed run."""
@@ -181,6 +182,7 @@ def problem(name):
     return likelihood, module, Data.of((x, y))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     ("name", "covariance"),
     [(name, "exact") for name in LIKELIHOODS]
@@ -220,6 +222,7 @@ def fitted(module, data, likelihood, inference):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("inference", ["laplace-linearised", "elliptical-slice"])
 @pytest.mark.parametrize("name", ["gaussian", "standardized"])
@@ -233,6 +236,7 @@ def test_fit_tunes_weighted_likelihoods(name, inference):
         np.testing.assert_allclose(found.log_prob(data.y), expected.log_prob(data.y), rtol=1e-4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("inference", ["laplace-linearised", "elliptical-slice"])
 @pytest.mark.parametrize("inner", [Gaussian(0.5), Gaussian(), HeteroscedasticGaussian(0.1)])

@@ -65,6 +65,7 @@ def test_functions_are_the_draws_themselves():
     assert weights.n_draws == 5
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("classes", [1, 3])
 def test_updates_end_at_a_stationary_point_of_the_exact_evidence(classes):
     """The exact slope there is that of an effective dimension within its Monte Carlo error."""
@@ -150,6 +151,7 @@ def fitted(engine, subspace="full", temperature=1.0):
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("step", [False, True])
 @pytest.mark.parametrize("where", ["full", "pca"])
 def test_fit_draws_from_the_exact_gaussian(where, step, tmp_path):
@@ -238,6 +240,7 @@ def test_many_outputs_without_a_matrix_of_them():
     assert predictive.epistemic.shape == (4, 3000)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("form", ["exact", "kfac", "diagonal"])
 def test_few_draws_of_many_outputs_are_pushed_with_the_covariance_of_the_form(form):
     """With fewer draws than outputs no covariance of outputs is made, and the law is the same."""

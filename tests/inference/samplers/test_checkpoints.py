@@ -68,6 +68,7 @@ def resumed(path: Path) -> np.ndarray:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
     [

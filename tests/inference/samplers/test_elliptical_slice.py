@@ -27,6 +27,7 @@ MODELS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_draws_match_the_closed_form(name):
     model = MODELS[name]
@@ -207,6 +208,7 @@ def test_more_chains_than_memory_allows(monkeypatch):
 # --- reference Gaussians --------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("around", ["laplace", "a wide one", "one to the side"])
 @pytest.mark.parametrize("name", ["subspace", "tempered", "correlated-prior"])
 def test_reference_gaussian_does_not_change_the_density(name, around):

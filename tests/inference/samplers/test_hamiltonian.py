@@ -35,6 +35,7 @@ ENGINES = {"hmc": partial(sample, HMC), "nuts": partial(sample, NUTS)}
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 
 
+@pytest.mark.few(1)
 @engines
 @pytest.mark.parametrize(
     "name",
@@ -52,6 +53,7 @@ def test_draws_match_the_closed_form(engine, name):
     assert not draws.stats["divergent"].any()
 
 
+@pytest.mark.few(1)
 @engines
 def test_two_modes(engine):
     density = Bimodal(2, distance=1.0)
@@ -61,6 +63,7 @@ def test_two_modes(engine):
     check_moments(draws, *density.moments())
 
 
+@pytest.mark.few(1)
 @engines
 @pytest.mark.parametrize("step_size", [0.15, 0.6])
 @pytest.mark.parametrize(
@@ -106,6 +109,7 @@ def test_no_data_gives_the_prior(engine):
     check_moments(draws, prior.mean, prior.factor @ prior.factor.T)
 
 
+@pytest.mark.few(1)
 @engines
 def test_calibration(engine):
     """SBC: of a draw from the prior, the rank among posterior draws is uniform."""
@@ -133,6 +137,7 @@ def test_calibration(engine):
         assert stats.chisquare(counts).pvalue > 1e-3
 
 
+@pytest.mark.few(1)
 @engines
 def test_chains_do_not_depend_on_the_number_of_chains(engine):
     start = np.random.default_rng(1).normal(size=(6, 2))
@@ -143,6 +148,7 @@ def test_chains_do_not_depend_on_the_number_of_chains(engine):
     np.testing.assert_array_equal(many.z, again.z)
 
 
+@pytest.mark.few(1)
 @engines
 def test_interrupted_runs_resume_bit_for_bit(engine, tmp_path):
     class Stops(Banana):
@@ -173,6 +179,7 @@ def test_interrupted_runs_resume_bit_for_bit(engine, tmp_path):
         engine(whole, **{**settings, "metric": "diagonal"}, checkpoint=tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_blackjax_agrees():
     """The same density in JAX: means and variances within Monte Carlo error."""
     blackjax = pytest.importorskip("blackjax")

@@ -157,6 +157,7 @@ def test_chains_do_not_depend_on_each_other():
     np.testing.assert_array_equal(many[1][:2], few[1])
 
 
+@pytest.mark.few(1)
 @engines
 @pytest.mark.parametrize("prior", [1.0, 5000.0])
 def test_scales_that_differ(engine, prior):
@@ -168,6 +169,7 @@ def test_scales_that_differ(engine, prior):
     check_moments(draws, *density.moments())
 
 
+@pytest.mark.few(1)
 @engines
 def test_vague_priors(engine):
     model = LinearGaussian(rank=None, prior=Normal(5000.0))

@@ -89,6 +89,7 @@ MODELS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("metric", ["diagonal", "dense"])
 def test_mams_matches_the_closed_form(name, metric):
@@ -99,6 +100,7 @@ def test_mams_matches_the_closed_form(name, metric):
     assert draws.validity == "exact"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_mclmc_with_a_small_target_matches_the_closed_form(name):
     draws = MCLMC(target=1e-6).sample(
@@ -123,6 +125,7 @@ def check_gaussian(engine, sd, steps, bias, correlations=None):
     return draws
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("d", "condition", "warmup"),
     [(2, 1.0, 1000), (10, 100.0, 1500), (100, 1e4, 3000)],
@@ -173,6 +176,7 @@ def test_the_bias_of_narrow_directions_that_a_diagonal_mass_matrix_does_not_see(
     assert abs(narrow[5e-6][0] - 1) < 4 * narrow[5e-6][1]
 
 
+@pytest.mark.few(1)
 @engines
 def test_no_data_gives_the_prior(engine):
     prior = Normal(covariance=[[2.0, -0.5], [-0.5, 0.4]], mean=[1.0, 2.0])
@@ -284,6 +288,7 @@ def test_a_target_falls_linearly():
     np.testing.assert_allclose(kernel.target(np.array([0, 500, 1000, 5000])), [0.5, 0.3, 0.1, 0.1])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("integrator", ["minimal-norm", "leapfrog"])
 def test_the_step_size_meets_the_target(integrator):
     sd = np.random.default_rng(0).uniform(0.5, 2.0, 60)
@@ -311,6 +316,7 @@ def test_the_length_follows_the_scale():
     assert (tuned.stats["length"] != np.sqrt(20)).all()
 
 
+@pytest.mark.slow
 def test_far_start_points_and_narrow_posteriors():
     draws = MCLMC(target=1e-4).sample(
         Narrow(60),
@@ -348,6 +354,7 @@ def test_networks_in_single_precision():
 # --- chains, checkpoints, failures ----------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @engines
 @pytest.mark.parametrize("rank", [2, 60, 300])
 def test_chains_do_not_depend_on_the_number_of_chains(engine, rank):
@@ -364,6 +371,7 @@ def test_chains_do_not_depend_on_the_number_of_chains(engine, rank):
     assert not np.array_equal(many.z, other.z)
 
 
+@pytest.mark.few(1)
 @engines
 @pytest.mark.parametrize("stop", [60, 500])
 def test_interrupted_runs_resume_bit_for_bit(engine, stop, tmp_path):
@@ -481,6 +489,7 @@ def test_a_step_size_that_is_too_large_everywhere_is_left(warmup):
     assert np.isfinite(draws.z).all()
 
 
+@pytest.mark.slow
 def test_single_failures_leave_the_posterior_as_it_is(monkeypatch):
     """Steps that fail by accident, in the midst of a run: moments remain those of the density."""
     failing(monkeypatch, set(range(2000, 40_000, 700)))

@@ -30,6 +30,7 @@ MODELS = {
 FAR = Bimodal(2, prior=Normal(3.0, mean=[0.0, 4.0]), distance=6.0, sd=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["tempered", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != "tempered")],
@@ -136,6 +137,7 @@ def test_the_evidence_is_within_its_error_where_ladders_do_not_mix(prior, rungs)
     assert draws.log_evidence_error < 4
 
 
+@pytest.mark.slow
 def test_few_rungs_cause_a_warning():
     density = HeavySplit(4, Normal(3.0))
     options = {"draws": 60, "chains": 6, "warmup": 60, "progress": False}

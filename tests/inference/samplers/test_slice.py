@@ -26,6 +26,7 @@ MODELS = {
 metrics = pytest.mark.parametrize("metric", ["diagonal", "dense"])
 
 
+@pytest.mark.few(1)
 @metrics
 @pytest.mark.parametrize(
     "name",
@@ -42,6 +43,7 @@ def test_draws_match_the_closed_form(metric, name):
     check_moments(draws, *model.moments())
 
 
+@pytest.mark.few(1)
 @metrics
 @pytest.mark.parametrize(
     "density", [Banana(2), Bimodal(2, distance=1.2)], ids=["banana", "bimodal"]
@@ -59,6 +61,7 @@ def test_no_data_gives_the_prior():
     check_moments(draws, prior.mean, prior.factor @ prior.factor.T)
 
 
+@pytest.mark.few(1)
 @metrics
 def test_calibration(metric):
     density = LogisticTwins(300)

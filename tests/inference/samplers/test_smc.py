@@ -34,6 +34,7 @@ MODELS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -72,6 +73,7 @@ def test_a_banana():
     assert abs(error) < 4.5 * draws.log_evidence_error
 
 
+@pytest.mark.slow
 def test_the_weights_of_modes_far_apart():
     """24 standard deviations apart: the groups' shares spread about the truth."""
     density = Bimodal(2, prior=Normal(3.0), distance=6.0, sd=0.5)
@@ -215,6 +217,7 @@ class Centred:
         return f"{self.c}"
 
 
+@pytest.mark.slow
 def test_trajectories_where_steps_stay_close():
     """A few steps at each power leave too narrow a posterior, of which users are warned."""
     density = Funnel(8)
@@ -228,6 +231,7 @@ def test_trajectories_where_steps_stay_close():
     assert few.z[:, :, 1].std(1).mean() < 0.85 * sd
 
 
+@pytest.mark.slow
 def test_moves_in_other_coordinates():
     """Centred, the ridge is no longer curved: moments and evidence are those of integration."""
     density = CentredFunnel(8)
@@ -242,6 +246,7 @@ def test_moves_in_other_coordinates():
     np.testing.assert_allclose(draws.stats["log_likelihood"].ravel(), found, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("power", [1.0, 0.2])
 def test_a_trajectory_leaves_the_density_invariant(power):
     """Of particles drawn from a tempered correlated normal density, for a reference that is off."""

@@ -81,6 +81,7 @@ def log_evidence(model: LinearGaussian) -> float:
 # --- Gaussians on a linear-Gaussian model ---------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_full_rank_is_exact_on_a_linear_gaussian_model(name):
     model = MODELS[name]
@@ -98,6 +99,7 @@ def test_full_rank_is_exact_on_a_linear_gaussian_model(name):
     assert np.std(found.stats["log_density"] - found.stats["log_q"]) < 0.01
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_mean_field_reaches_its_known_optimum(name):
     """The exact mean, and variances that are the inverse of the diagonal of the precision."""
@@ -239,6 +241,7 @@ def test_traced_flows_match_untraced_flows():
 # --- densities ------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", [*GAUSSIANS, "realnvp"])
 def test_densities_integrate_to_one(name):
     member = random_flow() if name == "realnvp" else GAUSSIANS[name]
@@ -261,6 +264,7 @@ def test_gaussian_densities_equal_scipy():
 # --- curved and bimodal densities -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_realnvp_recovers_the_banana_better_than_gaussians():
     needs_zuko()
     target = Banana(2)
