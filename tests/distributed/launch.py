@@ -37,15 +37,18 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def start(count: int, words: list[str]) -> list[subprocess.Popen[str]]:
+def start(
+    count: int, words: list[str], stdin: int | None = None, stderr: int | None = subprocess.PIPE
+) -> list[subprocess.Popen[str]]:
     """Start processes."""
     port = free_port()
     return [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", *words],
             env=environment(rank, count, port),
+            stdin=stdin,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             cwd=ROOT,
         )

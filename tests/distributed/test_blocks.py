@@ -48,6 +48,7 @@ def gradient(density):
     return value.detach().numpy(), points.grad.numpy()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("size", ["even", "uneven", "empty"])
 def test_blocks_give_the_same_density(size):
     density, subset = posterior(size), np.arange(0, 60, 7)
@@ -110,6 +111,7 @@ def collated(change):
     return posterior(data=Data.of(loader, memory_limit=0), batch_size=11)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("change", COLLATE.values(), ids=COLLATE)
 def test_rows_that_a_collate_fn_changes_are_those_of_the_loader(change):
     density = collated(change)
@@ -138,6 +140,7 @@ def test_draws_do_not_depend_on_the_block_of_other_chains(joined):
     assert np.array_equal(eight.z[:4], four.z)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("loaded", [1, 2, 11])
 @pytest.mark.parametrize("batch_size", [None, 2, 4])
 def test_batches_of_lengths_of_their_own_give_the_density_of_one_length(loaded, batch_size):

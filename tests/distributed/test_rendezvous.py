@@ -29,6 +29,7 @@ def attempt(store, count, delays=None):
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("late", [{}, {0: 0.3}, {2: 0.3}, {1: 0.2, 2: 0.4}])
 def test_keys_of_earlier_attempts_are_not_read(late):
     store = HashStore()

@@ -5,8 +5,6 @@ from importlib.util import find_spec
 
 import pytest
 
-from distributed.launch import results
-
 if find_spec("peft") is None:
     pytest.skip("needs peft", allow_module_level=True)
 
@@ -23,19 +21,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("adapters")
 
 
-@pytest.fixture(scope="module")
-def two_processes(folder):
-    places = {"sharded_adapters": "one", "sharded_artifacts": "second"}
-    places["sharded_adapters_in_float32"] = "float32"
-    saved = [[name, str(folder / place)] for name, place in places.items()]
-    return results(2, [*GRADIENTS, ["sharded_without_gradients"], *SIXTEEN_BITS, *saved])
-
-
-@pytest.fixture(scope="module")
-def one_process():
-    return results(1, SIXTEEN_BITS)[0]
-
-
+@pytest.mark.few(4)
 @pytest.mark.parametrize("case", GRADIENTS)
 def test_gradients_are_those_of_whole_adapters(two_processes, case):
     for found in two_processes:
@@ -78,6 +64,7 @@ def test_adapters_beside_sharded_base_weights(two_processes, folder):
             assert error.startswith("module: expected the base model that the posterior was fit")
 
 
+@pytest.mark.slow
 def test_adapters_that_are_not_in_use_are_no_part_of_the_artifact(two_processes, folder):
     for found in two_processes:
         adapters = found[json.dumps(["sharded_artifacts", str(folder / "second")])]

@@ -34,16 +34,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("sharded")
 
 
-def saving(folder, *more):
-    return [["sharded_saving", str(folder), kind] for kind in KINDS] + list(more)
-
-
-@pytest.fixture(scope="module")
-def two_processes(folder):
-    pieces = ["sharded_saving", str(folder), "trajectory", 5]  # numbers at once
-    return results(2, saving(folder, pieces, ["sharded_saving_refused", str(folder)]))
-
-
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [*KINDS, "pieces"])
 def test_loading_gives_the_same_predictions(two_processes, folder, kind):
     check_loaded(two_processes, folder, kind)
@@ -63,9 +54,9 @@ def check_loaded(every, folder, kind):
         assert loaded["without a module"] in (None, 26)
 
 
-def test_the_artifact_is_that_of_one_process(two_processes, folder):
-    case = ["whole_saving", str(folder), "plain-"]
-    found = results(1, [case])[0][json.dumps(case)]
+def test_the_artifact_is_that_of_one_process(two_processes, one_process, folder):
+    check_loaded(two_processes, folder, "plain")
+    found = one_process[json.dumps(["whole_saving", str(folder), "plain-"])]
     for same in ("facts", "names", "shift"):
         assert found[same]
         assert all(found[same]), same
@@ -113,6 +104,6 @@ def test_a_process_that_is_killed_during_a_save(rank, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 3])
 def test_other_numbers_of_processes(count, two_processes, folder):
-    every = results(count, saving(folder))
+    every = results(count, [["sharded_saving", str(folder), kind] for kind in KINDS])
     for kind in KINDS:
         check_loaded(every, folder, kind)

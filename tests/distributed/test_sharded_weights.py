@@ -19,17 +19,23 @@ from subbayes.distributed.sharded_weights import (
 )
 from subbayes.networks.sharded_network import network_of
 
+
+def slow(case):
+    return pytest.param(case, marks=pytest.mark.slow)
+
+
 BASES = [["sharded_basis"], ["sharded_basis", "sparse"]]
 VALUES = [["sharded_values", 100], ["sharded_values", 20]]
+ROWS = [["sharded_rows_of_each", [70, 30]], slow(["sharded_rows_of_each", [0, 50]])]
 FITS = [
     ["sharded_fit", "elliptical-slice", 10],
     ["sharded_fit", "nuts", 3],
     ["sharded_fit", "elliptical-slice", 4, "float32"],
 ]
 SCORES = [
-    ["sharded_scores", [70, 30]],
+    slow(["sharded_scores", [70, 30]]),
     ["sharded_scores", [0, 50], "noise"],
-    ["sharded_scores", [40, 20], "loader"],
+    slow(["sharded_scores", [40, 20], "loader"]),
 ]
 TRAJECTORIES = [["sharded_trajectory", 6, None], ["sharded_trajectory", 11, 3]]
 ROUNDING = {"float64": 1e-12, "float32": 1e-5}
@@ -62,20 +68,10 @@ MESSAGES = {
 }
 
 
-ERROR = [["sharded_error"]] if hasattr(FSDPModule, "reset_iter_state") else []
+RESTORES = hasattr(FSDPModule, "reset_iter_state")
 
 
-@pytest.fixture(scope="module")
-def two_processes():
-    """The results of quick cases in two processes."""
-    cases = [*VALUES, *BASES, ["sharded_moments"], *ERROR]
-    cases += [["sharded_rows_of_each", [70, 30]], ["sharded_rows_of_each", [0, 50]], *SCORES]
-    return results(2, [*cases, *TRAJECTORIES, FITS[0], FITS[2], ["sharded_refused"]])
-
-
-@pytest.mark.parametrize(
-    "case", [*VALUES, ["sharded_rows_of_each", [70, 30]], ["sharded_rows_of_each", [0, 50]]]
-)
+@pytest.mark.parametrize("case", [*VALUES, *ROWS])
 def test_values_and_gradients_are_those_of_whole_weights(two_processes, case):
     for found in two_processes:
         differences = found[json.dumps(case)]
@@ -103,7 +99,7 @@ def test_the_basis_is_that_of_whole_weights_and_nobody_has_all(two_processes, ca
     assert len({found[json.dumps(case)]["digest"] for found in two_processes}) == 1
 
 
-@pytest.mark.parametrize("case", TRAJECTORIES)
+@pytest.mark.parametrize("case", [slow(TRAJECTORIES[0]), TRAJECTORIES[1]])
 def test_directions_of_a_trajectory_are_those_of_whole_weights(two_processes, case):
     for found in two_processes:
         differences = dict(found[json.dumps(case)])
@@ -118,7 +114,7 @@ def test_moments_of_a_linear_model_are_exact(two_processes):
         assert found['["sharded_moments"]']["covariance"] < 1e-10
 
 
-@pytest.mark.parametrize("case", [FITS[0], FITS[2]])
+@pytest.mark.parametrize("case", [slow(FITS[0]), FITS[2]])
 def test_fit_returns_the_draws_of_whole_weights(two_processes, case):
     check_fit(two_processes, case)
 
@@ -136,7 +132,7 @@ def check_fit(every, case):
             assert fit[unchanged], unchanged
 
 
-@pytest.mark.skipif(not ERROR, reason="before torch 2.13 FSDP2 cannot begin anew after an error")
+@pytest.mark.skipif(not RESTORES, reason="before torch 2.13 FSDP2 cannot begin anew after an error")
 def test_a_module_that_fails_is_restored(two_processes):
     for found in two_processes:
         for what, value in found['["sharded_error"]'].items():

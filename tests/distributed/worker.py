@@ -1,7 +1,7 @@
 """One of several processes of a test: runs the cases that it is told, and prints their digests.
 
-usage: worker.py CASE... with the variables that torchrun sets. The output of a case is one line of
-JSON with its name and its result.
+usage: worker.py [CASE...] with the variables that torchrun sets. The output of a case is one line
+of JSON with its name and its result.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,6 @@ import torch.distributed as dist
 from devices.pretended import pretended_device
 
 import subbayes
-from distributed import (
-    curvature_cases,
-    divided_cases,
-    engine_cases,
-    padded_cases,
-    sharded_adapter_cases,
-    sharded_cases,
-    sharded_saving_cases,
-    training_cases,
-)
 from distributed.engine_cases import digest, module, posterior, rows, sample, stopped
 from subbayes import Sampling, Training, distributed
 from subbayes.artifacts import folder as artifact
@@ -180,7 +171,7 @@ def elastic_run(folder: str, marker: str, rank: int, stop: int) -> dict[str, Any
 
 def killed(rank: int) -> dict[str, Any]:
     """A run in which one process ends without a word."""
-    density = posterior("even")
+    density = posterior("empty", mode="eager")
     for i in range(100):
         if i == 20 and distributed.current().rank == rank:
             os._exit(3)
@@ -353,89 +344,31 @@ def left() -> dict[str, Any]:
     return {"groups": found, "own": before <= set(groups)}
 
 
-CASES: dict[str, Callable[..., dict[str, Any]]] = {
-    f.__name__: f
-    for f in (
-        evaluations,
-        streamed,
-        sample,
-        resumed,
-        stopped,
-        forged,
-        begins,
-        faulty_run,
-        elastic_run,
-        killed,
-        fitted,
-        from_ensemble,
-        refused,
-        refused_posterior,
-        one_fails,
-        groups,
-        traffic,
-        left,
-        sharded_adapter_cases.sharded_adapters,
-        sharded_adapter_cases.sharded_gradients,
-        sharded_adapter_cases.sharded_without_gradients,
-        sharded_adapter_cases.sharded_sixteen_bits,
-        sharded_adapter_cases.sharded_artifacts,
-        sharded_adapter_cases.sharded_adapters_in_float32,
-        sharded_cases.sharded_values,
-        sharded_cases.sharded_basis,
-        sharded_cases.sharded_fit,
-        sharded_cases.sharded_moments,
-        sharded_cases.sharded_trajectory,
-        sharded_cases.sharded_error,
-        sharded_cases.sharded_run,
-        sharded_cases.sharded_refused,
-        sharded_cases.sharded_rows_of_each,
-        sharded_cases.sharded_scores,
-        sharded_saving_cases.sharded_saving,
-        sharded_saving_cases.whole_saving,
-        sharded_saving_cases.sharded_saving_refused,
-        sharded_saving_cases.save_killed,
-        engine_cases.sample_divided,
-        engine_cases.semi_structured,
-        engine_cases.killed_while_saving,
-        padded_cases.padded_values,
-        padded_cases.padded_sharded,
-        padded_cases.padded_divided,
-        divided_cases.divided_values,
-        divided_cases.whole_values,
-        divided_cases.divided_sum,
-        divided_cases.divided_fit,
-        divided_cases.divided_linearised,
-        divided_cases.divided_centre,
-        divided_cases.divided_run,
-        divided_cases.divided_laplace,
-        divided_cases.divided_same_rows,
-        divided_cases.divided_loaded,
-        divided_cases.divided_scores,
-        divided_cases.divided_weights,
-        divided_cases.divided_refused,
-        curvature_cases.shared_curvature,
-        curvature_cases.divided_curvature,
-        curvature_cases.saved_curvature,
-        curvature_cases.divided_subspaces,
-        curvature_cases.refused_curvature,
-        training_cases.divided_training,
-        training_cases.divided_time_limit,
-        training_cases.divided_unused,
-        training_cases.divided_tokens,
-        training_cases.divided_few,
-        training_cases.divided_resumed,
-        training_cases.divided_attempts,
-        training_cases.divided_lines,
-    )
-}
+MODULES = ("engine", "sharded", "sharded_saving", "padded", "divided", "curvature", "training")
+
+
+def case_of(name: str) -> Callable[..., dict[str, Any]]:
+    """A case of this file or of one beside it; that of adapters imports transformers."""
+    if name in globals():
+        return globals()[name]
+    for file in (*MODULES, "sharded_adapter"):
+        module = import_module(f"distributed.{file}_cases")
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AttributeError(name)
+
+
+def run(text: str) -> None:
+    """Print the result of a case, a JSON list of a name and its arguments."""
+    name, *arguments = json.loads(text)
+    print(json.dumps([text, case_of(name)(*arguments)]), flush=True)
 
 
 def main() -> None:
-    """Run the cases of the command line, each a JSON list of a name and its arguments."""
+    """Run the cases of the command line, or without any those of the standard input."""
     distributed.join()
-    for text in sys.argv[1:]:
-        name, *arguments = json.loads(text)
-        print(json.dumps([text, CASES[name](*arguments)]), flush=True)
+    for text in sys.argv[1:] or sys.stdin:
+        run(text.strip())
     distributed.leave()
     sys.stdout.flush()
     sys.stderr.flush()
