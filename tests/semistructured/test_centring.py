@@ -64,6 +64,7 @@ def joint_of(formula):
     return fitted(formula).state.joint
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_the_bijection_and_its_determinant(formula):
     joint = joint_of(formula)
@@ -133,6 +134,7 @@ def test_information_of_normal_rows():
     assert information(1.0).fingerprint() != half.fingerprint()
 
 
+@pytest.mark.slow
 def test_models_without_groups_or_networks_keep_their_coordinates():
     assert fitted("y ~ x").state.joint.density.reparameterisation is None
     alone = SemiStructuredRegression("y ~ x + (1 | g)").fit(
@@ -167,6 +169,7 @@ def test_the_density_of_other_coordinates():
     assert other.fingerprint() != posterior.fingerprint()
 
 
+@pytest.mark.slow
 def test_draws_are_of_the_density_itself(tmp_path):
     """Stats, start points and checkpoints are as without other coordinates."""
     joint = joint_of("y ~ x + (1 | g)")
@@ -196,6 +199,7 @@ def test_draws_are_of_the_density_itself(tmp_path):
     np.testing.assert_array_equal(runs[0].z[:, :5], runs[1].z)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("engine", [HMC(), MAMS(), MCLMC()])
 def test_other_engines_in_centred_coordinates(engine, monkeypatch):
     joint = joint_of("y ~ x + (1 | g)")

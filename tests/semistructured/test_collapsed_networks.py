@@ -24,8 +24,7 @@ from subbayes.utils.checks import InputError
 
 TRAINING = Training(epochs=60, batch_size=None, validation=None, patience=None)
 RANDOM = "y ~ x + (1 + x | g)"
-ENGINES = ("mclmc", "elliptical-slice", "smc")
-MORE_ENGINES = ("nuts", "hmc", "mams", "slice", "parallel-tempering")
+ENGINES = ("mclmc", "elliptical-slice", "smc", "nuts", "hmc", "mams", "slice", "parallel-tempering")
 
 
 def table(n=60, seed=0):
@@ -103,6 +102,7 @@ FORMULAS = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", FORMULAS)
 def test_the_density_is_that_of_a_normal_response_with_the_coefficients_in_its_covariance(case):
     formula, options = FORMULAS[case]
@@ -130,6 +130,7 @@ def test_weights_count_rows():
     assert collapsed.log_likelihood(points)[0] == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("formula", [RANDOM, "y ~ s(x, k=5) + (1 | g)"])
 def test_the_gradient_is_that_of_the_density(formula):
     joint = joint_of(formula)
@@ -220,13 +221,12 @@ def test_the_evidence_is_that_of_all_coordinates(small):
     assert abs(found.log_evidence - other.log_evidence) < 4 * error + 0.05
 
 
-@pytest.mark.parametrize(
-    "name", [*ENGINES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_ENGINES)]
-)
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ENGINES)
 def test_every_sampler_runs_and_its_draws_can_be_saved(name, tmp_path):
     frame = table()
     deep = {"net": Deep(MLP(1, (3,), 1, "tanh", seed=0), columns=["v"])}
-    sampling = Sampling(draws=40, chains=2, warmup=40, seed=0, progress=False)
+    sampling = Sampling(draws=40, chains=2, warmup=5, seed=0, progress=False, mode="eager")
     if name in ("smc", "parallel-tempering"):
         sampling = replace(sampling, warmup=None)
     model = SemiStructuredRegression("y ~ x + (1 | g)", deep=deep).fit(
@@ -246,17 +246,18 @@ def test_every_sampler_runs_and_its_draws_can_be_saved(name, tmp_path):
 
 
 def test_runs_resume_and_are_extended(small, tmp_path):
-    joint, sampling = small, Sampling(draws=30, chains=2, warmup=20, seed=1, progress=False)
+    joint = small
+    sampling = Sampling(draws=9, chains=2, warmup=5, seed=1, progress=False, mode="eager")
     whole = joint.sample(NUTS(), sampling)
     path = tmp_path / "run.npz"
-    joint.sample(NUTS(), replace(sampling, draws=10, checkpoint=path))
+    joint.sample(NUTS(), replace(sampling, draws=3, checkpoint=path))
     found = joint.sample(NUTS(), replace(sampling, checkpoint=path))
     np.testing.assert_array_equal(found.z, whole.z)
     np.testing.assert_array_equal(joint.sample(NUTS(), sampling).z, whole.z)
 
 
 def test_draws_of_a_chain_do_not_depend_on_the_number_of_chains(joint):
-    sampling = Sampling(draws=20, chains=2, seed=1, progress=False)
+    sampling = Sampling(draws=20, chains=2, warmup=5, seed=1, progress=False)
     two = joint.sample(EllipticalSlice(), replace(sampling, initial=joint.start_points(2)))
     start = np.concatenate([joint.start_points(2), joint.start_points(2)])
     four = joint.sample(EllipticalSlice(), replace(sampling, chains=4, initial=start))
@@ -272,7 +273,9 @@ def test_start_points_are_those_of_all_coordinates(joint):
             seen.append(sampling.initial)
             return super().run(posterior, sampling)
 
-    sampling = Sampling(draws=4, chains=2, warmup=4, seed=1, progress=False, initial=initial)
+    sampling = Sampling(
+        draws=4, chains=2, warmup=4, seed=1, progress=False, initial=initial, mode="eager"
+    )
     joint.sample(Watched(), sampling)
     np.testing.assert_array_equal(seen[0], initial[:, joint.collapsed.kept])
 
@@ -328,6 +331,7 @@ def test_start_points_may_be_lists_and_are_ignored_by_samplers_without_any(small
     assert draws.z.shape == (2, 20, start.shape[1])
 
 
+@pytest.mark.slow
 def test_many_points_are_evaluated_in_parts(joint):
     collapsed = joint.collapsed
     z = 0.5 * np.random.default_rng(0).standard_normal((150, collapsed.rank))
@@ -341,6 +345,7 @@ def test_many_points_are_evaluated_in_parts(joint):
 # --- where all coordinates are sampled ----------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("formula", "options"),
     [
@@ -369,7 +374,7 @@ def test_projected_effects_keep_their_coefficients():
 
 
 def test_engines_that_need_a_posterior_get_it(joint):
-    sampling = Sampling(draws=8, chains=2, warmup=4, seed=0, progress=False)
+    sampling = Sampling(draws=8, chains=2, warmup=4, seed=0, progress=False, mode="eager")
     seen = []
 
     def own(posterior, sampling):

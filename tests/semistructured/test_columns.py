@@ -54,6 +54,7 @@ def test_decimals_are_numbers():
     pd.testing.assert_series_equal(means(frame=decimals), means())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("priors", [None, {"g": 2.0}])
 @pytest.mark.parametrize("dropped", ["without a response", "of weight 0"])
 def test_categories_of_dropped_rows_alone_are_no_levels(dropped, priors):
@@ -132,6 +133,7 @@ def test_splines_that_hold_the_intercept_name_the_constraint():
 # --- levels ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("formula", "reference"),
     [
@@ -142,9 +144,9 @@ def test_splines_that_hold_the_intercept_name_the_constraint():
         ("y ~ x + C(g, contr.SAS)", "c"),
         ("y ~ x * C(g)", "a"),
         ("y ~ s(x, by=g, k=4)", "a"),
-        pytest.param("y ~ s(x, by=g, k=4) + C(g)", "a", marks=pytest.mark.slow),
+        ("y ~ s(x, by=g, k=4) + C(g)", "a"),
         ("y ~ s(x, by=g, k=4) + C(g, Treatment('b'))", "b"),
-        pytest.param("y ~ te(x, z, by=g, k=4)", "a", marks=pytest.mark.slow),
+        ("y ~ te(x, z, by=g, k=4)", "a"),
     ],
 )
 def test_unseen_levels_have_the_effect_of_the_reference_level(formula, reference):
@@ -203,7 +205,7 @@ def test_levels_of_expressions_that_are_undefined_are_reported():
 def test_reference_levels_of_parameters_differ_and_groups_remain():
     frame = FRAME.assign(h=np.random.default_rng(1).choice(list("uvw"), N))
     formulas = {"mu": "y ~ C(g, Treatment('b')) + (0 + C(g) | h) + (1 | g)", "sigma": "~ C(g)"}
-    few = Sampling(draws=6, chains=2, warmup=4, progress=False)
+    few = Sampling(draws=6, chains=2, warmup=4, progress=False, mode="eager")
     with pytest.warns(UserWarning, match="have not mixed"):
         model = SemiStructuredRegression(formulas).fit(
             frame, inference="elliptical-slice", sampling=few
@@ -243,6 +245,7 @@ def rows_of(dtype):
     return ROWS.assign(z=np.sin(ROWS.x), b=pd.Series(values).astype(dtype))
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("term", OF_LEVELS)
 @pytest.mark.parametrize(("own", "other"), [(BOOLEANS, NUMBERS), (NUMBERS, BOOLEANS)])
 def test_new_values_are_levels_by_value_and_kind(term, own, other):
@@ -348,6 +351,7 @@ def test_ordered_values_of_another_kind_are_refused():
 # --- declared classes -----------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("declared", [[1, 2, 3], [3, 1, 2], [1, 3, 2]], ids=str)
 def test_declared_classes_that_no_row_has_keep_their_place(declared, tmp_path):
     """Against the posterior on a grid of the first threshold and the gap to the second."""

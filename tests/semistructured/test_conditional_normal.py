@@ -47,6 +47,7 @@ def mode_of(likelihood):
     return likelihood.mode(torch.zeros(likelihood.map.structured.size).double())[0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("formula", "family", "weights"), CASES)
 def test_the_density_is_laplaces_at_each_point(formula, family, weights, monkeypatch):
     """Newton's method to the end with the Hessian by differences of gradients."""
@@ -131,6 +132,7 @@ def test_draws_have_the_moments_of_quadrature():
     assert np.all(np.abs(np.cov(flat.T) - covariance) < 4.5 * scale / np.sqrt(size))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [1, 8])
 def test_small_additive_models_of_binary_responses_mix(seed, recwarn):
     """Their log-likelihood is far from quadratic: NUTS took minutes, other proposals R-hat 1.03."""

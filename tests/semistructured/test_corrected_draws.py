@@ -68,6 +68,7 @@ def approximation(likelihood, at):
     return rows, CollapsedNormal(likelihood.map, rows)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("formula", "family", "priors"), CASES)
 def test_the_approximation_is_of_second_order(formula, family, priors):
     """The error of the log-likelihood of coefficients falls with the third power."""
@@ -85,6 +86,7 @@ def test_the_approximation_is_of_second_order(formula, family, priors):
     assert np.all(errors[1] < 1e-2 * errors[0] + 1e-9)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("formula", "family", "priors"), CASES)
 def test_the_collapsed_density_is_that_of_dense_matrices(formula, family, priors):
     """The integral over the linear coordinates, with the curvature of the approximation itself."""
@@ -116,6 +118,7 @@ def test_the_collapsed_density_is_that_of_dense_matrices(formula, family, priors
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("formula", ["y ~ s(v, k=5)", "y ~ x + (1 | g)"])
 def test_a_curvature_that_is_not_positive_is_made_so(formula):
     """Of quantile regression, which is linear in the location but for a corner."""
@@ -166,7 +169,7 @@ def test_draws_have_the_moments_of_quadrature():
     model.fit(frame, sampling=Sampling(draws=8000, chains=4, progress=False))
     assert model.draws.engine == "independence-metropolis"
     density = model.posterior
-    axis = np.linspace(-5, 5, 41)
+    axis = np.linspace(-5, 5, 31)
     grid = np.stack(np.meshgrid(*[axis] * density.rank, indexing="ij"), -1).reshape(
         -1, density.rank
     )

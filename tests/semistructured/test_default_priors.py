@@ -316,6 +316,7 @@ def assert_same_priors(found, expected):
                 assert own[key] == pytest.approx(value, rel=1e-9, abs=1e-12), (name, key)
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("name", [*WITH_UNITS, *WITHOUT_UNITS])
 def test_a_row_of_weight_2_has_the_default_priors_of_two_rows(name):
     rng = np.random.default_rng(4)

@@ -85,6 +85,7 @@ CASES = [
 ]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("options", [{}, {"weights": "w", "offset": "o"}])
 @pytest.mark.parametrize(("formula", "family"), CASES)
 def test_the_density_is_the_general_one(formula, family, options):
@@ -241,6 +242,7 @@ def test_collapsed_draws_have_the_moments_of_nuts(formula):
     np.testing.assert_allclose(direct.draws.stats["log_density"].reshape(-1)[:50], value)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("formula", "rest"),
     [
@@ -373,6 +375,7 @@ def test_draws_that_never_mix_are_left_to_other_samplers():
     assert numbers == [1, 2, 4]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("family", "seed"), [("gamma", 2), ("gamma", 10), ("negative-binomial", 1)]
 )
@@ -400,6 +403,7 @@ def test_a_likelihood_can_be_pickled():
     np.testing.assert_array_equal(copy.value(z), fast.value(z))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_a_start_of_the_user_is_followed_by_gradients():
     model = SemiStructuredRegression("y ~ x").fit(
@@ -429,7 +433,7 @@ def test_the_sampler_is_named_and_does_not_depend_on_the_seed():
 def test_it_is_said_that_proposals_do_not_fit(monkeypatch, capsys):
     for module in ("effects_sampling", "corrected_draws"):
         monkeypatch.setattr(f"subbayes.semistructured.{module}._MOST_COORDINATES", 0)
-    sampling = Sampling(draws=4, chains=2, warmup=4, progress=True)
+    sampling = Sampling(draws=4, chains=2, warmup=4, progress=True, mode="eager")
     SemiStructuredRegression("c ~ x", family="poisson").fit(table(n=40), sampling=sampling)
     assert "proposals around the mode do not fit the posterior: sampling by nuts" in (
         capsys.readouterr().err

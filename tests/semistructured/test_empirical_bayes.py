@@ -118,6 +118,7 @@ def test_counts_have_the_maximum_of_the_laplace_approximation():
     assert summary.loc["x", "sd"] == pytest.approx(sd, rel=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 6])
 def test_the_search_leaves_standard_deviations_near_0(seed):
     """The posterior mode has a standard deviation near 0, where the slope is almost 0 too."""
@@ -243,6 +244,7 @@ def restricted_likelihood(frame):
     return np.exp(optimize.minimize(negative, [0.0, -0.5]).x)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "given",
     [

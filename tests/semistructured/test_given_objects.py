@@ -12,7 +12,7 @@ from subbayes.likelihoods.families import Custom
 from subbayes.semistructured import DeepEnsemble, SemiStructuredSubspace
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-SAMPLING = Sampling(draws=8, chains=2, warmup=10, progress=False)
+SAMPLING = Sampling(draws=8, chains=2, warmup=5, progress=False, mode="eager")
 NETWORKS = {
     "training": Training(epochs=2, batch_size=None, clip_norm=None),
     "subspace": SemiStructuredSubspace(2),
@@ -41,16 +41,8 @@ class Net(nn.Module):
         return self.outer(self.activation(self.inner(x)))
 
 
-@pytest.mark.parametrize(
-    "inference",
-    [
-        "laplace",
-        "vi",
-        "mclmc",
-        "smc",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("full-rank-vi", "mams")),
-    ],
-)
+@pytest.mark.few(1)
+@pytest.mark.parametrize("inference", ["laplace", "vi", "mclmc", "smc", "full-rank-vi", "mams"])
 def test_draws_are_compared_by_what_their_engine_stores(inference, tmp_path):
     model = SemiStructuredRegression("y ~ x", family=family(1.5))
     model.fit(FRAME, inference=inference, sampling=SAMPLING)
@@ -68,6 +60,7 @@ def test_log_likelihoods_of_minibatches_are_not_compared(tmp_path):
     assert repr(load(path, family=family(1.5))) == repr(model)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("marginalisation", ["closed-form", "importance"])
 def test_tempered_networks_are_compared_where_there_is_a_closed_form(marginalisation, tmp_path):
     model = SemiStructuredRegression("y ~ 1", deep={"net": (Net(torch.tanh), ["x"])})

@@ -64,6 +64,7 @@ def quadrature(grouped, likelihood, h):
     return total, *moments[0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{}, {"weights": "w", "offset": "o"}])
 @pytest.mark.parametrize(("formula", "family"), CASES)
 def test_the_estimate_is_unbiased_and_its_draws_have_the_conditional_moments(

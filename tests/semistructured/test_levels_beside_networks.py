@@ -16,7 +16,7 @@ from subbayes.semistructured.predictors import Deep
 
 QUICK = {
     "training": Training(epochs=20, batch_size=None, validation=None, patience=None),
-    "sampling": Sampling(draws=15, chains=2, warmup=10, progress=False, seed=4),
+    "sampling": Sampling(draws=15, chains=2, warmup=5, progress=False, seed=4, mode="eager"),
     "subspace": SemiStructuredSubspace(2),
 }
 

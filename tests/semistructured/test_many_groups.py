@@ -69,6 +69,7 @@ def both(formula, family, frame, monkeypatch, **options):
     return apart, dense
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("options", [{}, {"weights": "w"}])
 @pytest.mark.parametrize(("formula", "family"), CASES)
 def test_density_curvature_and_mode_are_those_of_dense_columns(
@@ -94,6 +95,7 @@ def test_density_curvature_and_mode_are_those_of_dense_columns(
     assert float(precision.factorised().half_log_det()) == pytest.approx(float(log_det), abs=1e-8)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("formula", "family"), CASES[:6])
 def test_densities_without_coefficients_are_those_of_dense_columns(formula, family, monkeypatch):
     apart, dense = both(formula, family, table(), monkeypatch)
@@ -200,6 +202,7 @@ class Largest(TorchDispatchMode):
         return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("formula", "family"), [CASES[0], ("c ~ x + (1 + x | g)", "poisson")])
 def test_no_matrix_has_the_size_of_groups_times_groups(formula, family):
     """Rows and curvatures are not filled up: of 10,000 groups the latter would take 0.8 GB."""
@@ -266,6 +269,7 @@ def test_the_evidence_of_counts_is_that_of_quadrature():
     assert found.mean() == pytest.approx(expected, abs=5 * found.std() / np.sqrt(200) + 1e-6)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("formula", "family"), [CASES[1], CASES[4], CASES[6]])
 def test_draws_and_predictions_are_those_of_dense_columns(formula, family, monkeypatch):
     """Means of 50 draws a chain within their errors; the same draws where columns alone differ."""

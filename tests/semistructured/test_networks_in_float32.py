@@ -23,6 +23,7 @@ def table(mean, n=60):
     return frame
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mean", "priors"),
     [
@@ -57,7 +58,7 @@ def test_the_density_along_the_intercept_is_that_of_float64(mean, priors):
 
 def test_predictions_contributions_and_saved_models_keep_the_digits(tmp_path):
     """The same model with a response that is shifted by 1e6 is shifted by 1e6."""
-    sampling = Sampling(draws=6, chains=2, warmup=4, progress=False)
+    sampling = Sampling(draws=6, chains=2, warmup=4, progress=False, mode="eager")
     found = []
     for mean in (0.0, 1e6):
         deep = {"net": (MLP(1, (4,), 1, seed=0), ["z"])}

@@ -108,7 +108,7 @@ def test_a_fitted_network_of_a_class_leaves_the_others_as_they_are(tmp_path):
             frame,
             subspace=SemiStructuredSubspace(2),
             training=Training(epochs=10, validation=None, patience=None),
-            sampling=Sampling(draws=15, chains=2, warmup=10, progress=False, seed=1),
+            sampling=Sampling(draws=15, chains=2, warmup=5, progress=False, seed=1, mode="eager"),
         )
     assert model.orthogonal_to == {"net": "effects"}
     state = model.state

@@ -49,7 +49,9 @@ def frame_of(n=25):
 def saved(tmp_path_factory):
     """The artifact of a model with a prior of its effect."""
     model = SemiStructuredRegression("y ~ x", priors={"x": 2.0})
-    model.fit(frame_of(), sampling=Sampling(draws=6, warmup=4, chains=2, progress=False))
+    model.fit(
+        frame_of(), sampling=Sampling(draws=6, warmup=4, chains=2, progress=False, mode="eager")
+    )
     return artifact.read(model.save(tmp_path_factory.mktemp("priors") / "model"))
 
 

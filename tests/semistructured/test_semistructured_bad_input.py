@@ -10,7 +10,7 @@ import pytest
 
 from subbayes import InputError, Sampling, SemiStructuredRegression
 
-SAMPLING = Sampling(draws=40, chains=2, warmup=30, seed=1, progress=False)
+SAMPLING = Sampling(draws=40, chains=2, warmup=5, seed=1, progress=False, mode="eager")
 pytestmark = pytest.mark.filterwarnings("ignore:effects have not mixed")
 
 

@@ -14,7 +14,7 @@ from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubs
 SHORT = Training(epochs=5, batch_size=None, weight_decay=1e-4, clip_norm=None)
 QUICK = {
     "inference": "elliptical-slice",
-    "sampling": Sampling(draws=10, chains=2, warmup=20, progress=False),
+    "sampling": Sampling(draws=10, chains=2, warmup=5, progress=False, mode="eager"),
     "training": SHORT,
 }
 

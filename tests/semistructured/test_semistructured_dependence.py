@@ -14,7 +14,7 @@ from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubs
 
 QUICK = {
     "inference": "elliptical-slice",
-    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False),
+    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False, mode="eager"),
     "training": Training(epochs=3, batch_size=None, weight_decay=1e-4, clip_norm=None),
     "subspace": SemiStructuredSubspace(2),
 }
@@ -34,6 +34,7 @@ def net(inputs=1, seed=0):
     return nn.Sequential(nn.Linear(inputs, 4), nn.Tanh(), nn.Linear(4, 1))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("orthogonal", [True, False])
 def test_partial_dependence_is_the_mean_contribution_with_the_column_set(orthogonal):
     """The definition, row by row, through `contributions`."""

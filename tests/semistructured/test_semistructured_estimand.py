@@ -22,7 +22,7 @@ from subbayes.utils.seeding import fork_rng
 
 QUICK = {
     "training": Training(epochs=20, batch_size=None, validation=None, patience=None),
-    "sampling": Sampling(draws=15, chains=2, warmup=10, progress=False, seed=4),
+    "sampling": Sampling(draws=15, chains=2, warmup=5, progress=False, seed=4, mode="eager"),
     "subspace": SemiStructuredSubspace(2),
 }
 

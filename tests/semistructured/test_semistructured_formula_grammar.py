@@ -115,6 +115,7 @@ def test_code_in_a_formula_is_not_run_by_a_fit(code, tmp_path):
         assert not executed(path)
 
 
+@pytest.mark.few(23)
 @pytest.mark.parametrize("code", CODE)
 def test_code_in_a_formula_is_not_run_by_loading_a_file(code, saved, tmp_path):
     path = tmp_path / "proof"
@@ -144,6 +145,7 @@ def test_code_in_the_formula_of_another_parameter_is_not_run(saved, tmp_path):
     assert not executed(path)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("column", [TOUCH, "__import__('pathlib')", "__import__", "open", "np"])
 def test_columns_whose_names_are_code_are_only_columns(column, saved, tmp_path):
     path = tmp_path / "proof"
@@ -286,6 +288,7 @@ def test_allowed_terms_have_their_columns(right, count):
     assert len(Design({"mu": right}, table()).names) == count
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     "name",
     [

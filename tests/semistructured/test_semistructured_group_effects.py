@@ -15,7 +15,7 @@ from subbayes.semistructured.group_predictions import _generator
 
 FEW = {
     "inference": "elliptical-slice",
-    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False),
+    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False, mode="eager"),
 }
 
 
@@ -115,6 +115,7 @@ def test_designs_of_correlated_effects_do_not_depend_on_the_origin_of_a_column(o
     np.testing.assert_allclose(found, expected, rtol=0, atol=rounding)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("family", ["gaussian", "poisson"])
 def test_models_of_correlated_effects_fit_far_from_0(family):
     frame = sleep_study(6, 5).assign(y=lambda f: f.y / 100)

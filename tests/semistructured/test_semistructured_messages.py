@@ -22,7 +22,7 @@ from subbayes.utils.checks import InputTypeError
 
 FEW = {
     "inference": "elliptical-slice",
-    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False),
+    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False, mode="eager"),
 }
 SHORT = Training(epochs=2, batch_size=None, weight_decay=1e-4, clip_norm=None)
 frame = pd.DataFrame(
@@ -116,6 +116,7 @@ def test_fits_of_many_columns_warn_before_anything_is_computed(monkeypatch):
             SemiStructuredRegression(formula).fit(frame, **FEW)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("term", "line"),
     [
@@ -332,6 +333,7 @@ def autocorrelated(rng, chains, draws, effects, phi):
     return signal.lfilter([1.0], [1.0, -phi], noise, axis=1)[:, 50:]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("chains", "draws", "effects", "phi"),
     [(2, 300, 5, 0.0), (2, 300, 40, 0.0), (4, 250, 20, 0.0), (2, 800, 10, 0.5)],

@@ -25,7 +25,10 @@ from subbayes.semistructured.subspace import train_networks
 
 SHORT = Training(epochs=20, batch_size=None, weight_decay=1e-4, clip_norm=None)
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
-QUICK = {"sampling": Sampling(draws=10, chains=2, warmup=20, progress=False), "training": SHORT}
+QUICK = {
+    "sampling": Sampling(draws=10, chains=2, warmup=5, progress=False, mode="eager"),
+    "training": SHORT,
+}
 
 
 def table(n=80, seed=0):
@@ -100,14 +103,8 @@ def test_a_normal_model_matches_its_conjugate_posterior():
     assert row["rhat"] < 1.02
 
 
-@pytest.mark.parametrize(
-    "inference",
-    [
-        pytest.param("nuts", marks=pytest.mark.slow),
-        "hmc",
-        pytest.param("elliptical-slice", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.few(1)
+@pytest.mark.parametrize("inference", ["hmc", "nuts", "elliptical-slice"])
 def test_a_poisson_model_with_exposure_matches_a_grid(inference):
     """Against a grid over intercept and slope."""
     frame = table().assign(time=lambda d: np.linspace(0.5, 2, len(d)))
@@ -280,6 +277,7 @@ def test_networks_of_tensors_and_of_other_parameters():
         model.predict(frame.iloc[:3], inputs={"image": images[:3], "other": images})
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("subspace", "rank"),
     [
@@ -393,7 +391,7 @@ def test_missing_values_are_dropped_with_a_warning_or_raise():
     frame.loc[7, "y"] = np.nan
     with pytest.warns(UserWarning, match=r"3 of 80 rows have missing values \(1 in y, 2 in x\)"):
         model = SemiStructuredRegression("y ~ x").fit(
-            frame, sampling=Sampling(draws=20, chains=4, warmup=20, progress=False)
+            frame, sampling=Sampling(draws=20, chains=4, warmup=5, progress=False, mode="eager")
         )
     assert model.state.model.data.n == 77
     assert model.state.model.dropped == 3
@@ -406,7 +404,7 @@ def test_missing_values_are_dropped_with_a_warning_or_raise():
 def test_unseen_levels_raise_or_use_the_reference():
     frame = table()
     model = SemiStructuredRegression("y ~ C(sex)").fit(
-        frame, sampling=Sampling(draws=20, chains=4, warmup=20, progress=False)
+        frame, sampling=Sampling(draws=20, chains=4, warmup=5, progress=False, mode="eager")
     )
     new = pd.DataFrame({"sex": ["x", "f"]})
     with pytest.raises(InputError, match="sex: expected the levels seen in training: f, m, got x"):
@@ -538,7 +536,7 @@ def test_the_best_epoch_is_used_with_and_without_patience():
 # --- what a model withstands ---------------------------------------------------------------------
 
 
-FEW = {"sampling": Sampling(draws=20, chains=2, warmup=30, progress=False)}
+FEW = {"sampling": Sampling(draws=20, chains=2, warmup=5, progress=False, mode="eager")}
 
 
 def test_a_failed_prediction_does_not_change_the_model():
@@ -645,6 +643,7 @@ def test_a_deep_ensemble_needs_networks():
         DeepEnsemble(0)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 @pytest.mark.parametrize("starts", [0, 5])
 def test_engines_get_as_many_start_points_as_they_take(temperature, starts):

@@ -12,7 +12,7 @@ from subbayes.semistructured.terms.gaussian_process import log_spectral_density
 
 FEW = {
     "inference": "elliptical-slice",
-    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False),
+    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False, mode="eager"),
 }
 rng = np.random.default_rng(0)
 LEVELS = ["none", "some", "much", "most"]

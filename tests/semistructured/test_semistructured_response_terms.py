@@ -20,7 +20,7 @@ from subbayes.likelihoods.families import (
 from subbayes.semistructured import LKJ
 from subbayes.semistructured.response_terms import read_response_terms
 
-SAMPLING = Sampling(draws=40, chains=2, warmup=20, seed=1, progress=False)
+SAMPLING = Sampling(draws=40, chains=2, warmup=5, seed=1, progress=False, mode="eager")
 
 
 def rows(n=60):
@@ -37,6 +37,7 @@ def rows(n=60):
     return frame
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("formula", "family", "plain", "other", "weights"),
     [
@@ -378,14 +379,8 @@ def maximum_likelihoods():
     }
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "gamma",
-        "binomial",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("negative-binomial", "beta")),
-    ],
-)
+@pytest.mark.few(1)
+@pytest.mark.parametrize("family", ["gamma", "binomial", "negative-binomial", "beta"])
 def test_truncated_and_censored_families_by_quadrature_agree_with_maximum_likelihood(
     family, tmp_path
 ):

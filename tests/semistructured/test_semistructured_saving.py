@@ -33,7 +33,7 @@ from subbayes.semistructured.specification import Specification
 
 QUICK = {
     "inference": "elliptical-slice",
-    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False),
+    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False, mode="eager"),
     "training": Training(epochs=2, batch_size=None, weight_decay=1e-4, clip_norm=None),
     "subspace": SemiStructuredSubspace(2),
 }
@@ -120,6 +120,7 @@ def test_a_loaded_model_gives_the_same_results(fitted, tmp_path):
         pd.testing.assert_series_equal(columns[name], model.state.model.frame[name])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "again",
     [lambda m: pickle.loads(pickle.dumps(m)), copy.deepcopy, lambda m: _by_joblib(m)],
@@ -270,6 +271,7 @@ DAMAGED = [
 ]
 
 
+@pytest.mark.few(32)
 @pytest.mark.parametrize(("place", "value"), DAMAGED)
 def test_facts_that_do_not_fit_are_refused_in_one_line(small, place, value):
     model, folder = small
@@ -519,6 +521,7 @@ def test_a_module_that_computes_something_else_is_refused(tmp_path):
         load(path, deep={"net": module(torch.relu)})
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     "column",
     [

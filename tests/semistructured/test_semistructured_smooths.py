@@ -15,7 +15,7 @@ from subbayes.semistructured.terms.smooths import Margin
 
 FEW = {
     "inference": "elliptical-slice",
-    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False),
+    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False, mode="eager"),
 }
 rng = np.random.default_rng(0)
 frame = pd.DataFrame(

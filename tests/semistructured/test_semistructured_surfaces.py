@@ -15,7 +15,7 @@ from subbayes.semistructured.partial_effects import Partial
 
 FEW = {
     "inference": "elliptical-slice",
-    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False),
+    "sampling": Sampling(draws=6, chains=2, warmup=4, progress=False, mode="eager"),
 }
 rng = np.random.default_rng(0)
 frame = pd.DataFrame({"x": rng.uniform(0, 10, 60), "z": rng.normal(size=60)})
@@ -64,6 +64,7 @@ def test_contours_of_a_plane_are_straight_and_hatches_have_the_interval_around_0
     assert len(given.figure.axes) == 2  # with a colour bar
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("smooth", ["te(x, z, by=sex, k=4)", "s(x, z, by=sex, k=9)"])
 def test_maps_for_each_level_of_a_factor_change_as_predictions_do(smooth):
     data = frame.assign(y=np.where(frame.sex == "f", np.sin(frame.x) * frame.z, 3 - frame.z))

@@ -110,6 +110,7 @@ def test_the_closed_form_matches_a_grid():
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("weights", [None, "w"])
 def test_scales_are_integrated_out_beside_coefficients_in_closed_form(weights):
     """The response given sigma and the deviation of groups by dense matrices, these on a grid."""
@@ -171,7 +172,8 @@ def test_scales_are_integrated_out_beside_coefficients_in_closed_form(weights):
     assert method.facts()["integrated_out"] == "coefficients"
 
 
-@pytest.mark.parametrize("n", [4, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [4, 40])
 def test_the_closed_form_matches_dense_matrices(n):
     """Fewer rows than columns too: coefficients by dense matrices, sigma on a grid."""
     frame = frame_of(n)
@@ -235,6 +237,7 @@ def test_conditional_samples_have_the_conditional_moments():
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("family", "right", "y"),
     [

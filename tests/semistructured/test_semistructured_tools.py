@@ -70,6 +70,7 @@ def test_equality_has_the_ratio_of_densities():
     assert found.evidence_ratio == pytest.approx(expected, rel=0.08)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 @pytest.mark.parametrize("text", ["x > 0", "x = 0"])
 def test_errors_of_evidence_ratios_are_those_of_repetitions(text, correlation):
@@ -278,6 +279,7 @@ def test_groups_of_rows_that_do_not_count_have_no_average():
             average(np.ones((5, 4)), np.array([False, False, True, True]))
 
 
+@pytest.mark.slow
 def test_averages_beside_networks_are_those_of_the_estimand():
     """The effect of g depends on w, so that another sample of rows has another average effect."""
     rng = np.random.default_rng(0)
@@ -443,6 +445,7 @@ def test_levels_of_text_that_are_passed_as_numbers_are_named():
         model.contrast("k", [(3, "1")])
 
 
+@pytest.mark.slow
 def test_numbers_that_are_levels_have_conditional_effects_and_means_by_level():
     rng = np.random.default_rng(0)
     rows = pd.DataFrame({"x": rng.normal(size=60), "k": [*[1] * 25, *np.arange(35) % 6 + 3]})
@@ -676,7 +679,9 @@ def test_updates_keep_the_settings_of_the_fit(frame, tmp_path, monkeypatch):
         "temperature": 2.0,
         "marginalisation": "closed-form",
         "training": Training(epochs=2, batch_size=None, clip_norm=None),
-        "sampling": Sampling(draws=4, chains=2, warmup=2, checkpoint=tmp_path / "a", seed=5),
+        "sampling": Sampling(
+            draws=4, chains=2, warmup=2, checkpoint=tmp_path / "a", seed=5, mode="eager"
+        ),
     }
     deep = {"net": (MLP(1, (3,), 1), ["x"])}
     model = SemiStructuredRegression("visits ~ x", deep=deep)

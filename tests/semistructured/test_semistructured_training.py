@@ -26,7 +26,7 @@ def fitted(frame, **training):
         subspace=SemiStructuredSubspace(rank=2),
         training=Training(**TRAINING | training),
         inference="elliptical-slice",
-        sampling=Sampling(draws=6, chains=2, warmup=4, seed=0, progress=False),
+        sampling=Sampling(draws=6, chains=2, warmup=4, seed=0, progress=False, mode="eager"),
     )
 
 
@@ -62,7 +62,7 @@ def fit_with_norm(subspace, module, **options):
         rows(2),
         subspace=subspace,
         training=Training(epochs=30, validation=None, patience=None),
-        sampling=Sampling(draws=6, chains=2, warmup=4, seed=0, progress=False),
+        sampling=Sampling(draws=6, chains=2, warmup=4, seed=0, progress=False, mode="eager"),
         **options,
     )
 
@@ -77,6 +77,7 @@ def weights_with_statistics(model):
     return middle[-model.state.model.n_weights :]  # after those of effects, if there are any
 
 
+@pytest.mark.few(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "subspace", [SemiStructuredSubspace(rank=2), NaiveSubspace(rank=2), AllWeights(), LastLayer()]

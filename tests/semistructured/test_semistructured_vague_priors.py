@@ -50,7 +50,7 @@ def test_a_normal_model_with_flat_priors():
 
 def test_chains_start_where_the_posterior_is():
     """5 % of the scale of a vague prior is far away: the mean of a count overflows there."""
-    sampling = Sampling(draws=2, chains=4, warmup=2, progress=False)
+    sampling = Sampling(draws=2, chains=4, warmup=2, progress=False, mode="eager")
     priors = {"Intercept": VAGUE, "x": VAGUE}
     with pytest.warns(UserWarning, match="fewer than 4 draws"):
         model = SemiStructuredRegression("visits ~ x", family="poisson", priors=priors).fit(

@@ -70,6 +70,7 @@ def check_moments(method, density, frame, deep, draws):
     np.testing.assert_allclose(found.std(1) / sd, 1.0, atol=6 / np.sqrt(2 * draws))
 
 
+@pytest.mark.slow
 def test_groups_are_integrated_out_as_by_quadrature():
     frame = table(15)
     density, deep = density_of(frame), contributions(frame)
@@ -150,7 +151,7 @@ def test_a_tempered_model_of_groups_says_how_its_effects_were_integrated_out(tmp
         temperature=3.0,
         subspace=SemiStructuredSubspace(rank=2),
         training=Training(epochs=3, validation=None, patience=None),
-        sampling=Sampling(draws=8, warmup=4, chains=2, progress=False),
+        sampling=Sampling(draws=8, warmup=4, chains=2, progress=False, mode="eager"),
     )
     facts = model.draws.meta
     assert (facts["proposals"], facts["closed_form"]) == (256, False)

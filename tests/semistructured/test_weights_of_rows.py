@@ -56,6 +56,7 @@ def test_terms_learn_from_a_row_of_weight_k_as_from_k_rows(term):
     assert priors.keys() == repeated.keys()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("bs", ["ps", "cr"])
 def test_smooths_of_weighted_rows_have_the_posterior_of_repeated_rows(bs):
     y = np.exp(-FRAME.x) * 3 + 0.2 * rng.normal(size=N)
@@ -69,6 +70,7 @@ def test_smooths_of_weighted_rows_have_the_posterior_of_repeated_rows(bs):
     pd.testing.assert_frame_equal(*found, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("orthogonal", [True, False])
 @pytest.mark.parametrize("effects", ["sample", "population"])
@@ -79,7 +81,7 @@ def test_partial_dependences_have_the_weighted_mean_0(orthogonal, effects):
     model = SemiStructuredRegression("y ~ x", deep=deep, **options)
     model.fit(
         rows,
-        sampling=Sampling(draws=6, chains=2, warmup=4, progress=False),
+        sampling=Sampling(draws=6, chains=2, warmup=4, progress=False, mode="eager"),
         training=Training(epochs=5, batch_size=None, clip_norm=None),
     )
     found = model.effect("net", rows["x"].tolist()).draws

@@ -59,6 +59,7 @@ def test_weights_count_rows_and_effects_without_rows_keep_their_prior(frame):
     assert counted["z"] == pytest.approx(3.0, rel=0.15)
 
 
+@pytest.mark.slow
 def test_too_few_draws_for_a_correction_warn(frame):
     few = replace(SOME, draws=3, chains=1)
     rows = frame.assign(
@@ -85,6 +86,7 @@ def test_averages_show_the_quantile_and_predictions_have_the_corrected_draws(fra
     assert (model.predict(at).mean < means.draws.mean(0)).all()  # of the density, below mu
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("formula", "family"),
     [
