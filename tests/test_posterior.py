@@ -985,12 +985,7 @@ X, Y = MLP.build().data
             {"prior": Normal(covariance=np.eye(3))},
             r"prior covariance: expected .*rank 2, got \(3, 3\)",
         ),
-        (
-            {"prior": Normal(covariance=np.eye(1))},
-            r"prior covariance: expected .*rank 2, got \(1, 1\)",
-        ),
         ({"likelihood": Gaussian()}, "likelihood: expected all parameters learned or given"),
-        ({"likelihood": HeteroscedasticGaussian()}, "likelihood: expected all parameters learned"),
         (
             {"likelihood": HeteroscedasticGaussian(0.1)},
             "module: expected 2 outputs for Hetero.*got 1",
@@ -1014,9 +1009,6 @@ X, Y = MLP.build().data
         ),
         ({"data": (X[:, :2], Y)}, "inputs: expected what the module takes"),
         ({"temperature": 0.0}, "temperature: expected a finite number above 0, got 0.0"),
-        ({"temperature": -1.0}, "temperature: expected"),
-        ({"temperature": float("nan")}, "temperature: expected"),
-        ({"temperature": float("inf")}, "temperature: expected"),
         ({"batch_size": 0}, "batch_size: expected a whole number of at least 1, got 0"),
     ],
 )

@@ -168,9 +168,7 @@ def test_induced_density_differs_from_the_weights_density_by_a_constant():
     ("make", "what"),
     [
         (lambda: Normal(0.0), r"scale: expected finite numbers above 0, got 0\."),
-        (lambda: Normal(-1.0), "scale: expected finite numbers above 0"),
         (lambda: Normal(float("nan")), "scale: expected finite numbers, got NaN"),
-        (lambda: Normal(float("inf")), "scale: expected finite numbers, got NaN or infinite"),
         (lambda: Normal([1.0, 0.0]), "scale: expected finite numbers above 0"),
         (
             lambda: Normal(np.ones((2, 2))),
@@ -185,7 +183,6 @@ def test_induced_density_differs_from_the_weights_density_by_a_constant():
             lambda: Normal(covariance=np.ones(3)),
             r"covariance: expected a \(k, k\) matrix, got shape",
         ),
-        (lambda: Normal(covariance=np.ones((2, 3))), r"covariance: expected a \(k, k\) matrix"),
         (
             lambda: Normal(covariance=[[1.0, 0.5], [0.0, 1.0]]),
             "covariance: expected a symmetric matrix, got entries that differ by 0.5",
@@ -194,7 +191,6 @@ def test_induced_density_differs_from_the_weights_density_by_a_constant():
             lambda: Normal(covariance=[[1.0, 2.0], [2.0, 1.0]]),
             "covariance: expected a positive definite matrix, got smallest eigenvalue -1. Add a",
         ),
-        (lambda: Normal(covariance=np.zeros((2, 2))), "covariance: expected a positive definite"),
         (lambda: Normal(covariance=[[np.nan, 0], [0, 1]]), "covariance: expected finite numbers"),
         (
             lambda: Normal.induced(FullSubspace(torch.zeros(2)), 0.0),

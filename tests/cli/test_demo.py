@@ -38,7 +38,7 @@ SMALL = Effort(
     scales=(0.3, 1.0),
     members=2,
     epochs=5,
-    effects=Sampling(draws=20, chains=2, warmup=20),
+    effects=Sampling(draws=20, chains=2, warmup=5, mode="eager"),
 )
 
 

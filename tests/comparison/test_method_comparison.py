@@ -465,10 +465,6 @@ def test_most_draws_limits_the_draws_of_predictions():
         ),
         ({"rank": 9, "methods": ("pca",)}, "rank: expected at most 7, what the 8 snapshots"),
         (
-            {"prior": 0.0, "methods": ("optimal",)},
-            "prior: expected a finite number above 0, got 0.0",
-        ),
-        (
             {"methods": ("mclmc",), "members": 1},
             "members: expected at least 2 for 'mclmc', a chain from each, got 1",
         ),
@@ -480,7 +476,6 @@ def test_most_draws_limits_the_draws_of_predictions():
             {"methods": ("mclmc",), "module": nn.Sequential(nn.Linear(2, 1), nn.BatchNorm1d(1))},
             "methods: expected a module without BatchNorm for 'mclmc'",
         ),
-        ({"methods": ("mclmc",), "temperature": "validation"}, "validation: expected held-out"),
         ({"methods": ("mclmc",), "prior": -1.0}, "prior: expected a finite number above 0"),
         ({"most_draws": 0}, "most_draws: expected a whole number of at least 1, got 0"),
         (

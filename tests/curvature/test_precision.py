@@ -29,6 +29,7 @@ def dense_precision(built, lam: float) -> torch.Tensor:
     return V.T @ V + lam * torch.eye(V.shape[1]).double()
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize("form", ["dual", "primal", "diagonal"])
 @cases.parametrize(*CHOSEN)
 def test_every_form_equals_a_dense_computation(case, form):
@@ -102,6 +103,7 @@ def test_duplicate_rows_and_warning_of_jitter():
         cholesky(torch.full((2, 2), math.nan).double(), "kernel")
 
 
+@pytest.mark.few(3)
 @cases.parametrize(*[case for case in CHOSEN if case.network != "mlp" or case.data == "memory"][:8])
 def test_low_rank_form_is_exact_with_conjugate_gradients(case):
     built, lam = case.build(), 0.7
@@ -288,7 +290,7 @@ def test_random_gradients_of_kronecker_factors_have_the_exact_expectation():
     exact = first.outer @ torch.diag_embed(first.values.sum(-1)) @ first.outer.mT
     # Gaussian samples beside C gradients need S < C, so the mean of many seeds is compared
     runs = []
-    for seed in range(400):
+    for seed in range(120):
         one = precision(net, likelihood, data, "kfac", mc_samples=2, seed=seed).factors[0]
         runs.append(one.outer @ torch.diag_embed(one.values.sum(-1)) @ one.outer.mT)
     found = torch.stack(runs)

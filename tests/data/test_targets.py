@@ -103,7 +103,6 @@ def test_labels_match_across_numeric_dtypes_and_no_decision_is_none():
         (["a", "b"], "regression", "numbers in the target, got 'a', 'b'"),
         ([0, 2, -1], "count", "whole numbers of at least 0, got -1 .first in row 2"),
         ([0, 2.5], "count", "got 2.5 .first in row 1"),
-        ([0, 1e30], "count", r"got 1e\+30 .first in row 1"),
         ([0, 1], "ranking", "task: expected one of 'regression', 'classification', 'count'"),
         (
             [f"name {i}" for i in range(30)],

@@ -81,9 +81,7 @@ def test_guides_run_and_print_what_they_say(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "name", [*OTHERS, *(pytest.param(name, marks=pytest.mark.slow) for name in LONGER)]
-)
+@pytest.mark.parametrize("name", [*OTHERS, *LONGER])
 def test_examples_of_other_pages_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with torch.random.fork_rng(devices=[]):

@@ -21,13 +21,8 @@ PAGES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("page", "needs"),
-    [
-        pytest.param(*case, id=name, marks=pytest.mark.slow if name != "README" else ())
-        for name, case in PAGES.items()
-    ],
-)
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("page", "needs"), PAGES.values(), ids=PAGES)
 def test_the_example_prints_what_the_page_says(page, needs, tmp_path, monkeypatch):
     if needs is not None and importlib.util.find_spec(needs) is None:
         pytest.skip(f"needs {needs}")

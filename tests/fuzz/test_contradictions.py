@@ -380,6 +380,7 @@ def test_families_of_other_numbers_of_outputs_are_refused(
         subbayes.load(tmp_path / "forged")
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("what", CONTRADICTIONS)
 def test_contradictions_are_refused(tmp_path: Path, stored: Any, what: str):
     name, change = CONTRADICTIONS[what]
@@ -461,6 +462,7 @@ def test_formulas_of_many_parameters_are_refused_before_they_are_evaluated(
 _WITH_EVIDENCE = ("fitted-smc", "fitted-vi", "fitted-parallel-tempering", "fitted-laplace")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("n", [1, 2, 7, 30, 51])
 def test_thinned_draws_are_loaded(tmp_path: Path, stored: Any, n: int):
     for i, name in enumerate(_WITH_EVIDENCE):

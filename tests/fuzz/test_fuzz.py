@@ -14,7 +14,8 @@ from fuzz.mutations import forgeries
 from subbayes import InputError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits memory by /proc")
-QUICK = ["samples", "laplace-subspace", "small-dense", "small-csr", "sampling-elliptical-slice"]
+SLOW = pytest.mark.slow
+QUICK = ["samples", "laplace-subspace", "sampling-elliptical-slice"]
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,7 @@ def test_damaged_and_forged_artifacts_are_refused_or_predict(tmp_path: Path, nam
     assert refused > 20 * len(whole)
 
 
+@pytest.mark.few(4)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("name", "label"),
@@ -54,7 +56,16 @@ def test_forgeries_that_campaigns_have_found(tmp_path: Path, name: str, label: s
     assert "\n" not in str(caught.value)
 
 
-def test_campaigns_notice_crashes_hangs_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["crash", "same", "code"],
+        pytest.param(["hang", "other", "raw error", "several lines", "memory"], marks=SLOW),
+    ],
+)
+def test_campaigns_notice_crashes_hangs_and_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]
+):
     (tmp_path / "fuzz").mkdir()
     (tmp_path / "fuzz" / "__init__.py").touch()
     here = Path(__file__).parent
@@ -79,8 +90,6 @@ def test_campaigns_notice_crashes_hangs_and_code(tmp_path: Path, monkeypatch: py
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "a").write_text("same")
     campaign = Campaign(tmp_path, ["a"])
-    words = ["crash", "same", "hang", "other", "raw error", "several lines", "memory",
-             "code"]  # fmt: skip
     place = tmp_path / "case"
     try:
         for word in words:

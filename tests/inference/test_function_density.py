@@ -125,7 +125,7 @@ FORMS = {
         MAMS(),
         SliceSampling(),
         EllipticalSlice(),
-        pytest.param(ParallelTempering(), marks=pytest.mark.slow),
+        ParallelTempering(),
         SMC(),
     ],
     ids=lambda engine: engine.name,

@@ -317,10 +317,6 @@ PLAIN = Data.of((torch.zeros(3, 2), torch.tensor([0, 1, 1])))
             lambda: train(MLP(2, (), 2, seed=0), Weighted(Categorical()), PLAIN),
             "y: expected targets with weights, got targets alone",
         ),
-        (
-            lambda: SubspaceRegressor().fit(np.eye(3), [1.0, 2.0, 4.0], [1.0, -1.0, 2.0]),
-            "weights: expected one finite number of at least 0 for each row, got -1",
-        ),
     ],
 )
 def test_bad_weights_are_one_line(call, pattern):

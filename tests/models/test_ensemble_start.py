@@ -134,6 +134,7 @@ def test_the_prior_of_all_weights_is_around_zero(fitted):
     assert not zero.subspace.shift.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", [None, "per-observation"])
 def test_chains_are_compared_beside_weights_and_noise_of_rows(noise):
     x, y = rows()
@@ -432,6 +433,7 @@ def test_a_normal_prior_is_of_the_weights():
     assert model.prior.scale == 2.0
 
 
+@pytest.mark.slow
 def test_noise_that_stays_as_the_members_learned_it_is_said():
     with pytest.warns(UserWarning, match="likelihood: its parameters, such as the noise, stay as"):
         quick()

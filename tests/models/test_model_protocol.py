@@ -95,7 +95,7 @@ MAKE = {
         subspace=subbayes.semistructured.SemiStructuredSubspace(2),
         inference="elliptical-slice",
         training=Training(epochs=2, batch_size=None, weight_decay=1e-4, clip_norm=None),
-        sampling=Sampling(draws=6, warmup=4, chains=2, progress=False),
+        sampling=Sampling(draws=6, warmup=4, chains=2, progress=False, mode="eager"),
     ),
 }
 _made: dict[str, Any] = {}
@@ -238,6 +238,7 @@ def options_of(model: Any) -> dict[str, Any]:
     return {name: OPTIONS[name] for name in sorted(names & set(OPTIONS) - {"inputs"})}
 
 
+@pytest.mark.few(4)
 def test_scores_take_what_predictions_take(model: Any) -> None:
     """Each argument of `predict`, and all of them."""
     own = rows(model)
@@ -358,6 +359,7 @@ def test_loaded_model_predicts_identically(model: Any, tmp_path: Any) -> None:
         model.save(path)
 
 
+@pytest.mark.few(3)
 def test_invalid_facts_are_refused(model: Any, tmp_path: Any) -> None:
     """A missing fact or one of another type raises a one-line error."""
     tensors, facts = dict(model.tensors()), _plain(model.facts())
@@ -369,6 +371,7 @@ def test_invalid_facts_are_refused(model: Any, tmp_path: Any) -> None:
             _loads_or_refuses(tmp_path / "a")
 
 
+@pytest.mark.few(5)
 def test_invalid_tensors_are_refused(model: Any, tmp_path: Any) -> None:
     """A missing tensor, NaN or another shape raises a one-line error or gives a valid model."""
     tensors = {name: torch.as_tensor(value) for name, value in model.tensors().items()}
@@ -547,6 +550,7 @@ def test_likelihoods_of_other_outputs_are_refused_in_predictions() -> None:
     Gaussian(torch.ones(5, 1, 3)).check_parameters(3)
 
 
+@pytest.mark.slow
 def test_large_families_are_not_built(tmp_path: Any) -> None:
     """A covariance of all units takes the square of what the file stores."""
     made = sparse.convert(subbayes.MLP(1, (60_000,), 1, seed=0), "mean-field")

@@ -30,7 +30,6 @@ from subbayes.models.settings import TableSettings
 from subbayes.subspaces.pca import PCA
 from subbayes.tables.data_frame_model import DataFrameModel
 from subbayes.tables.estimators import SparseRegressor, SubspaceClassifier, SubspaceRegressor
-from subbayes.utils.seeding import derive_seed, fork_rng
 
 TRAINING, SAMPLING = Training(epochs=2, swa_epochs=4), Sampling(draws=8, chains=2, progress=False)
 SMALL = {"training": {"epochs": 2, "swa_epochs": 5}, "sampling": {"draws": 8, "chains": 2}}
@@ -103,13 +102,7 @@ def test_iterable_dataset_equals_its_loader():
         (lambda: small_fit(subspace=PCA), r"subspace: .* PCA\(\), got the class PCA. Call it"),
         (lambda: small_fit(output="logits"), "output: expected a function of what .*, got str"),
         (lambda: small_fit().predict(DATA[0], n_draws="9"), "n_draws: expected a whole number"),
-        (
-            lambda: Training(optimizer="foo"),
-            "optimizer: expected one of 'adam', 'adamw', 'sgd', got 'foo'",
-        ),
         (lambda: Sampling(seed=2**70), r"seed: expected a whole number below 2\*\*63, got 1180591"),
-        (lambda: derive_seed(2**63), r"seed: expected a whole number below 2\*\*63"),
-        (lambda: fork_rng(2**63).__enter__(), r"seed: expected a whole number below 2\*\*63"),
         (lambda: MLP(3, (1,), 1, seed=2**63), r"seed: expected a whole number below 2\*\*63"),
         (
             lambda: MLP(3, (10**6, 10**6), 1),
@@ -117,8 +110,6 @@ def test_iterable_dataset_equals_its_loader():
         ),
         (lambda: load(3), "path: expected a path, got int"),
         (lambda: load("a" * 300), "path: expected a path whose names the file system can hold"),
-        (lambda: plots.trace(None), "draws: expected something to draw, got NoneType"),
-        (lambda: plots.bands(None, X), "predictive: expected something to draw, got NoneType"),
         (lambda: plots.trace(MLP(1, (), 1)), "draws: expected a Draws, got MLP. Pass model.draws"),
         (
             lambda: plots.calibration(Y, X),

@@ -29,7 +29,7 @@ def fitted_around(model, head="CausalLM"):
             subspace="random",
             inference="elliptical-slice",
             training=Training(epochs=0, swa_epochs=0),
-            sampling=Sampling(draws=4, warmup=4, progress=False),
+            sampling=Sampling(draws=4, warmup=4, progress=False, mode="eager"),
         )
     return result, inputs
 
@@ -83,6 +83,7 @@ BESIDE = {  # models with trained parameters that are neither adapters nor heads
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", BESIDE)
 def test_trained_parameters_beside_adapters_are_saved_and_loaded(kind, tmp_path):
     model = BESIDE[kind]()
@@ -166,6 +167,7 @@ def test_an_adapter_of_another_name_has_a_subfolder(tmp_path):
     check_same(result, subbayes.load(tmp_path / "mine", fresh), inputs)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("head", "config"),
     [

@@ -49,7 +49,7 @@ X = torch.randn(24, 2, generator=torch.Generator().manual_seed(0))
 Y = X[:, 0] - X[:, 1] ** 2
 FRAME = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "c": list("xyz") * 8, "y": Y})
 QUICK = Training(epochs=1, swa_epochs=3)
-FEW = Sampling(draws=8, warmup=4, chains=2, progress=False)
+FEW = Sampling(draws=8, warmup=4, chains=2, progress=False, mode="eager")
 
 
 def net(dropout: float = 0.0) -> subbayes.MLP:
@@ -139,6 +139,7 @@ def check_law(model: Any, path: Path, rows: Any = X, **options: Any) -> None:
         assert isinstance(again.warnings(), list)  # not those of predictions of the training data
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("engine", USED)
 def test_draws_of_every_engine_are_given_back(engine: str, tmp_path: Path) -> None:
     if engine == "realnvp" and find_spec("zuko") is None:
@@ -153,6 +154,7 @@ def test_draws_of_every_engine_are_given_back(engine: str, tmp_path: Path) -> No
     assert loaded.settings["inference"] == model.settings["inference"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("drawn", DRAWN)
 def test_chains_of_an_ensemble_are_given_back(drawn: str, tmp_path: Path) -> None:
     sampling = replace(FEW, initial="ensemble")
@@ -243,6 +245,7 @@ MODELS: dict[str, tuple[Callable[[], Any], Any]] = {
 }  # fmt: skip
 
 
+@pytest.mark.few(9)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kind_of_model_is_given_back(name: str, tmp_path: Path) -> None:
     make, rows = MODELS[name]
@@ -261,6 +264,7 @@ def test_an_estimator_with_an_engine_of_the_user_asks_for_it_in_its_next_fit(
     model.set_params(inference=Another()).fit(ARRAYS, Y.numpy())
 
 
+@pytest.mark.slow
 def test_a_sampled_table_of_which_draws_were_dropped_is_given_back(tmp_path: Path) -> None:
     table = DataFrameModel.fit(FRAME, "y", TABLE, progress=False)
     reg = estimator()
@@ -283,6 +287,7 @@ REGRESSIONS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_draws_of_regressions_are_given_back(name: str, tmp_path: Path) -> None:
     options = {"formula": "y ~ a", "deep": {}} | REGRESSIONS[name]
@@ -319,6 +324,7 @@ REFUSED: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_an_artifact_is_untouched_where_saving_is_refused(name: str, tmp_path: Path) -> None:
     model = fitted()

@@ -68,16 +68,11 @@ def check_same(one, other, tolerance=2e-4):
         ("mean-field", "units", "relaxed"),
         ("mvn", "weights", "local"),
         ("low-rank", "weights", "relaxed"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                ("mean-field", "weights", "local"),
-                ("mean-field", "weights", "relaxed"),
-                ("mean-field", "units", "local"),
-                ("mvn", "weights", "relaxed"),
-                ("low-rank", "weights", "local"),
-            ]
-        ),
+        ("mean-field", "weights", "local"),
+        ("mean-field", "weights", "relaxed"),
+        ("mean-field", "units", "local"),
+        ("mvn", "weights", "relaxed"),
+        ("low-rank", "weights", "local"),
     ],
 )
 def test_traced_steps_equal_eager_steps(posterior, structure, estimator):
@@ -90,7 +85,8 @@ def test_traced_steps_equal_eager_steps(posterior, structure, estimator):
 
 
 @pytest.mark.usefixtures("traced_at_once")
-@pytest.mark.parametrize("post", [pytest.param("fixed", marks=pytest.mark.slow), "median"])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("post", ["median", "fixed"])
 def test_traced_steps_follow_the_phases(post):
     options = {"post": post, "post_epochs": 2}
     check_same(fitted("trace", **options), fitted("eager", **options))

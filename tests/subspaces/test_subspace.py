@@ -408,14 +408,6 @@ NAN = torch.full((1, D), float("nan"))
             "rank: expected at most 7, the number of weights, got 8",
         ),
         (
-            lambda: SparseRandomSubspace(shift(), 0),
-            "rank: expected a whole number of at least 1, got 0",
-        ),
-        (
-            lambda: SparseRandomSubspace(shift(), 2, seed=-1),
-            "seed: expected a whole number of at least 0",
-        ),
-        (
             lambda: RandomSubspace(shift(), 2, seed=-1),
             "seed: expected a whole number of at least 0",
         ),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import subbayes
-from subbayes import InputTypeError, Sampling, Training
+from subbayes import InputTypeError, Training
 from subbayes.likelihoods import Categorical
 from subbayes.utils.keywords import suggest_keywords
 
@@ -25,15 +25,6 @@ DATA = torch.zeros(4, 2), torch.zeros(4)
             "Pass training=Training(epochs=...).",
         ),
         (
-            lambda: subbayes.fit(nn.Linear(2, 1), DATA, draws=3),
-            "draws: expected an argument of fit, got an unknown one. "
-            "Pass sampling=Sampling(draws=...).",
-        ),
-        (
-            lambda: Training(epoch=3),
-            "epoch: expected an argument of Training, got an unknown one. Did you mean 'epochs'?",
-        ),
-        (
             lambda: Training(lr=0.1),
             "lr: expected an argument of Training, got an unknown one. "
             "Did you mean 'learning_rate'?",
@@ -44,18 +35,9 @@ DATA = torch.zeros(4, 2), torch.zeros(4)
             "Pass sampling=Sampling(chains=...).",
         ),
         (
-            lambda: Sampling(chain=3),
-            "chain: expected an argument of Sampling, got an unknown one. Did you mean 'chains'?",
-        ),
-        (
             lambda: subbayes.SubspaceRegressor(epochs=3),
             "epochs: expected an argument of SubspaceRegressor, got an unknown one. "
             "Pass training=Training(epochs=...).",
-        ),
-        (
-            lambda: subbayes.sparse.SparseTraining(kl_epoch=3),
-            "kl_epoch: expected an argument of SparseTraining, got an unknown one. "
-            "Did you mean 'kl_epochs'?",
         ),
         (
             lambda: subbayes.fit(nn.Linear(2, 1), DATA, training={"epochs": 3, "rate": 1}),

@@ -71,11 +71,7 @@ def resumed(path: Path) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "code"),
-    [
-        pytest.param(signal.SIGINT, 1, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, -signal.SIGTERM, marks=pytest.mark.slow),
-        (signal.SIGKILL, -signal.SIGKILL),
-    ],
+    [(signal.SIGINT, 1), (signal.SIGTERM, -signal.SIGTERM), (signal.SIGKILL, -signal.SIGKILL)],
 )
 def test_stopped_runs_resume_bit_for_bit(tmp_path, number, code):
     path = tmp_path / "run"

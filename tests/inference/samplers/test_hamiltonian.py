@@ -35,15 +35,9 @@ ENGINES = {"hmc": partial(sample, HMC), "nuts": partial(sample, NUTS)}
 engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(2)
 @engines
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name == "vector-prior" else name
-        for name in MODELS
-    ],
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_draws_match_the_closed_form(engine, name):
     model = MODELS[name]
     metric = "dense" if name in ("full-conjugate", "correlated-prior") else "diagonal"

@@ -31,10 +31,7 @@ FAR = Bimodal(2, prior=Normal(3.0, mean=[0.0, 4.0]), distance=6.0, sd=0.5)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["tempered", *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n != "tempered")],
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_moments_and_evidence_match_the_closed_form(name):
     model = MODELS[name]
     draws = ParallelTempering(rungs=8).sample(

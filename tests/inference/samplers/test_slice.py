@@ -28,13 +28,7 @@ metrics = pytest.mark.parametrize("metric", ["diagonal", "dense"])
 
 @pytest.mark.few(1)
 @metrics
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name in ("subspace", "rank-one") else name
-        for name in MODELS
-    ],
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_draws_match_the_closed_form(metric, name):
     model = MODELS[name]
     draws = SliceSampling(metric=metric).sample(

@@ -35,15 +35,7 @@ MODELS = {
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow)
-        if name in ("subspace", "cold", "rank-ten")
-        else name
-        for name in MODELS
-    ],
-)
+@pytest.mark.parametrize("name", MODELS)
 def test_moments_and_evidence_match_the_closed_form(name):
     model = MODELS[name]
     draws = SMC().sample(model.posterior(), draws=400, chains=10, seed=1, progress=False)

@@ -65,9 +65,7 @@ CASES = {
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if "compiled" in n else n for n in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_results_are_the_same_without_private_torch(name, monkeypatch):
     monkeypatch.setattr(steps, "_MIN_STEPS", 1)
