@@ -77,26 +77,6 @@ def test_similar_names_are_suggested(name, names, suggestion):
     assert str(error.value).endswith(f"got {name!r}." + (suggestion and f" {suggestion}"))
 
 
-def test_of_many_names_those_with_its_start_and_end_are_suggested():
-    names = [f"gene_{i:05d}" for i in range(10_000)]
-    assert checks.closest("gene_0234x", names).startswith("Did you mean 'gene_0234")
-    assert "'gene_01234'" in checks.closest("gene_001234", names)
-
-
-def test_few_names_are_compared_with_each_other_by_their_letters(monkeypatch):
-    compared = []
-    matches = checks.difflib.get_close_matches
-    monkeypatch.setattr(
-        checks.difflib,
-        "get_close_matches",
-        lambda name, names, **options: compared.append(len(names)) or matches(name, names),
-    )
-    checks.closest("a", [f"name{i}" for i in range(5000)] + ["x" * 1000])
-    assert compared == [100]
-    assert checks.closest("x" * 61, ["x" * 61]) == ""
-    assert checks.closest("x" * 60, ["x" * 61]) == ""
-
-
 def test_long_text_takes_no_memory_in_messages():
     text = "a " * 2_000_000
     tracemalloc.start()

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from subbayes.artifacts.files import atomic_write_text
+from subbayes.artifacts.files import as_path, atomic_write_text
 from subbayes.cli.demonstration.curve import between_and_beyond
 from subbayes.cli.demonstration.digits import abstention
 from subbayes.cli.demonstration.effect import effect_beside_a_network
 from subbayes.cli.demonstration.methods import COLUMN, Methods, compare
-from subbayes.cli.demonstration.overwritable_files import OverwritableFiles
 from subbayes.cli.demonstration.section import Effort, Section
 from subbayes.cli.demonstration.small_network import small_network
 from subbayes.inference.configuration import Sampling
@@ -31,7 +30,7 @@ from subbayes.reports.model_report import write_report
 from subbayes.reports.rendering import Picture, render
 from subbayes.subspaces.pca import PCA
 from subbayes.training.configuration import Training
-from subbayes.utils.checks import check_seed
+from subbayes.utils.checks import check_seed, fail
 
 if TYPE_CHECKING:
     from subbayes.predictions.predictive import Predictive
@@ -49,6 +48,7 @@ EFFORT = Effort(
 )
 """How long the demo trains and samples, for about a minute in all."""
 
+_MARK = "made-by-subbayes-demo"
 _FIGURES = ("scores", "coverage", "curve", "abstention", "rotation", "effect", "inclusion")
 FILES = (
     "model/manifest.json",
@@ -117,19 +117,19 @@ def run(
     """Fit, compare, save and report.
 
     Args:
-        out: folder for the posterior, tables, plots and reports. Only files that the demo wrote
-            itself are overwritten.
+        out: folder for the posterior, tables, plots and reports: a new one, or that of an earlier
+            demo, whose files of the same names are overwritten.
         seed: of data, splits, training and sampling.
         progress: show progress bars; None shows them on a terminal.
         effort: how long to train and sample.
         show: print tables to standard output, and steps and hints to standard error.
 
     Raises:
-        InputError: the folder contains files of the same names that the demo did not write.
+        InputError: the folder has files, and no demo was written to it.
     """
     check_seed(seed)
     started = time.perf_counter()
-    files = OverwritableFiles(out, FILES)
+    folder = _own_folder(out)
     effort = replace(effort, settings=effort.settings.change({"sampling.seed": seed}))
 
     def print_step(text: str) -> None:
@@ -153,16 +153,25 @@ def run(
         keep(abstention(seed, effort, progress))
         print_step("[4/6] an effect beside a network")
         keep(effect_beside_a_network(seed, effort, progress))
-        files.begin()
+        atomic_write_text(folder / _MARK, "")
         print_step("[5/6] a sparse network")
-        keep(small_network(methods.rows, seed, effort.epochs, files.folder, progress))
-        print_step(f"[6/6] writing {files.folder}")
-        demo = Demo(methods, tuple(sections), files.folder, time.perf_counter() - started)
+        keep(small_network(methods.rows, seed, effort.epochs, folder, progress))
+        print_step(f"[6/6] writing {folder}")
+        demo = Demo(methods, tuple(sections), folder, time.perf_counter() - started)
         _write(demo, seed)
-        files.finish()
         demo = replace(demo, seconds=time.perf_counter() - started)
         print_step(f"done in {demo.seconds:.0f} s\n\nnext:\n{demo.hint()}")
     return demo
+
+
+def _own_folder(out: str | Path) -> Path:
+    """The folder, if nothing in it is of anybody else."""
+    folder, remedy = as_path(out), "Choose another folder"
+    if folder.exists() and not folder.is_dir():
+        fail("out", "a folder", f"a file: '{folder}'", remedy)
+    if folder.exists() and any(folder.iterdir()) and not (folder / _MARK).is_file():
+        fail("out", "a new folder, or that of an earlier demo", f"'{folder}' with files", remedy)
+    return folder
 
 
 @contextmanager
