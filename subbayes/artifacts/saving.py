@@ -183,8 +183,8 @@ def save(
     """Save an object as a folder of safetensors and JSON, without pickle; see `load`.
 
     Beside an adapter, in a folder with the `adapter_config.json` of peft, it is saved in the
-    subfolder `subbayes`, and the files of the adapter are left alone. No card is written through a
-    symbolic link.
+    subfolder `subbayes`, and the files of the adapter are left alone. Nothing is written through a
+    symbolic link there.
 
     Args:
         subject: what to save.
@@ -210,6 +210,9 @@ def save(
     place = directory
     if (directory / _ADAPTER).is_file():
         place = directory / BESIDE
+        if place.is_symlink():  # in a folder that was downloaded, to a model of somebody's own
+            got = f"a symbolic link at {quoted(place)}"
+            fail_artifact("path", "a folder of the adapter", got, "Remove the link")
         text = None if card is None else card()  # before anything is written
     else:
         _check_subfolders(directory)

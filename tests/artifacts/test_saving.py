@@ -67,6 +67,17 @@ def test_no_card_where_both_names_are_links(model, adapter):
     assert subbayes.load(adapter).name == "MAP"
 
 
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_subfolder_that_is_a_link_is_refused(model, adapter, exists):
+    target = adapter.parent / "outside" / "folder"
+    if exists:
+        target.mkdir()
+    (adapter / "subbayes").symlink_to(target)
+    with pytest.raises(InputError, match=r"got a symbolic link at .*subbayes'. Remove the link"):
+        model.save(adapter)
+    assert target.exists() == exists
+
+
 def test_an_adapter_behind_a_link_of_the_caller(model, adapter):
     link = adapter.parent / "link"
     link.symlink_to(adapter)
