@@ -123,10 +123,10 @@ def _as_tensor(name: str, value: Any) -> Stored:
     if isinstance(value, DividedTensor):
         _as_tensor(name, value.part)
         return value
-    if isinstance(value, np.ndarray):
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
         value = torch.from_numpy(np.require(value, value.dtype.newbyteorder("="), ["C", "W"]))
     if not isinstance(value, Tensor):
-        fail_type(label, "a tensor or an array", value, "Put other values into facts")
+        fail_type(label, "a tensor or an array of numbers", value, "Put other values into facts")
     if value.layout != torch.strided or _dtype(value) not in _CODES:
         got = f"one of layout {value.layout} and {value.dtype}"
         fail_artifact(label, "a dense tensor of real numbers", got, "Convert it first")

@@ -466,11 +466,6 @@ FORGERIES = {
         ),
         "length <= 1000",
     ),
-    "tensors of another family": (
-        "sparse",
-        lambda t, f: [layer.update(posterior="mvn") for layer in f["layers"].values()],
-        "the shape .* of 'state.layers.0",
-    ),
     "no numbers in a large shape": (
         "samples",
         lambda t, f: t.update({"network.frozen.x": torch.zeros(2**50, 0)}),

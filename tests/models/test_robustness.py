@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-from inspect import signature
 
 import numpy as np
 import pandas as pd
@@ -10,17 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from subbayes import (
-    MLP,
-    InputError,
-    InputTypeError,
-    Predictive,
-    Training,
-    diagnostics,
-    fit,
-    load,
-    plots,
-)
+from subbayes import MLP, InputError, InputTypeError, Predictive, Training, diagnostics, fit, load
 from subbayes.artifacts import folder as artifact
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.targets import Target
@@ -109,30 +98,13 @@ def test_iterable_dataset_equals_its_loader():
             "hidden: expected 1,000,006,000,001 weights for 100000",
         ),
         (lambda: load(3), "path: expected a path, got int"),
-        (lambda: load("a" * 300), "path: expected a path whose names the file system can hold"),
-        (lambda: plots.trace(MLP(1, (), 1)), "draws: expected a Draws, got MLP. Pass model.draws"),
-        (
-            lambda: plots.calibration(Y, X),
-            r"predictive: expected a Predictive, got .*Pass model.predict\(inputs\)",
-        ),
-        (lambda: plots.density(X), "posterior: expected a Posterior, got .*Pass model.posterior"),
         (lambda: diagnostics.uncertainties(X), "predictive: expected a Predictive, got"),
-        (lambda: diagnostics.monte_carlo_error(3), "predictive: expected a Predictive, or batch"),
     ],
 )
 def test_bad_input_is_one_line(call, pattern):
     with pytest.raises((InputError, InputTypeError), match=pattern) as error:
         call()
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_every_figure_refuses_none():
-    for name in set(plots.__all__) - {"grid"}:
-        function = getattr(plots, name)
-        required = [p for p in signature(function).parameters.values() if p.default is p.empty]
-        with pytest.raises(InputTypeError, match="expected something to draw, got NoneType"):
-            function(*[None for _ in required])
 
 
 TABLE = pd.DataFrame(X, columns=list("abc")).assign(y=Y)
