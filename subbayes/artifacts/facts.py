@@ -102,7 +102,9 @@ def _encode(value: Any, where: str) -> Any:
         real = float(value)
         return real if math.isfinite(real) else {"__float__": repr(real)}
     if isinstance(value, msgspec.Struct):
-        value = msgspec.structs.asdict(value)
+        config = value.__struct_config__
+        tag = {} if config.tag is None else {config.tag_field: config.tag}
+        value = tag | msgspec.structs.asdict(value)
     elif is_dataclass(value) and not isinstance(value, type):
         value = {f.name: getattr(value, f.name) for f in fields(value)}
     if isinstance(value, Mapping):

@@ -54,6 +54,7 @@ _MODULES = {
     "linearised-laplace": "subbayes.inference.laplace.linearised",
     "data-frame-model": "subbayes.tables.data_frame_model",
     "estimator": "subbayes.tables.estimators",
+    "stack": "subbayes.tables.stacked",
 }
 """The modules that register the kinds of this package, imported when a kind is read."""
 _SHARES = "subbayes.networks.sharded_saving"

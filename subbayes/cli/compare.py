@@ -44,8 +44,7 @@ _ONE_SUBSPACE = (
     "inference",
     "prior",
     "sampling.initial",
-    "preset",
-    "budget",
+    "effort",
 )
 _SPARSE = tuple(path for path in OPTIONS if path.startswith("sparse."))
 
@@ -145,10 +144,6 @@ def compare(
         from subbayes.utils.checks import fail
 
         fail("dropout", "above 0 for mc-dropout", settings.network.dropout, "Pass dropout=0.1")
-    if settings.preset is not None:
-        from subbayes.utils.checks import fail
-
-        fail("preset", "none for a comparison", settings.preset, "Use method mclmc")
     frame = source.read(table, target)
     rows = _split(frame, target, test_rows, source, settings.sampling.seed)
     from subbayes.comparison.registry import named_methods

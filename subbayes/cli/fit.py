@@ -21,11 +21,12 @@ from subbayes.cli.options import (
     option,
 )
 from subbayes.cli.settings_options import OPTIONS, POSTERIOR, subspace_name, with_settings
-from subbayes.models.settings import TableSettings, unused_settings
+from subbayes.models.settings import OF_TRAINED, TableSettings, unused_settings
 from subbayes.utils.registry import BASELINES
 from subbayes.utils.text_table import aligned
 
 if TYPE_CHECKING:
+    from subbayes.data.encoder import TabularEncoder
     from subbayes.tables.data_frame_model import DataFrameModel
 
 NAME = "fit"
@@ -48,11 +49,14 @@ def fit(
         option(
             "--subspace",
             "--method",
-            help="What is random: the principal components of the SGD trajectory (pca), random "
-            "directions, a curve of low loss to a second solution, the directions that keep most "
-            "of the predictive covariance (optimal), the weights that keep most of the predictive "
-            "variance (subnetwork), all weights (full); a sparse network, in which each weight is "
-            f"included or excluded (sparse); or a baseline ({', '.join(BASELINES)}). Default: pca.",
+            help="By default a stack of small networks with a hierarchical prior, all of whose "
+            "parameters are sampled (hierarchical). Otherwise what is random: the principal "
+            "components of the SGD trajectory (pca), random directions, a curve of low loss to a "
+            "second solution, the directions that keep most of the predictive covariance "
+            "(optimal), the weights that keep most of the predictive variance (subnetwork), all "
+            "weights (full); a sparse network, in which each weight is included or excluded "
+            f"(sparse); or a baseline ({', '.join(BASELINES)}). Options of a "
+            "network, its training or a subspace choose pca.",
             panel=POSTERIOR,
             metavar="NAME",
         ),
@@ -60,7 +64,7 @@ def fit(
     overwrite: Overwrite = False,
     console: Console,
 ) -> None:
-    """Fit a network to a table and sample its posterior in a subspace of the weights.
+    """Fit a model to a table: by default small networks, all of whose parameters are sampled.
 
     With --method sparse: train a sparse Bayesian network, for --epochs at --learning-rate.
 
@@ -68,15 +72,11 @@ def fit(
     interrupted fit (Ctrl-C, a signal, a power cut) leaves `checkpoint` there: the same command
     resumes from it and returns the same draws, bit for bit, as an uninterrupted one.
     """
-    preset = settings.preset is not None
-    chosen = "full" if preset and method is None else method or subspace_name(settings)
+    chosen = method or _default_method(settings)
     _check_method(chosen)
     unused = (OPTIONS[path].parameter for path in unused_settings(chosen) if path in OPTIONS)
     for flag in given_options(*unused):
         print_line(f"warning: {flag} makes no difference to --method {chosen}")
-    if not preset:
-        for flag in given_options("budget"):
-            print_line(f"warning: {flag} makes no difference without --preset")
     check_model_folder(out, overwrite)
     frame = source.read(table, target)
     from subbayes.tables.data_frame_model import DataFrameModel
@@ -90,7 +90,7 @@ def fit(
         settings,
         task=source.task and source.task.value,
         method=None if _is_subspace(chosen) else chosen,
-        encoder=source.encoder(),
+        encoder=_encoder(source, chosen),
         checkpoint=checkpoint,
         progress=console.progress,
     )
@@ -108,10 +108,14 @@ def fit(
 def _check_unfinished(checkpoint: Path, method: str, overwrite: bool) -> None:
     """Check that a checkpoint in the folder is one from which the method resumes."""
     from subbayes.artifacts.files import quoted
-    from subbayes.models.checkpoint import PARTS, parts_of
+    from subbayes.models.checkpoint import PARTS, STACK_PARTS, parts_of
     from subbayes.utils.checks import fail
 
-    own = set(PARTS) - {"sparse"} if _is_subspace(method) else {method} & {"sparse"}
+    own = {method} & {"sparse"}
+    if method == "hierarchical":
+        own = set(STACK_PARTS)
+    elif _is_subspace(method):
+        own = set(PARTS) - {"sparse", *STACK_PARTS}
     if not overwrite and parts_of(checkpoint) - own:
         fail(
             "out",
@@ -119,6 +123,24 @@ def _check_unfinished(checkpoint: Path, method: str, overwrite: bool) -> None:
             f"one in {quoted(checkpoint)}",
             "Repeat the command that it belongs to, name another folder, or pass --overwrite",
         )
+
+
+def _encoder(source: TableOptions, method: str) -> TabularEncoder:
+    """The encoding of the table, in which hierarchical networks take what others refuse."""
+    encoder = source.encoder()
+    if method == "hierarchical":
+        from subbayes.tables.hierarchical import ENCODING
+
+        given = {name for name in ("missing", "unknown") if given_options(name)}
+        encoder.set_params(**{k: v for k, v in ENCODING.items() if k not in given})
+    return encoder
+
+
+def _default_method(settings: TableSettings) -> str:
+    """A subspace where settings of one, or of its network, are given."""
+    trained = settings.given & {"subspace", *OF_TRAINED}
+    is_default = not trained and settings.subspace == TableSettings().subspace
+    return "hierarchical" if is_default else subspace_name(settings)
 
 
 def _is_subspace(method: str) -> bool:
@@ -132,7 +154,8 @@ def _check_method(method: str) -> None:
     from subbayes.subspaces.registry import SUBSPACES
     from subbayes.utils.checks import check_choice
 
-    check_choice("method", method, [*SUBSPACES, *BASELINES], "'subbayes fit --help'")
+    known = ["hierarchical", *SUBSPACES, *BASELINES]
+    check_choice("method", method, known, "'subbayes fit --help'")
 
 
 def _resume(
@@ -181,15 +204,8 @@ def _facts(model: DataFrameModel, out: Path, n_rows: int) -> dict[str, Any]:
         "likelihood": fitted.likelihood.to_config(),
         "weights": fitted.network.size,
         **fitted.fit_summary(),
-        **_preset_facts(fitted),
         "warnings": list(fitted.warnings()),
     }
-
-
-def _preset_facts(fitted: Any) -> dict[str, Any]:
-    """What a preset chose, if there was one."""
-    chosen = getattr(fitted, "settings", {}).get("preset")
-    return {} if chosen is None else {"preset": chosen}
 
 
 def _summary(facts: dict[str, Any]) -> dict[str, str]:
@@ -201,10 +217,6 @@ def _summary(facts: dict[str, Any]) -> dict[str, str]:
         "data": f"{facts['rows']} rows, {facts['columns']} columns, {facts['features']} features",
         "network": f"{facts['weights']} weights, {_name(facts['likelihood'])} likelihood",
     }
-    if "preset" in facts:
-        from subbayes.models.presets import describe_preset
-
-        summary["preset"] = describe_preset(facts["preset"])
     if "density" in facts:
         included = f"{100 * facts['density']:.3g} % of the weights included"
         return summary | {"method": f"sparse, {included}"}

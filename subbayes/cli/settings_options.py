@@ -124,17 +124,10 @@ OPTIONS = {
         Option("sampling.seed", POSTERIOR, "Seed of all steps: equal seeds give equal results."),
         Option("members", POSTERIOR),
         Option(
-            "preset",
+            "effort",
             POSTERIOR,
-            "best: choose widths, weight decay, epochs and the prior by validation rows within "
-            "--budget, and sample all weights by mclmc from an ensemble until it is spent.",
-            "best",
-        ),
-        Option(
-            "budget",
-            POSTERIOR,
-            "Seconds of --preset; none for fixed sizes, with which a seed determines the model.",
-            "NUMBER|none",
+            "Steps of the default method: fixed numbers, so that a seed determines the model.",
+            "quick|standard|long",
         ),
         Option("sparse.structure", SPARSE),
         Option("sparse.posterior", SPARSE),

@@ -31,10 +31,12 @@ from subbayes.data.columns import (
 from subbayes.data.encoder_state import EncoderFacts, one_row
 from subbayes.data.frames import LEAST_SCALE, as_frame, by_label, quote
 from subbayes.utils.checks import check_choice, check_count, closest, fail
+from subbayes.utils.warning import warn_user
 
 __all__ = ["TabularEncoder"]
 
 _FORMAT = 1
+_OTHERS = "(others)"  # the category of rare ones
 
 
 class TabularEncoder(TransformerMixin, BaseEstimator):
@@ -59,6 +61,9 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         categorical: names of numeric columns to encode as categories.
         max_categories: largest number of categories of a column. Text columns of 20 or more rows
             without repeated values are refused too, unless named in `categorical`.
+        many: with "group", the most frequent categories of a column with more than
+            `max_categories` are kept and all others are one, as are new ones later; text without
+            repeated values is dropped with a warning. With "error" such columns are refused.
 
     A table has at most 100,000 columns, of which at most 10,000 are categorical.
 
@@ -88,6 +93,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         missing_values: Sequence[Any] = (),
         categorical: Sequence[str] = (),
         max_categories: int = 100,
+        many: str = "error",
     ) -> None:
         self.unknown = unknown
         self.missing = missing
@@ -95,6 +101,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         self.missing_values = missing_values
         self.categorical = categorical
         self.max_categories = max_categories
+        self.many = many
 
     def fit(self, X: Any, y: Any = None) -> TabularEncoder:
         """Estimate medians, scales and categories of a table with at least 2 rows; y is ignored.
@@ -118,7 +125,10 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             got = f"missing ones only in {quote(empty)}"
             fail("X", "values to impute from in each column", got, "Drop these columns")
         dropped = constant_columns(table)
+        if self.many == "group":
+            dropped += self._identifiers(table)
         table = table.drop(columns=dropped)
+        table = self._grouped(table, self._frequent(table))
         self._check_levels(table, frame)
         warn_about_row_numbers(table)
         self._named = labels == "names"
@@ -148,7 +158,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             array([[2.]], dtype=float32)
         """
         check_is_fitted(self, "pipeline_")
-        table = self._typed(self._select(X), self._levels)
+        table = self._grouped(self._typed(self._select(X), self._levels), self._levels)
         self._check_missing(table)
         if self.unknown == "error":
             self._check_known(table)
@@ -256,6 +266,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
     def _check_options(self) -> None:
         check_choice("unknown", self.unknown, ("error", "ignore"))
         check_choice("missing", self.missing, ("error", "impute"))
+        check_choice("many", self.many, ("error", "group"))
         check_count("max_categories", self.max_categories, 2)
         for argument in ("missing_values", "categorical"):
             value = getattr(self, argument)
@@ -310,6 +321,36 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                     f"{levels} values in {n} rows",
                     "Drop the column if it identifies rows, or name it in categorical=[...]",
                 )
+
+    def _identifiers(self, table: pd.DataFrame) -> list[str]:
+        """Columns of text without repeated values, which are dropped with a warning."""
+        found = []
+        for name in _text_columns(table):
+            levels, n = table[name].nunique(), int(table[name].notna().sum())
+            if levels == n >= MANY_ROWS and name not in self.categorical:
+                found.append(name)
+        if found:
+            warn_user(f"X: column {quote(found)} has another text in each row and is dropped")
+        return found
+
+    def _frequent(self, table: pd.DataFrame) -> dict[str, list[str]]:
+        """The categories that are kept of columns with too many, and what stands for the others."""
+        found = {}
+        for name in _text_columns(table) if self.many == "group" else ():
+            counts = table[name].value_counts()
+            if len(counts) > self.max_categories:
+                kept = sorted(counts.index, key=lambda level: (-counts[level], level))
+                found[name] = [*kept[: self.max_categories - 1], _OTHERS]
+        return found
+
+    @staticmethod
+    def _grouped(table: pd.DataFrame, levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+        """A table in which categories that are not kept are one."""
+        for name, kept in levels.items():
+            if _OTHERS in kept:
+                column = table[name]
+                table[name] = column.where(column.isin(kept) | column.isna(), _OTHERS)
+        return table
 
     def _with_indicator(self, table: pd.DataFrame) -> list[str]:
         """Columns of which an indicator shows the missing values."""

@@ -17,6 +17,7 @@ class _Options(Facts):
     missing_values: list[Name | int | float | bool | None]
     categorical: list[Name]
     max_categories: Annotated[int, Meta(ge=2)]
+    many: Literal["error", "group"] = "error"
 
 
 class _Numeric(Facts):

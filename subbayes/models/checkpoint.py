@@ -45,8 +45,11 @@ __all__ = [
     "parts_of",
 ]
 
+STACK_PARTS = tuple(f"{stage}-{m}" for stage in ("candidate", "member") for m in range(10))
+"""Folders of the chains of a stack of hierarchical networks."""
+
 PARTS = {
-    "preset": "preset-checkpoint",
+    **dict.fromkeys(STACK_PARTS, "sampling-checkpoint"),
     "trained": "subspace-checkpoint",
     "temperature": "temperature-checkpoint",
     "sampling": "sampling-checkpoint",

@@ -29,7 +29,6 @@ from subbayes.inference.engine import ENGINES
 from subbayes.inference.tempering import TemperatureChoice
 from subbayes.likelihoods import Likelihood, Weighted, saved_likelihood
 from subbayes.likelihoods.target_parts import split_targets
-from subbayes.models.presets import PRESET_REMEDY, PresetRecord, describe_preset, preset_warnings
 from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
 from subbayes.networks.saving import (
@@ -76,7 +75,6 @@ class _Settings(TypedDict, total=False):
     subspace: Line
     inference: Line
     ensemble: _Ensemble
-    preset: PresetRecord
 
 
 class FittedFacts(KindFacts):
@@ -423,9 +421,7 @@ class FittedModel(Predictor):
             found += ENGINES[self.draws.engine].warnings(self.draws)
         if not known and (agreement := self.training_agreement) is not None:
             found = agreement.warnings() + found
-        if (chosen := self.settings.get("preset")) is None:
-            return found
-        return preset_warnings(chosen) + found + [PRESET_REMEDY] * bool(found)
+        return found
 
     def tensors(self) -> dict[str, Any]:
         """Network, subspace, draws, and start points of an ensemble."""
@@ -534,9 +530,7 @@ def describe(model: FittedModel) -> dict[str, str]:
         >>> describe(model)["subspace"]
         'the 2 leading principal components of the SGD trajectory, centred at its mean'
     """
-    chosen = model.settings.get("preset")
-    preset = {} if chosen is None else {"preset": describe_preset(chosen)}
-    parts = preset | {
+    parts = {
         "network": describe_network(model.network),
         "likelihood": describe_likelihood(model.likelihood),
         "training": _training(model),

@@ -15,14 +15,12 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from subbayes.inference.configuration import Sampling
-from subbayes.models.presets import PRESETS
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import (
     InputError,
     InputTypeError,
     check_choice,
     check_count,
-    check_positive,
     fail,
     fail_type,
 )
@@ -148,9 +146,9 @@ class TableSettings:
         sampling: number of draws and chains, and the seed of all steps.
         members: number of networks of a deep ensemble.
         sparse: prior and posterior of a sparse network.
-        preset: "best" chooses the network, its training and the prior by validation rows, and
-            samples all weights from an ensemble; None for the settings above.
-        budget: seconds of a preset; None for fixed sizes, with which a seed determines the result.
+        effort: of a stack of hierarchical networks: "quick", "standard" or "long", or an `Effort`;
+            see `subbayes.tables.hierarchical`. It uses the likelihood, the seed, the checkpoint and
+            the mode of the settings above.
 
     Raises:
         InputError: a value that cannot be used.
@@ -171,15 +169,10 @@ class TableSettings:
     sampling: Sampling = field(default_factory=Sampling)
     members: int = 5
     sparse: SparseSettings = field(default_factory=SparseSettings)
-    preset: str | None = None
-    budget: float | None = 240.0
+    effort: str | Any = "standard"
 
     def __post_init__(self) -> None:
         check_count("members", self.members)
-        if self.preset is not None:
-            check_choice("preset", self.preset, PRESETS)
-        if self.budget is not None:
-            object.__setattr__(self, "budget", check_positive("budget", self.budget))
 
     def change(self, changes: Mapping[str, Any]) -> TableSettings:
         """The settings with some values changed, see `subbayes.utils.configuration.change`.
@@ -406,7 +399,10 @@ _SAMPLED = (
     "sampling.warmup",
     "sampling.initial",
 )
-_PRESET = ("preset", "budget")
+_TRAINING = tuple(f"training.{f.name}" for f in dataclasses.fields(Training))
+_NETWORK = tuple(f"network.{f.name}" for f in dataclasses.fields(Perceptron))
+OF_TRAINED = (*_SAMPLED, *_TRAINING, *_NETWORK)
+"""Dotted names of the settings of a network that is trained, and of a subspace around it."""
 _SWA = ("training.swa_epochs", "training.swa_learning_rate")
 
 
@@ -423,13 +419,15 @@ def unused_settings(method: str) -> tuple[str, ...]:
     from subbayes.subspaces.registry import SUBSPACES
 
     if method in SUBSPACES:
-        return ("members", *_SPARSE)
+        return ("members", *_SPARSE, "effort")
+    if method == "hierarchical":
+        return (*OF_TRAINED, "members", *_SPARSE)
     if method == "sparse":
         others = ("prior_scale", "patience", "validation", "time_limit")
-        return (*_SAMPLED, *_SWA, *_PRESET, "members", *(f"training.{name}" for name in others))
+        return (*_SAMPLED, *_SWA, "effort", "members", *(f"training.{name}" for name in others))
     swa = () if method in ("swa", "swag") else _SWA
     members = () if method == "ensemble" else ("members",)
-    return (*_SAMPLED, *swa, *_PRESET, *members, *_SPARSE)
+    return (*_SAMPLED, *swa, "effort", *members, *_SPARSE)
 
 
 def check_settings(argument: str, value: _T | None, kind: type[_T]) -> _T | None:

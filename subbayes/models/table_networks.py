@@ -62,22 +62,25 @@ def make_likelihood(
     if task == "count":
         return as_likelihood(name)
     inner = HeteroscedasticGaussian() if name == "heteroscedastic" else as_likelihood(name)
-    if inner.bounds[0] == 0:
-        return _in_units_of_mean(inner, y, weights)
-    return Standardized.of(
-        inner,
-        torch.from_numpy(np.array(y, dtype=np.float64)),
-        None if weights is None else torch.from_numpy(weights),
-    )
+    return in_units(inner, y, weights)
 
 
-def _in_units_of_mean(
-    likelihood: Likelihood, y: Shaped[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None
+def in_units(
+    likelihood: Likelihood,
+    y: Shaped[np.ndarray, "n"],
+    weights: Float[np.ndarray, "n"] | None = None,
 ) -> Likelihood:
-    """The likelihood of positive targets divided by their weighted geometric mean."""
-    likelihood.check_targets(torch.from_numpy(np.array(y, dtype=np.float64)))
-    mean = float(np.exp(np.average(np.log(y), weights=weights)))
-    return Standardized(likelihood, (0.0,), (mean,))
+    """The likelihood of targets in their units, which are standardised for the network.
+
+    Positive targets are divided by their weighted geometric mean.
+    """
+    target = torch.from_numpy(np.array(y, dtype=np.float64))
+    if likelihood.bounds[0] == 0:
+        likelihood.check_targets(target)
+        mean = float(np.exp(np.average(np.log(y), weights=weights)))
+        return Standardized(likelihood, (0.0,), (mean,))
+    own = None if weights is None else torch.from_numpy(weights)
+    return Standardized.of(likelihood, target, own)
 
 
 def without_global_variance(likelihood: Likelihood) -> Likelihood:

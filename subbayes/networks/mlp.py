@@ -88,7 +88,7 @@ class MLP(nn.Module):
         return self.layers(x)
 
 
-class MLPSettings(Facts):
+class MLPSettings(Facts, tag="mlp"):
     """The arguments of an `MLP` in an artifact."""
 
     n_inputs: Count

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from subbayes.artifacts.arrays import ANY, Array, Arrays
-from subbayes.artifacts.facts import Facts, Name
+from subbayes.artifacts.facts import Facts, Name, as_facts
 from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.networks.adapters import check_active, has_adapters, settings_digest
 from subbayes.networks.adapters_in_use import (
@@ -28,6 +28,7 @@ from subbayes.networks.adapters_in_use import (
 )
 from subbayes.networks.architecture import architecture_of
 from subbayes.networks.attributes import as_complex, as_real
+from subbayes.networks.hierarchical_mlp import HierarchicalMLP, HierarchicalMLPSettings
 from subbayes.networks.mlp import MLP, MLPSettings
 from subbayes.networks.module_copy import private_copy
 from subbayes.networks.network import Network
@@ -85,7 +86,7 @@ class NetworkFacts(Facts):
 
     architecture: str
     names: list[str]
-    module: MLPSettings | None = None
+    module: MLPSettings | HierarchicalMLPSettings | None = None
     base: BaseFacts | None = None
     dtypes: list[Float] | None = None
 
@@ -131,9 +132,7 @@ def network_facts(network: Network) -> NetworkFacts:
         warn_of_unsaved_prompts(network.names)
         shown = without_unused(module)
     facts = NetworkFacts(
-        architecture=architecture_of(shown),
-        names=list(network.names),
-        module=MLPSettings(**module.settings) if isinstance(module, MLP) else None,
+        architecture=architecture_of(shown), names=list(network.names), module=_settings_of(module)
     )
     dtypes = [network.dtype_of(name) for name in network.names]
     if not network.base_names and any(dtype in HALF for dtype in dtypes):
@@ -144,6 +143,13 @@ def network_facts(network: Network) -> NetworkFacts:
     elif network.base_names:
         facts.base = base_identity(network, network.base_names, network.unused)
     return facts
+
+
+def _settings_of(module: nn.Module) -> MLPSettings | HierarchicalMLPSettings | None:
+    """The settings of a module that can be rebuilt from them; None of others."""
+    if isinstance(module, HierarchicalMLP):
+        return as_facts(module.settings, HierarchicalMLPSettings)
+    return MLPSettings(**module.settings) if isinstance(module, MLP) else None
 
 
 def base_identity(

@@ -1,4 +1,4 @@
-"""Models of tables: scikit-learn estimators, models of data frames, and presets."""
+"""Models of tables: scikit-learn estimators, models of data frames, and their default."""
 
 from subbayes.utils.namespace import lazy_imports
 
@@ -8,6 +8,8 @@ _NAMES = {
     "SparseRegressor": "estimators",
     "SubspaceClassifier": "estimators",
     "SubspaceRegressor": "estimators",
+    "TableClassifier": "estimators",
+    "TableRegressor": "estimators",
     "fit_arrays": "array_model",
 }
 

@@ -38,9 +38,13 @@ from subbayes.sparse.convert import convert
 from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSlab, StudentTSlab
 from subbayes.sparse.result import SparseNetwork
 from subbayes.sparse.training import fit as train_sparse
-from subbayes.tables.preset_choice import choose_settings, with_record
+from subbayes.tables.hierarchical import fit_hierarchical
+from subbayes.tables.stacked import Stack
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, fail
+
+HIERARCHICAL = Stack.name
+"""The method of `fit_arrays` that stacks hierarchical networks, the default for tables."""
 
 SPARSE = "sparse"
 """The method of `fit_arrays` that fits a sparse Bayesian network."""
@@ -70,8 +74,8 @@ def fit_arrays(
         settings: of network, training and inference. A sparse network uses their learning rate for
             everything but the slab, which hardly moves, and the inclusion probabilities, which
             learn faster where steps are few; its posterior "horseshoe" has its own prior.
-        method: a name of `subbayes.comparison.registry.BASELINES`; by default a posterior in
-            `settings.subspace`.
+        method: "hierarchical" for a stack of hierarchical networks, or a name of
+            `subbayes.comparison.registry.BASELINES`; by default a posterior in `settings.subspace`.
         n_classes: K, where not all classes occur in y.
         weights: of the rows, see `Data.weighted`; not for baselines.
         checkpoint: folder to save in and resume from, by default that of `settings.sampling`;
@@ -104,18 +108,23 @@ def fit_arrays(
     settings = settings or TableSettings()
     if checkpoint is None:
         checkpoint = settings.sampling.checkpoint
-        if method not in (None, SPARSE) and checkpoint is not None:
+        if method not in (None, SPARSE, HIERARCHICAL) and checkpoint is not None:
             fail("sampling.checkpoint", f"None for {method!r}", checkpoint, "Leave it out")
     sampling = dataclasses.replace(settings.sampling, checkpoint=checkpoint, progress=progress)
     settings = dataclasses.replace(settings, sampling=sampling).with_given(settings.given)
-    if method is None or method == SPARSE:  # baselines ignore it
+    if method in (None, SPARSE, HIERARCHICAL):  # baselines ignore it
         on_first(lambda: check_checkpoint(checkpoint))
-    if settings.preset is not None:
-        if method is not None:
-            fail("preset", f"None for {method!r}", repr(settings.preset), "Leave one of them out")
-        choice = choose_settings((x, y), task, settings, n_classes=n_classes, weights=weights)
-        fitted = _fit_posterior((x, y), task, choice.settings, n_classes, weights)
-        return with_record(fitted, choice)
+    if method == HIERARCHICAL:
+        return fit_hierarchical(
+            x,
+            y,
+            task,
+            settings.effort,
+            likelihood=settings.likelihood,
+            n_classes=n_classes,
+            weights=weights,
+            sampling=settings.sampling,
+        )
     if method is None:
         return _fit_posterior((x, y), task, settings, n_classes, weights)
     check_choice("method", method, BASELINES)

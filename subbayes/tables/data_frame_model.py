@@ -34,12 +34,14 @@ from subbayes.sparse.export.small_network import SmallNetwork
 from subbayes.sparse.export.table_units import export_in_table_units
 from subbayes.sparse.result import SparseNetwork
 from subbayes.tables.array_model import (
+    HIERARCHICAL,
     check_modes,
     check_saved_size,
     fit_arrays,
     labelled,
     predict_matrix,
 )
+from subbayes.tables.hierarchical import ENCODING
 from subbayes.utils.checks import fail
 
 if TYPE_CHECKING:
@@ -65,7 +67,12 @@ class DataFrameFacts(KindFacts):
 
     def __post_init__(self) -> None:
         self.model.check_kind(
-            "fitted-model", "sparse-network", "weight-samples", "mc-dropout", "temperature-scaled"
+            "fitted-model",
+            "sparse-network",
+            "weight-samples",
+            "mc-dropout",
+            "temperature-scaled",
+            "stack",
         )
 
     def arrays(self) -> Arrays:
@@ -124,7 +131,8 @@ class DataFrameModel:
         Args:
             table: the training rows: a data frame of pandas, polars, pyarrow or another library.
             column: name of the column to predict.
-            settings: of network, training and inference.
+            settings: of network, training and inference; None for the default model of a table, a
+                stack of hierarchical networks.
             task: "regression", "count" or "classification"; by default inferred from the values,
                 see `Target.infer`.
             method: as for `fit_arrays`.
@@ -137,9 +145,13 @@ class DataFrameModel:
             InputError: a table that cannot be used, see `TabularEncoder`.
         """
         features, values = split_target(table, column)
+        if settings is None and method is None:
+            method = HIERARCHICAL
         settings = settings or TableSettings()
         target = infer_target(values, task, settings)
-        encoder = (encoder or TabularEncoder()).fit(features)
+        if encoder is None:
+            encoder = TabularEncoder(**ENCODING if method == HIERARCHICAL else {})
+        encoder = encoder.fit(features)
         y = target.encode(values)
         model = fit_arrays(
             encoder.transform(features),
@@ -356,8 +368,9 @@ class DataFrameModel:
 @artifact("data-frame-model", DataFrameFacts)
 def rebuild(tensors: dict[str, Tensor], facts: DataFrameFacts) -> DataFrameModel:
     """Rebuild a model of data frames from its artifact; see `subbayes.load`."""
-    check_saved_size("n_inputs", encoded_columns(facts.encoder), facts.model)
-    if facts.target.task == "classification":
+    if facts.model.kind != "stack":  # which knows its columns
+        check_saved_size("n_inputs", encoded_columns(facts.encoder), facts.model)
+    if facts.target.task == "classification" and facts.model.kind != "stack":
         check_saved_size("n_outputs", len(facts.target.classes), facts.model)
     return DataFrameModel(
         rebuild_model(facts.model.kind, tensors, facts.model.facts, {}),

@@ -30,6 +30,7 @@ from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import KindFacts, Nested, read, rebuild, save
 from subbayes.data.arrays import check_not_masked, native_array
 from subbayes.data.data import check_weights
+from subbayes.data.encoder_state import EncoderFacts
 from subbayes.data.frames import LEAST_SCALE, check_names, row_index
 from subbayes.data.targets import check_label_types
 from subbayes.data.to_pandas import to_pandas
@@ -70,9 +71,10 @@ class EstimatorFacts(KindFacts):
     feature_names: list[Name] | None
     classes: list[Name | int | float | bool] | None = None
     dtype: Annotated[str, Meta(pattern=_LABELS)] = "|O"
+    encoder: EncoderFacts | None = None  # of tables
 
     def __post_init__(self) -> None:
-        self.model.check_kind("fitted-model", "sparse-network")
+        self.model.check_kind("fitted-model", "sparse-network", "stack")
         check_known(self.params, _Params)
         lists = (self.mean, self.scale, self.feature_names or self.mean)
         if len({len(values) for values in lists}) > 1:

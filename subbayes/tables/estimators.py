@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from jaxtyping import Float, Shaped
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from subbayes.artifacts.facts import as_facts
 from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import artifact
 from subbayes.artifacts.saving import rebuild as rebuild_model
+from subbayes.data.encoder import TabularEncoder
+from subbayes.data.encoder_state import EncoderFacts
+from subbayes.data.to_pandas import to_pandas
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.models.fitted import FittedModel
@@ -31,6 +37,8 @@ from subbayes.sparse.result import SparseNetwork
 from subbayes.subspaces.base import SubspaceMethod
 from subbayes.tables.array_model import SPARSE, check_saved_size
 from subbayes.tables.estimator_base import Classifier, Estimator, EstimatorFacts, Regressor
+from subbayes.tables.hierarchical import ENCODING, Effort, fit_hierarchical
+from subbayes.tables.stacked import Stack
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count
 from subbayes.utils.keywords import suggest_keywords
@@ -57,8 +65,6 @@ class _SubspaceEstimator(Estimator):
     temperature: float | str = 1.0
     training: Training | Mapping[str, Any] | None = None
     sampling: Sampling | Mapping[str, Any] | None = None
-    preset: str | None = None
-    budget: float | None = 240.0
     standardize: bool = True
     random_state: Any = None
     verbose: bool = False
@@ -92,12 +98,6 @@ class SubspaceRegressor(_SubspaceEstimator, Regressor):
             scale 0.3 of the weights (1 for classes).
         sampling: a `Sampling` (draws, chains, warmup); its seed is `random_state`. Its `checkpoint`
             is the folder of one fit: other rows or parameters, as in cross-validation, are refused.
-        preset: "best" chooses widths, weight decay, epochs and the prior by validation rows within
-            `budget`, and samples all weights by MCLMC from an ensemble until it is spent; the
-            parameters that it chooses keep their defaults, and dicts leave them out. Of `sampling`
-            it respects draws, chains and mode. `model_.settings["preset"]` has the record.
-        budget: seconds of `preset`; None for fixed sizes, with which `random_state` determines
-            the model.
         standardize: centre the columns of X and divide them by their standard deviation. (The
             target is always standardised internally; predictions are in its own units.)
         random_state: an integer gives the same model each time.
@@ -155,6 +155,143 @@ class SubspaceClassifier(_SubspaceEstimator, Classifier):
     """
 
     model_: FittedModel
+
+
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
+class _TableParameters(Estimator):
+    """Parameters of estimators of tables."""
+
+    _defaults: ClassVar[dict[str, Any]] = {}
+
+    effort: str | Effort = "standard"
+    likelihood: str | None = None
+    categorical: Sequence[str] = ()
+    checkpoint: str | Path | None = None
+    random_state: Any = None
+    verbose: bool = False
+
+
+class _TableEstimator(_TableParameters):
+    """The encoding of tables, and their fit."""
+
+    model_: Stack
+    encoder_: TabularEncoder
+
+    def _check_X(self, X: Any, *, fitting: bool) -> Float[np.ndarray, "n d"]:
+        """Encode a table, and learn its encoding in `fit`."""
+        X = to_pandas("X", X)
+        if not fitting:
+            return self.encoder_.transform(X).astype(np.float64)
+        self.encoder_ = TabularEncoder(**ENCODING, categorical=self.categorical).fit(X)
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(self.encoder_, name):
+                setattr(self, name, getattr(self.encoder_, name))
+        return self.encoder_.transform(X).astype(np.float64)
+
+    def _fit(
+        self,
+        X: Float[np.ndarray, "n d"],
+        y: Shaped[np.ndarray, "n"],
+        task: str,
+        weights: Float[np.ndarray, "n"] | None,
+        n_classes: int | None = None,
+    ) -> None:
+        self.mean_, self.scale_ = np.zeros(self.n_features_in_), np.ones(self.n_features_in_)
+        self.seed_ = self._seed()
+        self.model_ = fit_hierarchical(
+            X,
+            y,
+            task,
+            self.effort,
+            likelihood=self.likelihood,
+            n_classes=n_classes,
+            weights=weights,
+            sampling=Sampling(
+                seed=self.seed_, checkpoint=self.checkpoint, progress=bool(self.verbose)
+            ),
+        )
+
+    def _inputs(self, X: Any) -> Float[np.ndarray, "n d"]:
+        check_is_fitted(self)
+        return self._check_X(X, fitting=False).astype(np.float32)
+
+    def facts(self) -> EstimatorFacts:
+        """The facts of any estimator, and the encoding of its columns."""
+        facts = super().facts()
+        facts.encoder = as_facts(self.encoder_.to_config(), EncoderFacts)
+        return facts
+
+    def _restore(self, facts: EstimatorFacts) -> None:
+        super()._restore(facts)
+        assert facts.encoder is not None
+        self.encoder_ = TabularEncoder.from_config(facts.encoder)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.string = tags.input_tags.categorical = tags.input_tags.allow_nan = True
+        return tags
+
+
+class TableRegressor(_TableEstimator, Regressor):
+    """The default model of a table with a number or a count to predict.
+
+    Small networks with a hierarchical prior, all of whose parameters are sampled, on standardised
+    columns, their ranks and harmonics of these; see `subbayes.tables.hierarchical`. Tables may have
+    numbers, text, categories and missing values.
+
+    Args:
+        effort: "quick", "standard" or "long": fixed numbers of steps, see
+            `subbayes.tables.hierarchical.EFFORTS`.
+        likelihood: "student-t" (the default), "heteroscedastic", "gaussian"; "log-normal", "gamma"
+            or "inverse-gaussian" for y above 0; "negative-binomial" or "poisson" for counts.
+        categorical: names of numeric columns that are categories.
+        checkpoint: folder of one fit, from which an interrupted one resumes.
+        random_state: an integer gives the same model each time.
+        verbose: show progress bars.
+
+    Attributes:
+        model_: the `Stack` of fitted models; `model_.record` is what was compared.
+        encoder_: the `TabularEncoder` of the columns.
+        n_features_in_: number of columns of X.
+        feature_names_in_: their names, if X was a data frame with names.
+        seed_: the seed in use.
+
+    Raises:
+        InputError: in `fit` and `predict`, data or parameters that cannot be used.
+
+    Source:
+        Neal (1996), Bayesian Learning for Neural Networks; Sommer et al. (2025), Microcanonical
+        Langevin ensembles.
+
+    Example:
+        >>> from subbayes.tables.hierarchical import Candidate, Effort
+        >>> small = Effort((Candidate((4,), None),), climb=50, chains=2, steps=100)
+        >>> x = np.linspace(0, 1, 50)
+        >>> model = TableRegressor(effort=small, random_state=0).fit(x[:, None], 3 * x)
+        >>> lower, upper = model.predict_interval([[0.5]], level=0.9)
+        >>> bool(lower[0] < 1.5 < upper[0])
+        True
+    """
+
+
+class TableClassifier(_TableEstimator, Classifier):
+    """The default model of a table with classes to predict.
+
+    Parameters, attributes, errors and source are those of `TableRegressor`; `likelihood` is
+    "categorical".
+
+    Attributes:
+        classes_: the labels, sorted, shape (K,).
+
+    Example:
+        >>> from subbayes.tables.hierarchical import Candidate, Effort
+        >>> from sklearn.datasets import load_iris
+        >>> X, y = load_iris(return_X_y=True)
+        >>> small = Effort((Candidate((4,), None),), climb=50, chains=2, steps=100)
+        >>> model = TableClassifier(effort=small, random_state=0).fit(X[::2], y[::2])
+        >>> model.score(X[1::2], y[1::2]) > 0.9
+        True
+    """
 
 
 class _SparseEstimator(Estimator):
@@ -342,7 +479,14 @@ class SparseClassifier(_SparseEstimator, Classifier):
 
 _ESTIMATORS: dict[str, type[Estimator]] = {
     cls.__name__: cls
-    for cls in (SubspaceRegressor, SubspaceClassifier, SparseRegressor, SparseClassifier)
+    for cls in (
+        TableRegressor,
+        TableClassifier,
+        SubspaceRegressor,
+        SubspaceClassifier,
+        SparseRegressor,
+        SparseClassifier,
+    )
 }
 
 
@@ -355,10 +499,13 @@ def rebuild(tensors: dict[str, Tensor], facts: EstimatorFacts) -> Estimator:
         fail_damaged(f"parameters of {cls.__name__}", repr(unknown[0]))
     estimator = cls(**decode_parameters(facts.params, cls._defaults))
     estimator.model_ = rebuild_model(facts.model.kind, tensors, facts.model.facts, {})
-    check_saved_size("n_inputs", len(facts.mean), facts.model)
+    if facts.encoder is None:
+        check_saved_size("n_inputs", len(facts.mean), facts.model)
+    if (facts.encoder is not None) != issubclass(cls, _TableEstimator):
+        fail_damaged("the encoding of a table, and of no other model", cls.__name__)
     if (facts.classes is not None) != issubclass(cls, Classifier):
         fail_damaged("labels of a classifier, and of no regressor", cls.__name__)
-    if facts.classes is not None:
+    if facts.classes is not None and facts.encoder is None:
         check_saved_size("n_outputs", len(facts.classes), facts.model)
     estimator._restore(facts)
     return estimator

@@ -31,7 +31,7 @@ from subbayes.inference.samplers.laplace_start import Points, laplace_start
 
 _DECAY = 149 / 151  # of weights in a step: about 150 steps count
 _FAST_DECAY = 9 / 11  # before the first window, where chains come from start points far out
-_EARLY_TARGET = 0.5
+_EARLY_TARGET = 0.02
 _TRUST = 9.0  # of the logarithm of squared errors over their target
 _LEAST_ERROR = 1e-8  # squared, over the target
 _SEED_WEIGHT, _RESTART_WEIGHT = 1.0, 20.0  # of a step size that is set, in steps
@@ -124,7 +124,7 @@ class Tuner:
     def target(self, count: Int[np.ndarray, "c"]) -> Float[np.ndarray, "c"]:
         """The target after some finished steps, which changes linearly over the warm-up.
 
-        Before the first window it is at least 0.5: steps on the way from a start point far out may
+        Before the first window it is at least 0.02: steps on the way from a start point far out may
         be larger.
         """
         done = np.minimum(count / self.warmup, 1.0) if self.warmup else np.ones(len(count))

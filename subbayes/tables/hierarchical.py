@@ -1,0 +1,354 @@
+r"""Networks with a hierarchical prior, all of whose parameters are sampled: the default for tables.
+
+Each candidate is a `HierarchicalMLP` on standardised columns, their ranks and harmonics of these.
+Its chains start at points that Adam climbs to from the prior, and are drawn by MCLMC. Candidates
+are compared on rows held out, and stacked; see `Stack`. All sizes are fixed numbers, so that a seed
+determines the model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Shaped
+
+from subbayes.data.arrays import to_tensor
+from subbayes.data.data import Data
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.samplers.mclmc import MCLMC
+from subbayes.likelihoods import Categorical, Likelihood, Weighted, families
+from subbayes.models.fitted import FittedModel
+from subbayes.models.table_networks import in_units
+from subbayes.networks.hierarchical_mlp import HierarchicalMLP, Shape
+from subbayes.networks.network import Network
+from subbayes.networks.rank_features import RankFeatures
+from subbayes.posterior import Posterior
+from subbayes.priors import Normal
+from subbayes.subspace import FullSubspace
+from subbayes.tables.stacked import Stack, stacking_weights
+from subbayes.utils.checks import check_choice
+from subbayes.utils.seeding import derive_seed
+from subbayes.utils.warning import warn_user
+
+ENCODING: dict[str, Any] = {
+    "unknown": "ignore",
+    "missing": "impute",
+    "missing_indicator": True,
+    "many": "group",
+    "max_categories": 50,
+}
+"""Options of the `TabularEncoder` of these networks."""
+
+_RATE, _DECAY, _SQUARE_DECAY = 0.02, 0.9, 0.999  # of Adam
+_HELD_OUT = 0.2  # share of the rows by which candidates are compared
+_MOST_COMPARED = 4000  # of them
+_MIXED = 400  # draws that predictions average
+_LEAST_WEIGHT = 0.05  # of a candidate in the stack
+_START = 0.3  # standard deviation of the points from which chains climb
+_MOST_FEATURES = 1000  # with more, columns have no ranks
+_SIGMA, _NU = (-1.5, 1.5), (2.0, 1.5)  # prior of the log of a noise scale, and of log(nu - 1)
+_LEAST_NU = 1.5  # nu - 1, so that variances are finite
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A network of the stack.
+
+    Attributes:
+        hidden: widths of its layers.
+        harmonics: of the ranks of its columns; None for columns without ranks.
+        relevance: whether its inputs have relevances.
+    """
+
+    hidden: tuple[int, ...] = (16, 16)
+    harmonics: int | None = 4
+    relevance: bool = True
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Sizes of a fit.
+
+    Attributes:
+        candidates: networks to compare.
+        climb: steps of Adam before the chains.
+        chains: of each network.
+        steps: of each chain, of which the first third is the warm-up.
+        compared: steps with which candidates are compared.
+        most_rows: rows that chains take at most; of more, they are drawn at random.
+    """
+
+    candidates: tuple[Candidate, ...]
+    climb: int = 100
+    chains: int = 8
+    steps: int = 3000
+    compared: int = 1000
+    most_rows: int = 20_000
+
+
+_SMOOTH, _PLAIN, _WIDE = Candidate(), Candidate(harmonics=None), Candidate((32, 32))
+EFFORTS = {
+    "quick": Effort((_SMOOTH,), chains=4, steps=1000, most_rows=5000),
+    "standard": Effort((_SMOOTH, _PLAIN)),
+    "long": Effort((_SMOOTH, _PLAIN, _WIDE), steps=12_000, compared=3000, most_rows=100_000),
+}
+"""Sizes by name."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """The likelihood of a table, and the outputs that it needs.
+
+    Attributes:
+        likelihood: in the units of the target.
+        outputs: number of outputs.
+        shapes: those that are no means or logits.
+        offset: of the first output.
+    """
+
+    likelihood: Likelihood
+    outputs: int
+    shapes: tuple[Shape, ...] = ()
+    offset: float = 0.0
+
+
+def head_of(
+    name: str | None,
+    task: str,
+    y: Shaped[np.ndarray, "n"],
+    n_classes: int | None = None,
+    weights: Float[np.ndarray, "n"] | None = None,
+) -> Head:
+    """The likelihood of a task with outputs of a hierarchical network.
+
+    Args:
+        name: one of `LIKELIHOODS[task]`; None for "student-t", "negative-binomial" or
+            "categorical".
+        task: "regression", "count" or "classification".
+        y: targets (n,).
+        n_classes: K; by default as many as y has.
+        weights: of the rows.
+    """
+    if task == "classification":
+        count = int(y.max()) + 1 if n_classes is None else n_classes
+        return Head(Categorical(count), count)
+    name = name or {"regression": "student-t", "count": "negative-binomial"}[task]
+    family = families.FAMILIES[
+        {"gaussian": "normal", "heteroscedastic": "normal"}.get(name, name)
+    ]()
+    shapes = tuple(_shape(family, one, name) for one in family.parameters[1:])
+    outputs = len(family.parameters)
+    if task == "count":
+        offset = float(np.log(max(np.average(y, weights=weights), 1e-3)))
+        return Head(family, outputs, shapes, offset)
+    return Head(in_units(family, y, weights), outputs, shapes)
+
+
+def _shape(family: Any, parameter: str, name: str) -> Shape:
+    if parameter == "nu":
+        return Shape(*_NU, False, math.log(_LEAST_NU))
+    prior = _SIGMA if parameter == "sigma" else family.predictor_prior(parameter, np.zeros(0))
+    return Shape(*prior, name != "gaussian")
+
+
+def fit_network(
+    candidate: Candidate,
+    head: Head,
+    x: Float[np.ndarray, "n d"],
+    y: Shaped[np.ndarray, "n"],
+    weights: Float[np.ndarray, "n"] | None,
+    sampling: Sampling,
+    climb: int,
+    features: RankFeatures,
+    start: Float[np.ndarray, "chains k"] | None = None,
+) -> FittedModel:
+    """Sample all parameters of a hierarchical network.
+
+    Args:
+        candidate: the network.
+        head: its likelihood and outputs.
+        x: columns (n, d), float32.
+        y: targets.
+        weights: of the rows.
+        sampling: of the chains; its seed is that of the start points too.
+        climb: steps of Adam before them.
+        features: of the columns.
+        start: where chains start, instead of points that Adam climbs to.
+    """
+    inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
+    matrix = features(inputs)
+    arguments = (matrix.shape[1], candidate.hidden, head.outputs, head.shapes, head.offset)
+    relevance = candidate.relevance
+    whole = HierarchicalMLP(*arguments, relevance, features, seed=sampling.seed)
+    inner = Network(HierarchicalMLP(*arguments, relevance, seed=sampling.seed))
+    space = FullSubspace(torch.zeros(inner.size))
+    target = to_tensor("y", y, keep_double=True)
+
+    def rows(inputs: torch.Tensor) -> Data:
+        data = Data.of((inputs, target))
+        return data if weights is None else data.weighted(weights)
+
+    likelihood = head.likelihood
+    sampled = likelihood if weights is None else Weighted(likelihood)
+    prior = Normal(1.0)
+    posterior = Posterior(inner, sampled, rows(matrix), space, prior, mode=sampling.mode)
+    if start is None:
+        rng = np.random.default_rng(derive_seed(sampling.seed, 1))
+        start = _START * rng.standard_normal((sampling.chains, inner.size))
+        start = _climb(posterior, start, climb)
+    draws = MCLMC(metric="diagonal").run(posterior, replace(sampling, initial=start))
+    network = Network(whole).with_weights(space.shift)
+    model = FittedModel(
+        network,
+        likelihood,
+        space,
+        prior,
+        draws=draws,
+        settings={"subspace": "full", "inference": "mclmc"},
+        starts=start,
+    )
+    return model.with_data(rows(inputs))
+
+
+def _climb(
+    posterior: Posterior, z: Float[np.ndarray, "chains k"], steps: int
+) -> Float[np.ndarray, "chains k"]:
+    """Points of higher density, by steps of Adam."""
+    mean, square = np.zeros_like(z), np.zeros_like(z)
+    for step in range(1, steps + 1):
+        gradient = np.nan_to_num(posterior.value_and_grad(z)[1])
+        mean = _DECAY * mean + (1 - _DECAY) * gradient
+        square = _SQUARE_DECAY * square + (1 - _SQUARE_DECAY) * gradient**2
+        root = np.sqrt(square / (1 - _SQUARE_DECAY**step))
+        z = z + _RATE * mean / (1 - _DECAY**step) / (root + 1e-8)
+    return z
+
+
+def fit_hierarchical(
+    x: Float[np.ndarray, "n d"],
+    y: Shaped[np.ndarray, "n"],
+    task: str,
+    effort: str | Effort = "standard",
+    *,
+    likelihood: str | None = None,
+    n_classes: int | None = None,
+    weights: Float[np.ndarray, "n"] | None = None,
+    sampling: Sampling | None = None,
+) -> Stack:
+    """Fit and stack networks with a hierarchical prior.
+
+    Args:
+        x: columns (n, d), best standardised; those of two values are indicators.
+        y: targets (n,): numbers in their own units, counts, or classes 0..K-1.
+        task: "regression", "count" or "classification".
+        effort: a name of `EFFORTS`, or sizes.
+        likelihood: as for `head_of`.
+        n_classes: K, where not all classes occur in y.
+        weights: of the rows, see `Data.weighted`.
+        sampling: seed, mode, checkpoint and progress; the sizes are those of `effort`.
+
+    Example:
+        >>> x = np.linspace(-1, 1, 40, dtype=np.float32)[:, None]
+        >>> small = Effort((Candidate((4,), None),), climb=20, chains=2, steps=40)
+        >>> model = fit_hierarchical(
+        ...     x, 100 + x[:, 0], "regression", small, sampling=Sampling(progress=False))
+        >>> bool(abs(model.predict(x).mean - 100).max() < 2)
+        True
+    """
+    if isinstance(effort, str):
+        check_choice("effort", effort, EFFORTS)
+        effort = EFFORTS[effort]
+    sampling = sampling or Sampling()
+    if len(y) > effort.most_rows:
+        rng = np.random.default_rng(derive_seed(sampling.seed, 3))
+        rows = np.sort(rng.choice(len(y), effort.most_rows, replace=False))
+        warn_user(
+            f"effort: {len(y)} rows, of which {effort.most_rows} are drawn at random and used; "
+            "pass effort='long' for up to 100000"
+        )
+        x, y = x[rows], y[rows]
+        weights = None if weights is None else weights[rows]
+    every = [_features(candidate, x) for candidate in effort.candidates]
+    shares, starts, record = np.ones(1), [None], []
+    if len(effort.candidates) > 1:
+        shares, starts, record = _compare(
+            effort, every, x, y, task, likelihood, n_classes, weights, sampling
+        )
+    head = head_of(likelihood, task, y, n_classes, weights)
+    members, counts = [], []
+    for m, share in enumerate(shares):
+        if share > 0:
+            run = _sized(sampling, effort.chains, effort.steps, f"member-{m}")
+            one = fit_network(
+                effort.candidates[m], head, x, y, weights, run, effort.climb, every[m], starts[m]
+            )
+            members.append(one)
+            counts.append(max(1, round(share * min(_MIXED, one.default_draws))))
+    return Stack(tuple(members), tuple(counts), {"candidates": record})
+
+
+def _compare(
+    effort: Effort,
+    features: list[RankFeatures],
+    x: Float[np.ndarray, "n d"],
+    y: Shaped[np.ndarray, "n"],
+    task: str,
+    likelihood: str | None,
+    n_classes: int | None,
+    weights: Float[np.ndarray, "n"] | None,
+    sampling: Sampling,
+) -> tuple[Float[np.ndarray, "m"], list[Any], list[dict[str, Any]]]:
+    """Stacking weights of the candidates, the ends of their chains, and their log scores.
+
+    Scores are those of rows held out. Chains of all rows start at the ends.
+    """
+    order = np.random.default_rng(derive_seed(sampling.seed, 2)).permutation(len(y))
+    held = min(_MOST_COMPARED, max(1, round(_HELD_OUT * len(y))))
+    kept, out = np.sort(order[held:]), np.sort(order[:held])
+    own = None if weights is None else weights[kept]
+    classes = int(y.max()) + 1 if task == "classification" and n_classes is None else n_classes
+    head = head_of(likelihood, task, y[kept], classes, own)
+    columns, ends = [], []
+    for m, candidate in enumerate(effort.candidates):
+        run = _sized(sampling, effort.chains, effort.compared, f"candidate-{m}")
+        one = fit_network(candidate, head, x[kept], y[kept], own, run, effort.climb, features[m])
+        ends.append(one.sampled.z[:, -1])
+        columns.append(one.predict(x[out].astype(np.float32)).log_prob(y[out]))
+    terms = np.stack(columns, 1)
+    rows = None if weights is None else weights[out]
+    shares = stacking_weights(terms, rows)
+    shares = np.where(shares < _LEAST_WEIGHT, 0.0, shares)
+    shares /= shares.sum()
+    scores = np.average(terms, 0, rows)
+    return (
+        shares,
+        ends,
+        [
+            {**asdict(candidate), "score": float(score), "weight": float(share)}
+            for candidate, score, share in zip(effort.candidates, scores, shares, strict=True)
+        ],
+    )
+
+
+def _features(candidate: Candidate, x: Float[np.ndarray, "n d"]) -> RankFeatures:
+    """The features of a candidate, without ranks where there are too many columns."""
+    harmonics = candidate.harmonics
+    if harmonics is not None and x.shape[1] * (2 + 2 * harmonics) > _MOST_FEATURES:
+        harmonics = None
+    return RankFeatures.fit(torch.from_numpy(np.array(x, dtype=np.float32)), harmonics)
+
+
+def _sized(sampling: Sampling, chains: int, steps: int, name: str) -> Sampling:
+    """The sampling of one network."""
+    warmup = steps // 3
+    thin = max(1, (steps - warmup) * chains // _MIXED)
+    draws = (steps - warmup) // thin
+    folder = None if sampling.checkpoint is None else Path(sampling.checkpoint) / name
+    return replace(
+        sampling, draws=draws, chains=chains, warmup=warmup, thin=thin, checkpoint=folder
+    )

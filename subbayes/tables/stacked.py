@@ -1,0 +1,171 @@
+r"""A stack of posteriors: a mixture of the predictions of several models of one table.
+
+$$ p(y \mid x) = \sum_m w_m \frac{1}{S_m} \sum_s p(y \mid f_m(x; z_{ms})), \qquad
+   w = \arg\max_w \sum_{n} \log \sum_m w_m\, p_m(y_n \mid x_n) $$
+
+over rows n that were held out (Yao, Vehtari, Simpson and Gelman 2018, *Using stacking to average
+Bayesian predictive distributions*). The weights are the numbers of draws that predictions average.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from msgspec import Meta
+from torch import Tensor
+from typing_extensions import override
+
+from subbayes.artifacts.arrays import Arrays
+from subbayes.artifacts.facts import Count
+from subbayes.artifacts.files import fail_damaged
+from subbayes.artifacts.saving import KindFacts, Nested, artifact
+from subbayes.artifacts.saving import rebuild as rebuild_model
+from subbayes.artifacts.tensors import add_prefix, strip_prefix
+from subbayes.diagnostics.predictor import Predictor
+from subbayes.models.fitted import FittedModel
+from subbayes.predictions.predictive import Predictive
+
+_ROUNDS, _LEAST_GAIN = 1000, 1e-9  # of the ascent of stacking weights, and nats a row to go on for
+
+
+class StackFacts(KindFacts):
+    """A stack but for its tensors, which are those of its members."""
+
+    members: Annotated[list[Nested], Meta(min_length=1, max_length=100)]
+    counts: list[Count]
+    record: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        for member in self.members:
+            member.check_kind("fitted-model")
+        if len(self.counts) != len(self.members):
+            raise ValueError("expected a number of draws of each member")
+
+    def arrays(self) -> Arrays:
+        """Those of each member, under its number."""
+        return {
+            f"{m}.{name}": array
+            for m, member in enumerate(self.members)
+            for name, array in member.facts.arrays().items()
+        }
+
+
+@dataclass(frozen=True)
+class Stack(Predictor):
+    """A mixture of fitted models with one likelihood.
+
+    Attributes:
+        members: the models.
+        counts: number of draws of each that predictions average.
+        record: what was compared, as values that JSON can represent.
+        name: what tables call it.
+    """
+
+    kind: ClassVar[str] = "stack"
+    name: ClassVar[str] = "hierarchical"
+    label: ClassVar[str] = "hierarchical networks"  # type: ignore[assignment]
+
+    members: tuple[FittedModel, ...]
+    counts: tuple[int, ...]
+    record: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def network(self) -> Any:
+        """The network of the first member."""
+        return self.members[0].network
+
+    @property
+    def likelihood(self) -> Any:
+        """p(y | f), of all members."""
+        return self.members[0].likelihood
+
+    @property
+    @override
+    def default_draws(self) -> int:
+        return sum(self.counts)
+
+    @override
+    def predict(
+        self, inputs: Any, *, n_draws: int | None = None, progress: bool | None = False
+    ) -> Predictive:
+        total = self.default_draws
+        share = 1.0 if n_draws is None else min(1.0, n_draws / total)
+        outputs = [
+            model.predict(inputs, n_draws=max(1, round(share * count)), progress=progress).outputs
+            for model, count in zip(self.members, self.counts, strict=True)
+        ]
+        return Predictive(torch.cat(outputs), self.likelihood)
+
+    @override
+    def warnings(self) -> list[str]:
+        found = [text for member in self.members for text in member.warnings()]
+        return list(dict.fromkeys(found))
+
+    @override
+    def describe(self) -> dict[str, str]:
+        return self.members[0].describe()
+
+    def tensors(self) -> dict[str, Tensor | np.ndarray]:
+        """Those of each member, under its number."""
+        found: dict[str, Tensor | np.ndarray] = {}
+        for m, member in enumerate(self.members):
+            found |= add_prefix(str(m), member.tensors())
+        return found
+
+    def facts(self) -> StackFacts:
+        """The members, their numbers of draws, and what was compared."""
+        return StackFacts(
+            members=[Nested.of(member) for member in self.members],
+            counts=list(self.counts),
+            record=self.record,
+        )
+
+
+@artifact("stack", StackFacts)
+def rebuild(tensors: dict[str, Tensor], facts: StackFacts) -> Stack:
+    """Rebuild a stack from its artifact; see `subbayes.load`."""
+    members = tuple(
+        rebuild_model(one.kind, strip_prefix(str(m), tensors), one.facts, {})
+        for m, one in enumerate(facts.members)
+    )
+    for member, count in zip(members, facts.counts, strict=True):
+        if count > member.default_draws:
+            fail_damaged(f"at most {member.default_draws} draws of a member", f"{count}")
+        if member.likelihood != members[0].likelihood:
+            fail_damaged("members with one likelihood", "others")
+    return Stack(members, tuple(facts.counts), facts.record)
+
+
+def stacking_weights(
+    log_densities: Float[np.ndarray, "n m"], weights: Float[np.ndarray, "n"] | None = None
+) -> Float[np.ndarray, "m"]:
+    """Weights of a mixture of M predictive distributions that maximise its log score.
+
+    The log score is concave in them; the EM algorithm finds its maximum.
+
+    Args:
+        log_densities: of each row that was held out under each model.
+        weights: of the rows.
+
+    Example:
+        >>> better = np.array([[0.0, -5.0], [0.0, -5.0], [-5.0, 0.0]])
+        >>> stacking_weights(better).round(2)
+        array([0.67, 0.33])
+    """
+    n, m = log_densities.shape
+    share = np.full(n, 1 / n) if weights is None else weights / weights.sum()
+    densities = np.exp(log_densities - log_densities.max(1, keepdims=True))
+    found, before = np.full(m, 1 / m), -np.inf
+    for _ in range(_ROUNDS):
+        joint = densities * found
+        total = joint.sum(1, keepdims=True)
+        score = float(share @ np.log(total[:, 0]))
+        found = share @ (joint / total)
+        if score - before < _LEAST_GAIN:
+            break
+        before = score
+    return found

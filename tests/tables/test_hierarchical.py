@@ -1,0 +1,212 @@
+"""The default model of tables: its density, its stack, its estimators and what it refuses."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.optimize import minimize
+
+import subbayes
+from subbayes import InputError, Sampling
+from subbayes.tables import DataFrameModel, TableClassifier, TableRegressor
+from subbayes.tables.hierarchical import EFFORTS, Candidate, Effort, fit_hierarchical, head_of
+from subbayes.tables.stacked import stacking_weights
+
+TINY = Effort((Candidate((4,), 1),), climb=30, chains=2, steps=60)
+TWO = replace(TINY, candidates=(Candidate((4,), 1), Candidate((3,), None)), compared=30)
+QUIET = Sampling(progress=False, seed=3)
+
+
+@pytest.fixture(scope="module")
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    n = 80
+    found = pd.DataFrame({"a": rng.normal(size=n), "b": rng.choice(["x", "y", "z"], n)})
+    found["m"] = np.where(rng.random(n) < 0.2, np.nan, rng.normal(size=n))
+    found["y"] = 100 + 10 * found.a + 5 * (found.b == "x") + rng.normal(size=n)
+    return found
+
+
+@pytest.fixture(scope="module")
+def stack():
+    x = np.random.default_rng(1).normal(size=(60, 2))
+    y = 5 + 3 * x[:, 0] + np.random.default_rng(2).normal(size=60)
+    return fit_hierarchical(x, y, "regression", TWO, sampling=QUIET), x, y
+
+
+def test_stacking_weights_maximise_the_log_score():
+    rng = np.random.default_rng(0)
+    terms, rows = rng.normal(size=(200, 3)), rng.integers(1, 4, 200).astype(float)
+
+    def loss(z):
+        w = np.exp(z) / np.exp(z).sum()
+        return -np.average(np.log(np.exp(terms) @ w), weights=rows)
+
+    best = minimize(loss, np.zeros(3), tol=1e-12).x
+    expected = np.exp(best) / np.exp(best).sum()
+    np.testing.assert_allclose(stacking_weights(terms, rows), expected, atol=2e-3)
+    repeated = np.repeat(terms, rows.astype(int), 0)
+    np.testing.assert_allclose(stacking_weights(terms, rows), stacking_weights(repeated), atol=1e-6)
+
+
+def test_prediction_is_the_mixture_of_its_members(stack):
+    model, x, y = stack
+    outputs = [
+        member.predict(x, n_draws=count).log_prob(y)
+        for member, count in zip(model.members, model.counts, strict=True)
+    ]
+    share = np.array(model.counts) / sum(model.counts)
+    expected = np.log(np.einsum("m,mn->n", share, np.exp(outputs)))
+    np.testing.assert_allclose(model.predict(x).log_prob(y), expected, rtol=1e-9)
+
+
+def test_density_is_the_student_t_with_standard_normal_parameters(stack):
+    model, x, y = stack
+    member = model.members[0]
+    z = member.sampled.z[:, -1]
+    f = torch.stack([member.network(w.float(), torch.tensor(x).float()) for w in torch.tensor(z)])
+    mu, sigma, nu = f[..., 0], f[..., 1].exp(), 1 + f[..., 2].exp()
+    units = torch.distributions.StudentT(nu.double(), mu.double(), sigma.double())
+    terms = units.log_prob((torch.tensor(y) - y.mean()) / y.std()) - np.log(y.std())
+    expected = terms.sum(1).detach().numpy() - 0.5 * (z**2).sum(1)
+    found = member.posterior.value(z)
+    constant = -0.5 * z.shape[1] * np.log(2 * np.pi)
+    difference = found - expected
+    np.testing.assert_allclose(difference - difference[0], 0.0, atol=1e-2)
+    assert min(abs(difference[0]), abs(difference[0] - constant)) < 1e-2
+
+
+def test_weights_of_rows_are_repeated_rows(stack):
+    _, x, y = stack
+    counts = np.random.default_rng(4).integers(1, 3, len(y)).astype(float)
+    weighted = fit_hierarchical(x, y, "regression", TINY, weights=counts, sampling=QUIET)
+    again = np.repeat(np.arange(len(y)), counts.astype(int))
+    member = weighted.members[0]
+    plain = subbayes.Posterior(
+        member.network, member.likelihood, (torch.tensor(x[again]).float(), torch.tensor(y[again])),
+        member.subspace, member.prior,
+    )  # fmt: skip
+    z = member.sampled.z[0, :3]
+    np.testing.assert_allclose(member.posterior.value(z), plain.value(z), rtol=1e-6)
+
+
+def test_a_seed_determines_the_model_and_an_interrupted_run_resumes(stack, tmp_path):
+    model, x, y = stack
+    kept = replace(QUIET, checkpoint=tmp_path, checkpoint_seconds=0)
+    first = fit_hierarchical(x, y, "regression", TWO, sampling=kept)
+    again = fit_hierarchical(x, y, "regression", TWO, sampling=kept)
+    for other in (first, again):
+        np.testing.assert_array_equal(other.predict(x).mean, model.predict(x).mean)
+
+
+def test_line_is_found_with_its_noise():
+    rng = np.random.default_rng(5)
+    x = rng.uniform(-2, 2, size=(150, 1))
+    y = 3 * x[:, 0] + 0.5 * rng.normal(size=150)
+    effort = replace(EFFORTS["quick"], steps=600)
+    model = TableRegressor(effort=effort, random_state=0).fit(x, y)
+    new = np.linspace(-1.8, 1.8, 30)[:, None]
+    predicted = model.predict_dist(new)
+    assert np.abs(predicted.mean - 3 * new[:, 0]).max() < 0.35
+    np.testing.assert_allclose(np.sqrt(predicted.aleatoric), 0.5, rtol=0.3)
+
+
+def test_frames_with_text_and_missing_values(frame, tmp_path):
+    x, y = frame.drop(columns="y"), frame.y
+    model = TableRegressor(effort=TINY, random_state=0).fit(x, y)
+    new = pd.DataFrame({"a": [0.0, 0.0], "b": ["unseen", None], "m": [np.nan, 1.0]})
+    assert np.isfinite(model.predict(new)).all()
+    loaded = subbayes.load(model.save(tmp_path / "model"))
+    np.testing.assert_array_equal(loaded.predict(x), model.predict(x))
+    pd.testing.assert_frame_equal(
+        loaded.predict_dist(x).to_frame(), model.predict_dist(x).to_frame()
+    )
+
+
+def test_classes_and_counts(frame, tmp_path):
+    x = frame.drop(columns="y")
+    labels = np.where(frame.y > 100, "high", "low")
+    model = TableClassifier(effort=TINY, random_state=0).fit(x, labels)
+    probabilities = model.predict_proba(x)
+    np.testing.assert_allclose(probabilities.sum(1), 1.0)
+    assert model.classes_.tolist() == ["high", "low"]
+    loaded = TableClassifier.load(model.save(tmp_path / "model"))
+    np.testing.assert_array_equal(loaded.predict_proba(x), probabilities)
+    counts = np.random.default_rng(0).poisson(20, len(x))
+    model = TableRegressor(effort=TINY, likelihood="negative-binomial").fit(x, counts)
+    assert abs(model.predict(x).mean() - 20) < 4
+
+
+def test_without_settings_a_frame_has_hierarchical_networks(frame, monkeypatch, tmp_path):
+    monkeypatch.setitem(EFFORTS, "standard", TINY)
+    model = DataFrameModel.fit(frame, "y", progress=False)
+    assert model.model.name == "hierarchical"
+    loaded = DataFrameModel.load(model.save(tmp_path / "model"))
+    np.testing.assert_array_equal(loaded.predict(frame).mean, model.predict(frame).mean)
+
+
+def test_many_categories_are_grouped_and_identifiers_dropped(frame):
+    rng = np.random.default_rng(0)
+    x = pd.DataFrame({"a": rng.normal(size=400), "id": [f"row {k}" for k in range(400)]})
+    x["city"] = [f"city {k}" for k in rng.geometric(0.02, 400)]
+    with pytest.warns(UserWarning, match="'id' has another text in each row"):
+        model = TableRegressor(effort=replace(TINY, steps=10)).fit(x, x.a)
+    names = model.encoder_.get_feature_names_out().tolist()
+    assert len(names) == 1 + 50
+    assert "city=(others)" in names
+    rare = x.assign(city="nowhere").head(1)
+    assert model.encoder_.transform(rare)[0, names.index("city=(others)")] == 1.0
+
+
+def test_more_rows_than_the_effort_takes_are_drawn_with_a_warning():
+    x = np.random.default_rng(0).normal(size=(50, 1))
+    with pytest.warns(UserWarning, match="50 rows, of which 40 are drawn at random"):
+        model = fit_hierarchical(
+            x, x[:, 0], "regression", replace(TINY, most_rows=40), sampling=QUIET
+        )
+    assert model.members[0].posterior.n == 40
+
+
+def test_more_columns_than_rows_and_a_response_on_few_integers():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(30, 300)), rng.integers(0, 3, 30).astype(float)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = TableRegressor(effort=TINY, random_state=0).fit(x, y)
+    assert np.isfinite(model.predict_dist(x).log_prob(y)).all()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("x", "y", "argument"),
+    [
+        (np.zeros((1, 2)), [1.0], "X"),
+        (np.ones((20, 1)), np.arange(20.0), "X"),
+        (np.arange(20.0)[:, None], np.ones(20), "y"),
+        (np.arange(20.0)[:, None], np.full(20, np.nan), "y"),
+    ],
+)
+def test_tables_that_teach_nothing_are_refused(x, y, argument):
+    with pytest.raises(InputError) as error:
+        TableRegressor(effort=TINY).fit(x, y)
+    assert error.value.argument == argument
+
+
+def test_effort_is_a_known_name_or_sizes():
+    with pytest.raises(InputError) as error:
+        TableRegressor(effort="fast").fit(np.arange(9.0)[:, None], np.arange(9.0))
+    assert error.value.argument == "effort"
+
+
+def test_heads_of_likelihoods():
+    y = np.array([1.0, 2.0, 4.0])
+    assert head_of(None, "regression", y).outputs == 3
+    assert [shape.varies for shape in head_of("gaussian", "regression", y).shapes] == [False]
+    assert [shape.varies for shape in head_of("gamma", "regression", y).shapes] == [True]
+    assert head_of(None, "count", y.astype(int)).offset == pytest.approx(np.log(7 / 3))
+    assert head_of(None, "classification", np.array([0, 2, 1])).outputs == 3
