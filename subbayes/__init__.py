@@ -28,6 +28,8 @@ _NAMES = {
     "SparseRegressor": "tables.estimators",
     "SubspaceClassifier": "tables.estimators",
     "SubspaceRegressor": "tables.estimators",
+    "TableClassifier": "tables.estimators",
+    "TableRegressor": "tables.estimators",
     "Training": "training.configuration",
     "__version__": "utils.namespace",
     "fit": "models.fit",

@@ -20,6 +20,7 @@ from jaxtyping import Float, Shaped
 from subbayes.data.arrays import to_tensor
 from subbayes.data.data import Data
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.likelihoods import Categorical, Likelihood, Weighted, families
 from subbayes.models.fitted import FittedModel
@@ -151,9 +152,9 @@ def head_of(
 
 def _shape(family: Any, parameter: str, name: str) -> Shape:
     if parameter == "nu":
-        return Shape(*_NU, False, math.log(_LEAST_NU))
+        return Shape(_NU[0], _NU[1], False, math.log(_LEAST_NU))
     prior = _SIGMA if parameter == "sigma" else family.predictor_prior(parameter, np.zeros(0))
-    return Shape(*prior, name != "gaussian")
+    return Shape(prior[0], prior[1], name != "gaussian")
 
 
 def fit_network(
@@ -201,7 +202,8 @@ def fit_network(
         rng = np.random.default_rng(derive_seed(sampling.seed, 1))
         start = _START * rng.standard_normal((sampling.chains, inner.size))
         start = _climb(posterior, start, climb)
-    draws = MCLMC(metric="diagonal").run(posterior, replace(sampling, initial=start))
+    engine: Engine = MCLMC(metric="diagonal")
+    draws = engine.run(posterior, replace(sampling, initial=start))
     network = Network(whole).with_weights(space.shift)
     model = FittedModel(
         network,
@@ -274,7 +276,7 @@ def fit_hierarchical(
         x, y = x[rows], y[rows]
         weights = None if weights is None else weights[rows]
     every = [_features(candidate, x) for candidate in effort.candidates]
-    shares, starts, record = np.ones(1), [None], []
+    shares, starts, record = np.ones(1), [None], list[dict[str, Any]]()
     if len(effort.candidates) > 1:
         shares, starts, record = _compare(
             effort, every, x, y, task, likelihood, n_classes, weights, sampling

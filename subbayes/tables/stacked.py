@@ -67,7 +67,7 @@ class Stack(Predictor):
 
     kind: ClassVar[str] = "stack"
     name: ClassVar[str] = "hierarchical"
-    label: ClassVar[str] = "hierarchical networks"  # type: ignore[assignment]
+    label: ClassVar[str] = "hierarchical networks"
 
     members: tuple[FittedModel, ...]
     counts: tuple[int, ...]

@@ -33,6 +33,7 @@ from subbayes.inference.tempering import choose_temperature
 from subbayes.models.checkpoint import PARTS
 from subbayes.subspaces.registry import SUBSPACES
 from subbayes.tables.data_frame_model import DataFrameModel
+from subbayes.tables.hierarchical import EFFORTS, Candidate, Effort
 
 pytestmark = pytest.mark.slow  # real processes, a minute and more
 
@@ -193,11 +194,24 @@ def test_fit_command_equals_table_model_fit(files):
     assert load(files / "income" / "model").notes["command"].startswith("subbayes fit")
 
 
-def test_a_budget_without_a_preset_is_warned_of(call, files, tmp_path):
-    options = "--target income --ignore rich --method map --epochs 2 --budget 5 --out"
+def test_an_effort_of_another_method_is_warned_of(call, files, tmp_path):
+    options = "--target income --ignore rich --method map --epochs 2 --effort quick --out"
     code, _, err = call("fit", files / "people.csv", *options.split(), tmp_path)
     assert code == 0
-    assert "warning: --budget makes no difference" in err
+    assert "warning: --effort makes no difference" in err
+
+
+def test_without_options_hierarchical_networks_are_fitted(call, files, tmp_path, monkeypatch):
+    tiny = Effort((Candidate((4,), 1),), climb=20, chains=2, steps=40)
+    monkeypatch.setitem(EFFORTS, "standard", tiny)
+    out = tmp_path / "m"
+    code, text, err = call("fit", files / "people.csv", "--target", "income", "--out", out)
+    assert code == 0, err
+    assert "hierarchical" in text
+    assert [p.name for p in out.iterdir()] == ["model"]
+    assert call("predict", out, files / "people.csv", "--out", tmp_path / "p.csv")[0] == 0
+    assert call("evaluate", out, files / "people.csv")[0] == 0
+    assert call("report", out, "--out", tmp_path / "r.html")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -1138,7 +1152,7 @@ def test_checkpoint_of_another_fit_is_only_replaced_with_overwrite(files, tmp_pa
     assert [p.name for p in (tmp_path / "m").iterdir()] == ["model"]
 
 
-@pytest.mark.parametrize(("part", "method"), [("trained", "map"), ("preset", "sparse"),
+@pytest.mark.parametrize(("part", "method"), [("trained", "map"), ("member-0", "sparse"),
                                               ("sparse", "pca"), ("sparse", "map")])  # fmt: skip
 def test_a_checkpoint_of_another_method_is_left_alone(files, tmp_path, call, refused, part, method):
     folder = tmp_path / "m" / "checkpoint" / part

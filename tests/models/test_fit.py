@@ -573,7 +573,7 @@ def test_a_sampling_checkpoint_of_other_code_is_refused(tmp_path, change, engine
     resumed(**made)
 
 
-@pytest.mark.parametrize("part", ["preset", "trained", "temperature", "sampling", "sparse"])
+@pytest.mark.parametrize("part", ["member-0", "trained", "temperature", "sampling", "sparse"])
 def test_a_damaged_part_of_a_checkpoint_is_refused_before_the_training(tmp_path, monkeypatch, part):
     monkeypatch.setattr("subbayes.models.fit.train_trajectory", None)
     (tmp_path / part).mkdir()
