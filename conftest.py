@@ -1,5 +1,6 @@
 """What holds for every test, those in docstrings too."""
 
+import gc
 import importlib
 import os
 from pathlib import Path
@@ -13,6 +14,11 @@ import torch
 def pytest_configure(config):
     # Two processes of many threads each are slower than two of one; sums come out the same too.
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish():
+    # The collected tests are a million objects, which each full collection of garbage would visit.
+    gc.freeze()
 
 
 def pytest_collect_file(file_path):

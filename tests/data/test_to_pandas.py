@@ -104,7 +104,7 @@ def test_values_missing_ones_and_levels_are_those_of_pandas(other):
         assert to_pandas("X", table).isna().to_numpy().tolist() == [[0, 1, 0], [1, 0, 1]]
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 def test_regressions_are_fitted_to_any_frame(other, regression):
     model = SemiStructuredRegression("y ~ x + C(sex) + dose + (1 | k)", weights="w").fit(
         other, sampling=SAMPLING

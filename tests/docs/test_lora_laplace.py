@@ -21,6 +21,7 @@ def example():
     return module
 
 
+@pytest.mark.slow
 def test_the_example_runs(example, capsys):
     with torch.random.fork_rng(devices=[]):
         found = example.main(n=60, epochs=10, rank=5)

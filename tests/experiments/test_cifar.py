@@ -157,6 +157,7 @@ def test_a_finished_run_computes_nothing(finished, monkeypatch):
     assert set(found["resnet20"]) == set(METHODS)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_its_records_and_resumes(tmp_path, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt

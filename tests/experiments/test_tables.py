@@ -186,6 +186,7 @@ def test_methods_that_do_not_take_so_many_rows_are_left_out(tmp_path, monkeypatc
     assert [record["method"] for record in found] == ["other"]
 
 
+@pytest.mark.slow
 def test_the_command_prints_tables(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "rows_of", lambda name, seed, data_dir: numbers())
     page = tmp_path / "page.md"

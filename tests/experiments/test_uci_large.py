@@ -201,6 +201,7 @@ def test_a_diverging_rate_has_no_score(diabetes):
     ]
 
 
+@pytest.mark.slow
 def test_a_run_resumes_and_a_finished_run_computes_nothing(diabetes, tmp_path, monkeypatch):
     X, y, masks = diabetes
 

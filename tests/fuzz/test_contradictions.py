@@ -380,7 +380,7 @@ def test_families_of_other_numbers_of_outputs_are_refused(
         subbayes.load(tmp_path / "forged")
 
 
-@pytest.mark.few(14)
+@pytest.mark.few(7)
 @pytest.mark.parametrize("what", CONTRADICTIONS)
 def test_contradictions_are_refused(tmp_path: Path, stored: Any, what: str):
     name, change = CONTRADICTIONS[what]

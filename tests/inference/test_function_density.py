@@ -119,12 +119,12 @@ FORMS = {
 @pytest.mark.parametrize(
     "engine",
     [
+        EllipticalSlice(),
         NUTS(),
         HMC(),
         MCLMC(target=1e-5),
         MAMS(),
         SliceSampling(),
-        EllipticalSlice(),
         ParallelTempering(),
         SMC(),
     ],

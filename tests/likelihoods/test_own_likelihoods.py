@@ -135,6 +135,7 @@ def test_given_likelihoods_are_compared_with_the_file(saved, given, said):
     assert repr(saved_likelihood(_saved(saved), inner)) == repr(saved)
 
 
+@pytest.mark.slow
 def test_mixtures_of_custom_families_are_saved_and_loaded(tmp_path):
     mixture = MixtureFamily(first=laplace(), second=NormalFamily())
     assert saved_likelihood(_saved(mixture), mixture) is mixture

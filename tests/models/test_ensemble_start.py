@@ -300,6 +300,7 @@ def test_a_retrained_member_is_recorded():
 # --- reproducibility -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_draws_and_the_module_is_not_changed(fitted):
     module = net()
     before = [p.detach().clone() for p in module.parameters()]

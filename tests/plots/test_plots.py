@@ -162,6 +162,7 @@ def test_labels_and_legend_are_inside_the_figure_and_outside_the_axes(name):
         assert key.get_window_extent().y0 >= ax.get_window_extent().y1 - 1
 
 
+@pytest.mark.slow
 def test_pyplot_is_never_imported():
     code = (
         "import sys, numpy as np; from subbayes import plots, Draws\n"

@@ -668,6 +668,7 @@ def test_losses_that_are_not_finite_are_marked():
     np.testing.assert_array_equal(marks.get_xdata(), [1, 3])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:Glyph")
 def test_control_characters_are_shown_as_text(tmp_path, real_pictures):
     found = model()

@@ -63,6 +63,11 @@ def small():
     return joint_of("y ~ x + (1 | g)", columns=("v",), rank=2)
 
 
+@pytest.fixture(scope="module")
+def eager(small):
+    return replace(small, mode="eager")
+
+
 def dense(joint, point):
     """The response's mean and covariance given networks and h, of all rows, by brute force."""
     model, rank, collapsed = joint.model, joint.space.rank, joint.collapsed
@@ -245,27 +250,27 @@ def test_every_sampler_runs_and_its_draws_can_be_saved(name, tmp_path):
     np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-6)
 
 
-def test_runs_resume_and_are_extended(small, tmp_path):
-    joint = small
-    sampling = Sampling(draws=9, chains=2, warmup=5, seed=1, progress=False, mode="eager")
-    whole = joint.sample(NUTS(), sampling)
+def test_runs_resume_and_are_extended(eager, tmp_path):
+    sampling = Sampling(draws=6, chains=2, warmup=4, seed=1, progress=False)
+    whole = eager.sample(NUTS(), sampling)
     path = tmp_path / "run.npz"
-    joint.sample(NUTS(), replace(sampling, draws=3, checkpoint=path))
-    found = joint.sample(NUTS(), replace(sampling, checkpoint=path))
+    eager.sample(NUTS(), replace(sampling, draws=3, checkpoint=path))
+    found = eager.sample(NUTS(), replace(sampling, checkpoint=path))
     np.testing.assert_array_equal(found.z, whole.z)
-    np.testing.assert_array_equal(joint.sample(NUTS(), sampling).z, whole.z)
+    np.testing.assert_array_equal(eager.sample(NUTS(), sampling).z, whole.z)
 
 
-def test_draws_of_a_chain_do_not_depend_on_the_number_of_chains(joint):
-    sampling = Sampling(draws=20, chains=2, warmup=5, seed=1, progress=False)
-    two = joint.sample(EllipticalSlice(), replace(sampling, initial=joint.start_points(2)))
-    start = np.concatenate([joint.start_points(2), joint.start_points(2)])
-    four = joint.sample(EllipticalSlice(), replace(sampling, chains=4, initial=start))
+def test_draws_of_a_chain_do_not_depend_on_the_number_of_chains(eager):
+    start = eager.start_points(2)
+    sampling = Sampling(draws=10, chains=2, warmup=5, seed=1, progress=False, initial=start)
+    two = eager.sample(EllipticalSlice(), sampling)
+    more = replace(sampling, chains=4, initial=np.concatenate([start, start]))
+    four = eager.sample(EllipticalSlice(), more)
     np.testing.assert_allclose(four.z[:2], two.z, rtol=1e-6, atol=1e-6)
 
 
-def test_start_points_are_those_of_all_coordinates(joint):
-    initial = joint.start_points(2)
+def test_start_points_are_those_of_all_coordinates(eager):
+    initial = eager.start_points(2)
     seen = []
 
     class Watched(NUTS):
@@ -273,11 +278,9 @@ def test_start_points_are_those_of_all_coordinates(joint):
             seen.append(sampling.initial)
             return super().run(posterior, sampling)
 
-    sampling = Sampling(
-        draws=4, chains=2, warmup=4, seed=1, progress=False, initial=initial, mode="eager"
-    )
-    joint.sample(Watched(), sampling)
-    np.testing.assert_array_equal(seen[0], initial[:, joint.collapsed.kept])
+    sampling = Sampling(draws=1, chains=2, warmup=1, seed=1, progress=False, initial=initial)
+    eager.sample(Watched(), sampling)
+    np.testing.assert_array_equal(seen[0], initial[:, eager.collapsed.kept])
 
 
 def test_it_can_be_pickled(joint):
@@ -320,14 +323,14 @@ def test_start_points_of_another_shape_are_refused(joint, shape):
         joint.sample(NUTS(), sampling)
 
 
-def test_start_points_may_be_lists_and_are_ignored_by_samplers_without_any(small):
-    start = small.start_points(2)
+def test_start_points_may_be_lists_and_are_ignored_by_samplers_without_any(eager):
+    start = eager.start_points(2)
     sampling = Sampling(draws=4, chains=2, warmup=4, initial=start.tolist(), progress=False)
-    found = small.sample(NUTS(), sampling)
-    same = small.sample(NUTS(), replace(sampling, initial=start))
+    found = eager.sample(NUTS(), sampling)
+    same = eager.sample(NUTS(), replace(sampling, initial=start))
     np.testing.assert_array_equal(found.z, same.z)
     ignored = replace(sampling, warmup=None, initial=np.zeros((2, 3)), draws=20)
-    draws = small.sample(SMC(max_moves=1, gradients=False), ignored)
+    draws = eager.sample(SMC(max_moves=1, gradients=False), ignored)
     assert draws.z.shape == (2, 20, start.shape[1])
 
 
@@ -373,7 +376,7 @@ def test_projected_effects_keep_their_coefficients():
     assert JointPosterior(prepared, space, 0).collapsed is None
 
 
-def test_engines_that_need_a_posterior_get_it(joint):
+def test_engines_that_need_a_posterior_get_it(eager):
     sampling = Sampling(draws=8, chains=2, warmup=4, seed=0, progress=False, mode="eager")
     seen = []
 
@@ -383,8 +386,8 @@ def test_engines_that_need_a_posterior_get_it(joint):
 
     from subbayes.inference.engine import engine_of
 
-    joint.sample(engine_of(own), sampling)
-    assert seen == [joint.density]
+    eager.sample(engine_of(own), sampling)
+    assert seen == [eager.density]
     assert not Sampler.any_density  # a sampler of a user's own may need a posterior
     assert not MCLMC(batch_size=10).takes_any_density()
     assert not engine_of("laplace").takes_any_density()

@@ -132,7 +132,7 @@ def test_draws_have_the_moments_of_quadrature():
     assert np.all(np.abs(np.cov(flat.T) - covariance) < 4.5 * scale / np.sqrt(size))
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 8])
 def test_small_additive_models_of_binary_responses_mix(seed, recwarn):
     """Their log-likelihood is far from quadratic: NUTS took minutes, other proposals R-hat 1.03."""

@@ -161,6 +161,7 @@ def test_it_is_said_how_coefficients_were_proposed():
     assert ", the coefficients proposed from a quadratic log-likelihood (" in said
 
 
+@pytest.mark.slow
 def test_draws_have_the_moments_of_quadrature():
     """Counts with one effect and a standard deviation of groups, on a grid of three numbers."""
     rng = np.random.default_rng(0)
@@ -169,7 +170,7 @@ def test_draws_have_the_moments_of_quadrature():
     model.fit(frame, sampling=Sampling(draws=8000, chains=4, progress=False))
     assert model.draws.engine == "independence-metropolis"
     density = model.posterior
-    axis = np.linspace(-5, 5, 31)
+    axis = np.linspace(-5, 5, 41)
     grid = np.stack(np.meshgrid(*[axis] * density.rank, indexing="ij"), -1).reshape(
         -1, density.rank
     )

@@ -56,6 +56,7 @@ def test_the_density_along_the_intercept_is_that_of_float64(mean, priors):
     assert (np.diff(np.diff(values[0])) < 0).all()  # concave: no steps
 
 
+@pytest.mark.slow
 def test_predictions_contributions_and_saved_models_keep_the_digits(tmp_path):
     """The same model with a response that is shifted by 1e6 is shifted by 1e6."""
     sampling = Sampling(draws=6, chains=2, warmup=4, progress=False, mode="eager")

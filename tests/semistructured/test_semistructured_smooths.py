@@ -146,6 +146,7 @@ def test_all_functions_of_skewed_columns_are_kept(kind, sd):
     np.testing.assert_allclose(np.linalg.norm(basis.root @ turn, axis=0), 1.0, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_many_p_splines_are_all_kept():
     rows = pd.DataFrame({"x": np.linspace(0, 1, 2000), "y": np.arange(2000.0) % 7})
     for term in ("s(x, df=800)", "s(x, k=450)"):

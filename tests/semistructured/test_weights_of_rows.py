@@ -70,7 +70,7 @@ def test_smooths_of_weighted_rows_have_the_posterior_of_repeated_rows(bs):
     pd.testing.assert_frame_equal(*found, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("orthogonal", [True, False])
 @pytest.mark.parametrize("effects", ["sample", "population"])

@@ -84,8 +84,8 @@ def test_traced_steps_equal_eager_steps(posterior, structure, estimator):
     check_same(traced, fitted("eager", **options))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced_at_once")
-@pytest.mark.few(1)
 @pytest.mark.parametrize("post", ["median", "fixed"])
 def test_traced_steps_follow_the_phases(post):
     options = {"post": post, "post_epochs": 2}
@@ -103,6 +103,7 @@ def test_traced_steps_of_convolutions_and_of_learned_noise():
     check_same(fitted("trace", **options), fitted("eager", **options))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced_at_once")
 def test_every_phase_is_recorded_on_a_device(monkeypatch):
     counts = []

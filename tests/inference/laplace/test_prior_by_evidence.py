@@ -118,6 +118,7 @@ def test_fraction_of_the_weights_widens_the_tuned_prior(trained):
     assert np.isclose(ratio, (trained.network.size / 6) ** 0.5)
 
 
+@pytest.mark.slow
 def test_estimators_and_command_line(tmp_path):
     x, y = (part.numpy() for part in rows())
     regressor = SubspaceRegressor(

@@ -98,6 +98,7 @@ def test_evidence_without_a_maximum_ends_at_the_range_with_a_warning(form, weigh
     assert 5 < np.sign(end) * np.log(found.prior_precision) < 20.1
 
 
+@pytest.mark.slow
 def test_noise_is_tuned_too():
     exact, sampled, _ = both(3)
     one, other = tune_prior(exact), tune_prior(sampled)

@@ -288,7 +288,7 @@ def test_a_target_falls_linearly():
     np.testing.assert_allclose(kernel.target(np.array([0, 500, 1000, 5000])), [0.5, 0.3, 0.1, 0.1])
 
 
-@pytest.mark.few(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator", ["minimal-norm", "leapfrog"])
 def test_the_step_size_meets_the_target(integrator):
     sd = np.random.default_rng(0).uniform(0.5, 2.0, 60)

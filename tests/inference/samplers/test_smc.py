@@ -57,6 +57,7 @@ def test_the_oracle_of_the_evidence():
     assert model.log_evidence() == pytest.approx(exact, abs=1e-8)
 
 
+@pytest.mark.slow
 def test_a_banana():
     density = Banana(2, prior=Normal(3.0))
     draws = SMC().sample(density, draws=500, chains=12, progress=False)
