@@ -78,8 +78,7 @@ class Steps(Tracer):
         layers: its sparse layers.
         mode: "trace", "compile" or "eager". A module is evaluated eagerly if it draws random
             numbers itself, changes buffers or numbers that it holds (dropout, batch normalisation),
-            or has hooks, or if a replay fails or differs from a verification. Parameters that need
-            no gradients must stay constant during the lifetime of this object.
+            or has hooks, or if a replay fails or differs from a verification.
         expected: expected number of steps with a number of rows; few are not worth tracing.
     """
 
@@ -166,10 +165,8 @@ class Steps(Tracer):
         tensors = [*batch, *noise, *state]
         graph = self.capture(step, tensors)
         _check_replayable(graph)
-        frozen = {name for name, _ in self.objective.named_parameters()} - self.trained.keys()
-        constant = [False] * (len(batch) + len(noise)) + [name in frozen for name in names]
         replay = self.optimised_replay(
-            graph, tensors, expected, constant, compiles=self._is_worth_compiling(len(batch[0]))
+            graph, tensors, expected, compiles=self._is_worth_compiling(len(batch[0]))
         )
         self.verify(expected, replay.call(*tensors))
         return Replay(lambda *rows: replay.call(*rows, *tape.draw_again(), *state), replay.status)

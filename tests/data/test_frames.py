@@ -8,9 +8,8 @@ import pytest
 
 from subbayes.data.columns import as_labels, as_numpy, kind_of, mask_markers
 from subbayes.data.encoder import TabularEncoder
-from subbayes.data.tables import split_target
 from subbayes.tables.estimators import SubspaceRegressor
-from subbayes.utils.checks import InputError, InputTypeError
+from subbayes.utils.checks import InputError
 
 
 def numbers(n=20, d=3):
@@ -126,11 +125,3 @@ def test_scales_that_cannot_be_saved_are_refused_in_fit(scale):
         TabularEncoder().fit(X)
     with pytest.raises(InputError, match="columns whose variance float64 can hold"):
         SubspaceRegressor().fit(X.to_numpy(), X[0])
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_targets_are_named_by_text():
-    with pytest.raises(InputTypeError, match="target: .* as text, got int. Name the columns"):
-        split_target(numbers(), 2)
-    with pytest.raises(InputTypeError, match="target: .* as text, got tuple"):
-        split_target(numbers(), ("a", "b"))

@@ -11,7 +11,6 @@ import subbayes
 from subbayes import InputError, sparse
 from subbayes.sparse import result as results
 from subbayes.sparse.configuration import LearningRates
-from subbayes.sparse.export.export import export_network
 from subbayes.sparse.layers import SparseLayer
 
 
@@ -517,7 +516,6 @@ def test_convert_rejects_bad_options(options, said):
     [
         (lambda: sparse.convert(Standardised(1, 2, 3)), "which override forward"),
         (lambda: sparse.convert(sparse.convert(nn.Linear(2, 1))), "have been converted already"),
-        (lambda: export_network("a"), "module: expected a torch.nn.Module, got"),
         (
             lambda: LearningRates.uniform(0.1, 0),
             "steps: expected a whole number of at least 1, got 0",

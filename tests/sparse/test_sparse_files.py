@@ -60,6 +60,7 @@ def test_a_saved_layer_that_is_the_whole_network_gives_the_same_outputs(tmp_path
     whole = sparse.SparseNetwork(
         sparse.convert(nn.Linear(6, 2)).eval(), subbayes.likelihoods.Categorical(2)
     )
+    x = torch.randn(30, 6)
     small = whole.export(x, "csr")
     back = subbayes.load(small.save(tmp_path / "small.safetensors"), nn.Linear(6, 2))
     assert isinstance(back.module, sparse.CsrLinear)

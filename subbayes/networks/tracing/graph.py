@@ -7,14 +7,12 @@ CPU, matrix products are combined with what surrounds them (`subbayes.networks.t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_arg
 
-from subbayes.networks.tracing.nodes import axes, calls, is_pure, record_shapes, shape_of
+from subbayes.networks.tracing.nodes import axes, record_shapes, shape_of
 from subbayes.networks.tracing.products import optimise_products
 
 aten = torch.ops.aten
@@ -47,62 +45,6 @@ def optimise(graph_module: GraphModule, tensors: Sequence[Tensor]) -> GraphModul
     graph.lint()
     graph_module.recompile()
     return graph_module
-
-
-def fold_constants(
-    graph_module: GraphModule, tensors: Sequence[Tensor], constant: Sequence[bool]
-) -> list[Tensor]:
-    """Precompute the operations whose arguments are the same in all calls.
-
-    Args:
-        graph_module: a traced graph; changed in place to take the results as further arguments.
-        tensors: the tensors it was traced with.
-        constant: for each tensor, whether it is the same in all calls.
-
-    Returns:
-        The further arguments.
-
-    Example:
-        >>> from subbayes.networks.tracing.private_torch import capture_graph
-        >>> x, scale = torch.arange(3.0), torch.tensor(2.0)
-        >>> graph = capture_graph(lambda x, scale: x * scale.exp().log(), [x, scale])
-        >>> more = fold_constants(graph, [x, scale], [False, True])
-        >>> more, graph(x, scale, *more)
-        ([tensor(2.)], tensor([0., 2., 4.]))
-    """
-    graph = graph_module.graph
-    if not all(map(is_pure, calls(graph))):
-        return []  # an operation could overwrite a result that later calls read
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    values: dict[Node, Any] = {
-        node: value
-        for node, value, same in zip(placeholders, tensors, constant, strict=True)
-        if same
-    }
-    foldable = set(values)  # operations without inputs are left to the compiler
-    for node in graph.nodes:
-        if node.op == "get_attr":
-            values[node] = getattr(graph_module, str(node.target))
-        elif node.op == "call_function" and all(
-            source in values for source in node.all_input_nodes
-        ):
-            args, kwargs = map_arg((node.args, node.kwargs), values.__getitem__)
-            with torch.no_grad():
-                values[node] = node.target(*args, **kwargs)
-            if foldable.intersection(node.all_input_nodes):
-                foldable.add(node)
-    found: list[Tensor] = []
-    for node in [node for node in calls(graph) if node in foldable]:
-        readers = [user for user in node.users if user not in foldable]
-        if not readers or not isinstance(values[node], Tensor):
-            continue
-        with graph.inserting_after(placeholders[-1]):
-            placeholders.append(graph.placeholder(f"folded{len(found)}"))
-        node.replace_all_uses_with(placeholders[-1], delete_user_cb=readers.__contains__)
-        found.append(values[node].clone())
-    graph.eliminate_dead_code()
-    graph_module.recompile()
-    return found
 
 
 def _cancel_transpositions(graph: Graph) -> None:

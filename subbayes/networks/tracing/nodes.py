@@ -71,13 +71,6 @@ def writes(node: Node) -> bool:
     return node.is_impure() and not is_random(node)
 
 
-def is_pure(node: Node) -> bool:
-    """Whether an operation neither writes into its operands nor draws random numbers."""
-    if node.target is operator.getitem:
-        return True
-    return hasattr(node.target, "tags") and not (writes(node) or is_random(node))
-
-
 def undisturbed(first: Node, last: Node) -> bool:
     """Whether no operation between two writes, so that the first may be done at the last."""
     node = first.next

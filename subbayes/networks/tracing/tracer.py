@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from subbayes.networks.tracing.cuda_graphs import LaunchedAtOnce, can_be_recorded
-from subbayes.networks.tracing.graph import fold_constants, optimise
+from subbayes.networks.tracing.graph import optimise
 from subbayes.networks.tracing.nodes import calls, is_random
 from subbayes.networks.tracing.private_torch import capture_graph, compile_graph, interpret_graph
 from subbayes.networks.tracing.vectorised import Vectorised
@@ -170,13 +170,7 @@ class Tracer:
         return graph
 
     def optimised_replay(
-        self,
-        graph: GraphModule,
-        tensors: Sequence[Tensor],
-        expected: Any,
-        constant: Sequence[bool] = (),
-        *,
-        compiles: bool = True,
+        self, graph: GraphModule, tensors: Sequence[Tensor], expected: Any, *, compiles: bool = True
     ) -> Replay:
         """Optimise a graph, and compile it if `mode` is "compile" and `compiles` is true.
 
@@ -184,11 +178,8 @@ class Tracer:
             graph: the graph; changed in place.
             tensors: the tensors it was traced with.
             expected: the eager result, for its structure.
-            constant: for each tensor, whether it is the same in all calls.
             compiles: whether compilation is possible.
         """
-        given, folded = tensors, fold_constants(graph, tensors, constant) if any(constant) else []
-        tensors = [*given, *folded]
         recordable = can_be_recorded(graph, tensors)
         optimise(graph, tensors)
         call = self._compiled(graph, tensors) if compiles and self.mode == "compile" else None
@@ -205,7 +196,7 @@ class Tracer:
 
         def replay(*given: Tensor) -> Any:
             with torch.no_grad():
-                return with_tensors(structure, call(*given, *folded))
+                return with_tensors(structure, call(*given))
 
         return Replay(replay, status)  # type: ignore[arg-type]
 

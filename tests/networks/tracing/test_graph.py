@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from subbayes.networks.tracing.graph import fold_constants, optimise
+from subbayes.networks.tracing.graph import optimise
 from subbayes.networks.tracing.layout import observations_last
 from subbayes.networks.tracing.private_torch import capture_graph
 
@@ -169,35 +169,3 @@ def test_impure_operations_are_not_shared(function):
     graph = optimised(function, w, x)
     torch.manual_seed(0)
     torch.testing.assert_close(graph(w, x), expected)
-
-
-def layered(constant, x):
-    """Of the constant: one part read twice, one of several results, one that is returned."""
-    part = constant.exp().cumsum(0)
-    top, _ = part.max(0)
-    return part * x + part.sin() * top, torch.ones(3) * x, part
-
-
-def test_constant_operations_are_computed_once():
-    constant, x = torch.randn(3), torch.randn(3)
-    graph = captured(layered, constant, x)
-    more = fold_constants(graph, [constant, x], [True, False])
-    for other in (x, torch.randn(3)):
-        expected = layered(constant, other)
-        for found, value in zip(graph(constant, other, *more), expected, strict=True):
-            torch.testing.assert_close(found, value)
-    left = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]
-    assert not any(name in target for target in left for name in ("exp", "cumsum", "max", "sin"))
-    assert any("ones" in target for target in left)  # without inputs: not worth an argument
-
-
-def test_in_place_operations_prevent_folding():
-    constant, x = torch.randn(3), torch.randn(3)
-
-    def function(constant, x):
-        h = constant.exp()
-        return h.add_(x)
-
-    graph = captured(function, constant, x)
-    assert fold_constants(graph, [constant, x], [True, False]) == []
-    torch.testing.assert_close(graph(constant, x), constant.exp() + x)
