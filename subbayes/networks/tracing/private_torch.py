@@ -171,12 +171,8 @@ def in_backward_pass() -> bool:
 
 
 def is_traced() -> bool:
-    """Whether a call is recorded: compiled, exported or traced by TorchScript.
-
-    Without it TorchScript, which torch has deprecated, is not noticed.
-    """
-    recorded = private_torch_enabled() and torch._C._get_tracing_state() is not None
-    return torch.compiler.is_compiling() or recorded
+    """Whether a call is recorded: compiled, exported or traced by TorchScript."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
