@@ -21,7 +21,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("adapters")
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", GRADIENTS)
 def test_gradients_are_those_of_whole_adapters(two_processes, case):
     for found in two_processes:
@@ -47,6 +47,7 @@ def test_gradients_of_sixteen_bits_are_added_up_in_float32(one_process, two_proc
         assert max(differences.values()) < tolerance, differences
 
 
+@pytest.mark.slow
 def test_adapters_beside_sharded_base_weights(two_processes, folder):
     for found in two_processes:
         adapters = found[json.dumps(["sharded_adapters", str(folder / "one")])]
@@ -78,6 +79,7 @@ def test_adapters_that_are_not_in_use_are_no_part_of_the_artifact(two_processes,
             assert "the adapter 'default' in use, as saved, got the adapter 'other'" in error
 
 
+@pytest.mark.slow
 def test_adapters_that_peft_loads_in_another_dtype_are_refused(two_processes, folder):
     for found in two_processes:
         error = found[json.dumps(["sharded_adapters_in_float32", str(folder / "float32")])]

@@ -54,6 +54,7 @@ def test_the_density_of_some_weights_is_that_of_all_at_them(ensemble, choice):
     assert np.allclose(density.weights(0 * z), ensemble.weights)
 
 
+@pytest.mark.slow
 def test_the_command_resumes_and_writes_the_table(tmp_path, monkeypatch):
     monkeypatch.setattr(enough, "rows_of", lambda name, seed, data_dir: numbers())
     page = tmp_path / "page.md"

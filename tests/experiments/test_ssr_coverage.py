@@ -10,6 +10,7 @@ from experiments.ssr_coverage_data import network_function, simulate
 from experiments.ssr_coverage_methods import known_network, partialling_out
 
 
+@pytest.mark.slow
 def test_partialling_out_finds_effects_that_least_squares_misses():
     rng = np.random.default_rng(1)
     errors = []

@@ -98,6 +98,7 @@ def test_twins_have_the_inputs_of_the_data_and_a_known_function(folder):
     assert not np.allclose(one.truth, toy_data.twin(2, like, TINY).truth)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_a_recorded_run_is_not_repeated(folder, tmp_path):
     lines = []

@@ -180,6 +180,7 @@ def test_linearised_laplace_of_tokens_equals_the_dense_one():
     torch.testing.assert_close(found.covariance(inputs), truth, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_laplace_lora_in_a_comparison_has_the_prior_of_the_largest_evidence():
     """By KFAC and of tokens; evidence at other precisions is lower."""
     model = adapted.adapted("lora")

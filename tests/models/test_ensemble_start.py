@@ -330,6 +330,7 @@ def test_starts_of_an_artifact_are_finite(fitted):
         checked_facts("fitted-model", tensors, facts)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_resumes_without_training_the_members_again(fitted, tmp_path, monkeypatch):
     def interrupt(*_):
         raise KeyboardInterrupt

@@ -235,6 +235,7 @@ def test_scores_are_those_of_the_test_rows(fitted, tmp_path):
     assert f"contain {100 * scores['coverage']:.0f} % of 40 test rows" in page.words
 
 
+@pytest.mark.slow
 def test_a_test_row_of_weight_zero_has_no_part_in_the_scores(fitted, tmp_path):
     x, y = rows(seed=1)
     counted = torch.arange(len(y)) % 3 > 0
@@ -388,6 +389,7 @@ def test_a_baseline_has_scores_and_no_posterior(fitted, tmp_path):
     assert "R-hat" not in page.words
 
 
+@pytest.mark.slow
 def test_comparison_report_shows_the_requested_method(comparison, tmp_path):
     page = read(write_report(comparison, tmp_path / "r.html", method="random"))
     assert "2 random directions" in page.words

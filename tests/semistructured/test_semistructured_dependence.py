@@ -141,6 +141,7 @@ def test_the_forest_plot_shows_the_intercept_only_without_effects():
     assert len(forest(_forest_effects(effects)).get_yticklabels()) == 1
 
 
+@pytest.mark.slow
 def test_numbers_that_are_groups_or_factors_of_the_formula_vary_over_their_levels(tmp_path):
     """Effects of the formula have no value between them."""
     frame = table().assign(g=lambda t: np.arange(len(t)) % 4, k=lambda t: np.arange(len(t)) % 3)

@@ -423,7 +423,7 @@ def fitted():
         "y ~ x + C(sex) + s(u) + re(g)", deep={"net": (net(), ["x"])}
     ).fit(
         frame,
-        sampling=Sampling(draws=40, chains=2, warmup=60, progress=False),
+        sampling=Sampling(draws=40, chains=2, warmup=5, progress=False, mode="eager"),
         training=SHORT,
         subspace=SemiStructuredSubspace(2),
     )
@@ -499,6 +499,7 @@ def test_models_are_compared_by_leave_one_out(fitted):
     np.testing.assert_allclose(held, model.predict(frame.iloc[:5]).log_prob(frame.y[:5]))
 
 
+@pytest.mark.slow
 def test_a_report_contains_effects_and_figures(fitted, tmp_path, monkeypatch):
     frame, model = fitted
     path = model.report(tmp_path / "report.html", title="All of it", test=frame.iloc[:9])

@@ -601,6 +601,7 @@ def test_networks_keep_their_dtype(tmp_path):
     np.testing.assert_array_equal(loaded.predict(frame).mean, model.predict(frame).mean)
 
 
+@pytest.mark.slow
 def test_predictions_in_threads_leave_the_filters_of_warnings_alone(fitted):
     frame, images, model = fitted
     with warnings.catch_warnings():

@@ -124,6 +124,7 @@ def test_default_ranks_estimators_and_artifacts(tmp_path):
     np.testing.assert_array_equal(again.predict(x.numpy()), scaled.predict(x.numpy()))
 
 
+@pytest.mark.slow
 def test_the_command_line(tmp_path):
     x, y = rows()
     words = [*small_fit_command(tmp_path, x.numpy(), y.numpy()), "--scale-prior", "true"]
