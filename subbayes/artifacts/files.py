@@ -40,13 +40,6 @@ def atomic_write_text(path: StrPath, text: str, overwrite: bool = True) -> None:
     Raises:
         ArtifactError: the file exists, if it may not be replaced, or cannot be written (full disk,
             permission); an earlier one is intact.
-
-    Example:
-        >>> import tempfile
-        >>> file = Path(tempfile.mkdtemp()) / "table.csv"
-        >>> atomic_write_text(file, "method,rmse")
-        >>> file.read_text()
-        'method,rmse'
     """
     atomic_write_bytes(path, text.encode("utf-8"), overwrite)
 
@@ -148,17 +141,7 @@ def _sync_folder(directory: Path) -> None:
 
 
 def check_writable(argument: str, folder: Path) -> None:
-    """Check before a long computation that files can be written to a folder, which may not exist.
-
-    Raises:
-        ArtifactError: the folder cannot be made, or no file can be written there.
-
-    Example:
-        >>> check_writable("out", Path("/dev/null/runs"))
-        Traceback (most recent call last):
-        ...
-        subbayes.artifacts.files.ArtifactError: out: expected a path to write to, got Not a...
-    """
+    """Check before a long computation that files can be written to a folder, perhaps a new one."""
     with translate_os_errors(folder, argument):
         while not folder.exists():
             folder = folder.parent

@@ -23,7 +23,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,6 +35,7 @@ from subbayes.artifacts.files import (
     StrPath,
     as_path,
     fail_artifact,
+    fail_damaged,
     publish,
     quoted,
     read_start,
@@ -201,15 +202,7 @@ def read(
 
 
 def has_manifest(path: StrPath, kind: str | None = None) -> bool:
-    """Whether there is an artifact, of which only the manifest is verified.
-
-    Args:
-        path: the folder.
-        kind: as for `read`.
-
-    Raises:
-        ArtifactError: a manifest that `read` refuses.
-    """
+    """Whether there is an artifact, of which only the manifest is verified; see `read`."""
     location = as_path(path)
     if not os.path.lexists(location / MANIFEST) and not location.is_file():
         return False
@@ -219,15 +212,7 @@ def has_manifest(path: StrPath, kind: str | None = None) -> bool:
 
 
 def check_destination(path: StrPath, *, overwrite: bool = False) -> None:
-    """Check before a long computation that `write` will not refuse what is in a folder.
-
-    Args:
-        path: the folder; it need not exist.
-        overwrite: as for `write`.
-
-    Raises:
-        ArtifactError: as `write`, for what the folder holds.
-    """
+    """Check before a long computation that `write` will not refuse what is in a folder."""
     directory = as_path(path)
     if directory.is_dir():
         with translate_os_errors(path):
@@ -338,7 +323,7 @@ def _verified_manifest(location: Path, kind: str | None) -> _Manifest:
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         if isinstance(error, InputError):
             raise
-        _fail_of_file(location / MANIFEST, "the manifest of an artifact", error)
+        fail_damaged(f"the manifest of an artifact in {quoted(location / MANIFEST)}", error)
     if kind is not None and manifest.kind != kind:
         fail_artifact("path", f"an artifact of kind {kind!r}",
                       f"kind {manifest.kind!r} at {quoted(location)}",
@@ -362,23 +347,18 @@ def _content(
     try:
         facts = dict(decode(manifest.facts))
     except (ValueError, TypeError, RecursionError) as error:
-        _fail_of_file(location / MANIFEST, "facts that subbayes can decode", error)
+        fail_damaged(f"facts that subbayes can decode in {quoted(location / MANIFEST)}", error)
     file = location / manifest.tensor_file
     try:
         tensors, sha256 = read_tensors(file, None if kept is None else kept(facts))
     except InputError:
         raise
     except FileNotFoundError:
-        _fail_of_file(file, "the tensor file", "no such file")
+        fail_damaged(f"the tensor file in {quoted(file)}", "no such file")
     except (ValueError, RuntimeError, TypeError, OverflowError) as error:
-        _fail_of_file(file, "a safetensors file", error)
+        fail_damaged(f"a safetensors file in {quoted(file)}", error)
     if sha256 != manifest.tensors_sha256:
         got = f"{sha256[:16]}… (altered content)"
-        _fail_of_file(file, f"tensors with sha256 {manifest.tensors_sha256[:16]}…", got)
+        expected = f"tensors with sha256 {manifest.tensors_sha256[:16]}… in {quoted(file)}"
+        fail_damaged(expected, got)
     return tensors, facts
-
-
-def _fail_of_file(file: Path, expected: str, got: object) -> NoReturn:
-    """Raise `ArtifactError` for a file of an artifact that is not as it was written."""
-    remedy = "The artifact is damaged: restore it from a copy or write it again"
-    fail_artifact("path", f"{expected} in {quoted(file)}", str(got), remedy)

@@ -142,11 +142,7 @@ class Nested(Facts):
 
 
 def checked_facts(kind: str, tensors: Mapping[str, Any], facts: Any) -> Any:
-    """The facts of a known kind in their class, if the tensors fit them; others as they are.
-
-    Raises:
-        msgspec.ValidationError: other facts or tensors.
-    """
+    """Facts of a known kind in their class; `msgspec.ValidationError` for others, or tensors."""
     if (known := _kind_named(kind)) is None or isinstance(facts, KindFacts):
         return facts
     made = as_facts(facts, known.facts)
@@ -215,22 +211,10 @@ def save(
             got = f"a symbolic link at {quoted(place)}"
             fail_artifact("path", "a folder of the adapter", got, "Remove the link")
         text = None if card is None else card()  # before anything is written
-    else:
-        _check_subfolders(directory)
     folder.write(place, subject.kind, tensors, facts, overwrite=overwrite)
     if text is not None:
         _write_card(directory, text)
     return Path(path)
-
-
-def _check_subfolders(directory: Path) -> None:
-    """Raise `InputError` for a folder whose adapters are in subfolders, by names of their own."""
-    found = sorted(file.parent.name for file in directory.glob(f"*/{_ADAPTER}"))
-    if found and not folder.is_artifact(directory):
-        names = ", ".join(map(repr, found[:5]))
-        fail("path", "the folder of an adapter, or an empty one",
-             f"{quoted(directory)}, whose adapters are in subfolders: {names}",
-             f"Pass that of the adapter in use: {quoted(directory / found[0])}")  # fmt: skip
 
 
 def _write_card(directory: Path, card: str) -> None:
@@ -353,15 +337,7 @@ def read(
 
 
 def read_checkpoint(path: StrPath, kind: str) -> Artifact | None:
-    """Read a checkpoint; None if there is none yet.
-
-    Args:
-        path: the folder.
-        kind: the kind of the checkpoint.
-
-    Raises:
-        InputError: as `has_checkpoint`, or tensors that are damaged.
-    """
+    """Read a checkpoint of a kind; None if there is none yet. Raises `CheckpointError`."""
     if not has_checkpoint(path, kind):
         return None
     try:
@@ -373,12 +349,8 @@ def read_checkpoint(path: StrPath, kind: str) -> Artifact | None:
 def has_checkpoint(path: StrPath, kind: str) -> bool:
     """Whether there is a checkpoint; checked before a long computation that reads or writes it.
 
-    Args:
-        path: the folder.
-        kind: the kind of the checkpoint.
-
     Raises:
-        InputError: something else, a checkpoint with a manifest that is damaged or of another
+        CheckpointError: something else, a checkpoint with a manifest that is damaged or of another
             format, or none in a place where none can be written.
     """
     location = as_path(path, "checkpoint")
@@ -405,14 +377,10 @@ def rebuild(
     options: Mapping[str, Any],
     path: StrPath | None = None,
 ) -> Any:
-    """Rebuild an object from its tensors and facts.
+    """Rebuild an object of a kind from its tensors and facts, perhaps in their class already.
 
-    Args:
-        kind: its kind.
-        tensors: as saved.
-        facts: as saved, or in their class if they were checked.
-        options: arguments of `load` that were given.
-        path: where it was read, for errors; None for an object inside of another one.
+    `options` are the arguments of `load` that were given, `path` where it was read, for errors;
+    None for an object inside of another one.
 
     Raises:
         InputError: an argument that this kind does not take, or content that does not fit.
@@ -427,15 +395,7 @@ def rebuild(
         return known.rebuild(tensors, checked_facts(kind, tensors, facts), **options)
     except (InputError, InputTypeError):
         raise
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-        msgspec.ValidationError,
-    ) as error:
+    except Exception as error:  # of torch, or of a class that the facts do not fit
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         content = "content that does not" if path is None else f"{quoted(path)}, which does not"
         fail_artifact("path", f"content of the kind {kind}", f"{content} fit: {reason}",

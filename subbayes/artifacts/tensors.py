@@ -67,12 +67,7 @@ Stored = Tensor | DividedTensor
 
 
 def whole_tensors(tensors: Mapping[str, Stored]) -> dict[str, Tensor]:
-    """The tensors by name; of those that are divided only dtype and shape, on the device "meta".
-
-    Example:
-        >>> whole_tensors({"x": torch.ones(2)})
-        {'x': tensor([1., 1.])}
-    """
+    """The tensors by name; of those that are divided only dtype and shape, on the device "meta"."""
     return {k: t.whole if isinstance(t, DividedTensor) else t for k, t in tensors.items()}
 
 
@@ -81,15 +76,7 @@ def fingerprint(tensors: Mapping[str, Tensor | np.ndarray], facts: Mapping[str, 
 
     The order of the keys, the device and the memory layout do not matter; a tuple equals a list.
 
-    Args:
-        tensors: as for `artifact.write`.
-        facts: as for `artifact.write`.
-
-    Returns:
-        sha256 as 64 hex digits.
-
-    Raises:
-        InputTypeError: as for `artifact.write`.
+    Tensors and facts are as for `write`, and so are the errors; the hash has 64 hex digits.
 
     Example:
         >>> a = fingerprint({"x": np.zeros(2), "y": np.ones(2)}, {"seed": 1})
@@ -199,12 +186,8 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
 def read_tensors(path: Path, kept: Kept | None = None) -> tuple[dict[str, Stored], str]:
     """Read the tensors of a file, or parts of them, in one pass over all its bytes.
 
-    Args:
-        path: a safetensors file.
-        kept: says which numbers of each tensor are kept; all by default.
-
-    Returns:
-        Tensors by name, in the order of their numbers, and the sha256 of the file.
+    `kept` says which numbers of each tensor are kept. Returns tensors by name, in the order of
+    their numbers, and the sha256 of the file.
 
     Raises:
         ValueError: not a safetensors file, or one that has become shorter.
@@ -271,21 +254,11 @@ def add_to_digest(pieces: Iterable[bytes], digest: Any) -> Iterator[bytes]:
 
 
 def add_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors with a prefix and a dot before each name.
-
-    Example:
-        >>> add_prefix("state", {"a": 1})
-        {'state.a': 1}
-    """
+    """Tensors with a prefix and a dot before each name."""
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
 def strip_prefix(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors whose names start with a prefix and a dot, without it.
-
-    Example:
-        >>> strip_prefix("state", {"state.a": 1, "z": 2})
-        {'a': 1}
-    """
+    """The tensors whose names start with a prefix and a dot, without it."""
     start = prefix + "."
     return {k.removeprefix(start): v for k, v in tensors.items() if k.startswith(start)}

@@ -130,6 +130,7 @@ def check_decoder_inputs(output: Any, inputs: Inputs) -> None:
         InputError: rows without them.
 
     Example:
+        >>> import torch
         >>> ids = torch.zeros(3, 2).long()
         >>> rows = {"input_ids": ids, "decoder_input_ids": ids}
         >>> check_decoder_inputs(TokenOutputs(has_decoder=True), rows)

@@ -510,7 +510,7 @@ M = "expected the manifest of an artifact in .*"
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "gone": (shutil.rmtree, "expected an artifact, .* which does not exist.* Check"),
     "no manifest": (lambda p: (p / "manifest.json").unlink(), "has no manifest.json"),
-    "not JSON": (text("{"), M + "damaged: rest"),
+    "not JSON": (text("{"), M + "damaged: write"),
     "not text": (lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe\x00"), M),
     "deep JSON": (text("[" * 10**5), M),
     "infinite": (text('{"a": 1e999}'), M + "out of range"),
