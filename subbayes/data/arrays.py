@@ -109,16 +109,15 @@ def check_dense(argument: str, tensor: Tensor) -> None:
     """Check that a tensor has one real number in memory for each of its entries.
 
     Raises:
-        InputError: a tensor that is sparse, nested, quantised, complex, of 8-bit
-            floats or without values (of the
-            device "meta").
+        InputError: a tensor that is sparse, nested, quantised, complex, of 8-bit floats or without
+            values (of the device "meta").
 
     Example:
         >>> check_dense("X", torch.eye(2).to_sparse())
         Traceback (most recent call last):
             ...
-        subbayes.InputError: X: expected a dense tensor of real numbers, got one of layout \
-torch.sparse_coo. Convert it with .to_dense().
+        subbayes.InputError: X: expected a dense tensor of real numbers, got a nested or sparse \
+tensor. Convert it with .to_dense().
     """
     eight_bits = tensor.is_floating_point() and tensor.element_size() == 1
     if tensor.is_nested or tensor.layout != torch.strided:

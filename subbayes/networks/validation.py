@@ -216,9 +216,8 @@ def check_positions(network: Network, inputs: Inputs, y: Targets, likelihood: Li
             a decoder that predicts its own.
 
     Example:
-        >>> from subbayes import Network
         >>> from subbayes.likelihoods import CategoricalTokens
-        >>> network = Network(nn.Linear(2, 3), output=TokenOutputs())
+        >>> network = Network(torch.nn.Linear(2, 3), output=TokenOutputs())
         >>> x, y = torch.zeros(4, 5, 2), torch.zeros(4, 5).long()
         >>> check_positions(network, x, y, CategoricalTokens())
     """

@@ -112,7 +112,7 @@ def test_trained_parameters_beside_adapters_are_saved_and_loaded(kind, tmp_path)
     more = found.tensors | {f"network.frozen.{other}": result.network.frozen[other].clone()}
     less = {k: t for k, t in found.tensors.items() if k != f"network.frozen.{own[0]}"}
     for path, message in (
-        (forge("more", more), "no weights of the base model"),
+        (forge("more", more), "expected the base model that"),
         (forge("less", less), "the frozen parameter .*, which it lists"),
         (forge("unknown", found.tensors, own=[*own, "no.such"]), "names of frozen parameters"),
         (forge("weights", found.tensors, own=[*own, result.network.names[0]]), "names of frozen"),
@@ -159,7 +159,7 @@ def test_an_adapter_of_another_name_has_a_subfolder(tmp_path):
     model = make(peft.LoraConfig(task_type="CAUSAL_LM", **LORA), name="mine")
     result, inputs = fitted_around(model)
     model.save_pretrained(tmp_path)
-    with pytest.raises(InputError, match="with other files .'mine'"):
+    with pytest.raises(InputError, match="with other files"):
         result.save(tmp_path)
     result.save(tmp_path / "mine")
     base = adapted.base_model()

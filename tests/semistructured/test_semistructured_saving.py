@@ -567,7 +567,6 @@ def test_columns_of_any_format_are_saved(column, tmp_path):
     [
         ([["u"], ["v"]] * 20, "x: expected numbers, booleans, text or categories, got a list"),
         (["u", ("v", [1])] * 20, "x: expected numbers, booleans, text or categories, got a tuple"),
-        (["u", "v\udc80"] * 20, "x: expected text of Unicode characters"),
         (pd.Categorical([1.0, np.inf] * 20), "x: expected categories that are text or finite"),
     ],
 )
@@ -582,7 +581,7 @@ def test_lists_in_new_rows_are_refused(fitted):
     frame, images, model = fitted
     for name in ("sex", "school", "x"):
         cells = pd.Series([[1]] * 5, dtype=object, index=frame.index[:5])
-        with pytest.raises(InputError, match=f"{name}: .* got a list"):
+        with pytest.raises(InputError, match=f"{name}: .* got (a )?list"):
             model.predict(frame.head(5).assign(**{name: cells}), {"image": images[:5]})
 
 

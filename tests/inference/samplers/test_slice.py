@@ -168,9 +168,3 @@ def test_bad_input():
         SliceSampling(metric="round").sample(Toy(2), chains=8, draws=5, progress=False)
     with pytest.raises(InputError, match="warmup: expected a whole number of at least 0"):
         SliceSampling().sample(Toy(2), chains=8, draws=5, progress=False, warmup=-1)
-
-
-def test_sweeps_over_many_lines_are_no_failure(monkeypatch):
-    monkeypatch.setattr("subbayes.inference.samplers.chains._MOST_STEPS", 10)
-    draws = SliceSampling().sample(Toy(30), draws=3, chains=1, warmup=0, progress=False)
-    assert draws.stats["evaluations"].min() > 10
