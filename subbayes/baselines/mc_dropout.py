@@ -115,7 +115,7 @@ def check_dropout(module: nn.Module) -> None:
             "module",
             "at least one dropout layer with p above 0",
             "none",
-            "Train a module with nn.Dropout layers",
+            "Train a module with nn.Dropout layers; calls of functional.dropout are not found",
         )
 
 

@@ -496,6 +496,18 @@ def test_normalisation_by_the_batch_is_not_taken_for_dropout():
     assert not baseline.module.mean.any()
 
 
+class OnlyFunctions(nn.Linear):
+    """Dropout that is no attribute of the module."""
+
+    def forward(self, x):
+        return super().forward(functional.dropout(x, 0.5, self.training))
+
+
+def test_the_remedy_names_dropout_that_is_no_layer():
+    with pytest.raises(InputError, match="nn.Dropout layers; calls of functional.dropout"):
+        mc_dropout(OnlyFunctions(3, 1), Gaussian(1.0))
+
+
 def test_modules_without_dropout_are_rejected():
     for module in (net(), net(1, nn.Dropout(0.0))):
         with pytest.raises(

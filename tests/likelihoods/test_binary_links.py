@@ -138,3 +138,13 @@ def test_links_by_name():
             family_from_name(call)
     with pytest.raises(InputError, match="link: expected one name of a link, got 'probit' and"):
         family_from_name("bernoulli(link='logit')", "probit")
+
+
+@links
+def test_infinite_predictors_have_no_information(link):
+    """As those of masked classes: the label is certain, also for predictors nearby."""
+    eta, trials = torch.tensor([[-torch.inf], [torch.inf]]).double(), torch.full((2, 1), 4.0)
+    one, several = BernoulliFamily((link,)), BinomialFamily((link, "identity"), trials=4)
+    assert (one.curvature(eta) == 0).all()
+    assert (several.curvature(torch.cat([eta, trials], 1)) == 0).all()
+    assert (one.variance(eta) == 0).all()

@@ -74,7 +74,7 @@ def log_odds(link: str, eta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
 
 
 def fisher_information(link: str, eta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-    r"""$(d\mu / d\eta)^2 / (\mu (1 - \mu))$, that of one trial.
+    r"""$(d\mu / d\eta)^2 / (\mu (1 - \mu))$, that of one trial, and 0 at infinite predictors.
 
     Example:
         >>> fisher_information("probit", torch.zeros(1))  # 2 / pi
@@ -89,4 +89,5 @@ def fisher_information(link: str, eta: Float[Tensor, "*S"]) -> Float[Tensor, "*S
         log_slope = -torch.log1p(eta.square()) - math.log(math.pi)
     else:
         log_slope = success + failure
-    return (2 * log_slope - success - failure).exp()
+    information = (2 * log_slope - success - failure).exp()
+    return information.masked_fill(eta.isinf(), 0.0)  # its limit there, as of a masked class
