@@ -10,7 +10,7 @@ from torch import nn
 from subbayes import Network
 from subbayes.subspace import RandomSubspace
 from subbayes.training.trajectory import TrajectoryRecorder
-from subbayes.utils.checks import InputError, InputTypeError
+from subbayes.utils.checks import InputError
 
 
 def walk(n, size=60, seed=0, dtype=torch.float64, decay=0.6):
@@ -265,10 +265,6 @@ def test_invalid_snapshots_raise():
     recorder = recorded(walk(2, size=5))
     with pytest.raises(InputError, match="finite weights, got NaN.*lower its learning rate"):
         recorder.update(torch.full((5,), torch.nan))
-    with pytest.raises(InputError, match=r"shape \(D,\), got \(1, 5\)"):
-        recorder.update(torch.zeros(1, 5))
-    with pytest.raises(InputTypeError, match="a module or a tensor of weights, got list"):
-        recorder.update([0.0] * 5)
     assert recorder.n == 2
 
 
