@@ -154,6 +154,8 @@ def write(
         except BaseException:
             if _tensor_file_of(directory) != file.name:
                 remove(file)
+            with suppress(OSError):  # unless there are files in it
+                directory.rmdir()
             raise
         if previous is not None:
             remove(directory / previous)
