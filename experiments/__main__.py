@@ -36,6 +36,7 @@ EXPERIMENTS = (
     "ssr_uci",
     "subnetwork_selection",
     "summary",
+    "table_defaults",
     "tables",
     "toy_regression",
     "uci_large",

@@ -220,7 +220,7 @@ class Draws:
             )
         if self.converged is False:
             found.append("the ELBO was still rising at the last step: raise steps=...")
-        found += self._energy_warnings() + self._failure_warnings() + self._target_warnings()
+        found += self._energy_warnings() + self.step_warnings()
         return found + self._swap_warnings()
 
     def _chain_warnings(self) -> list[str]:
@@ -344,6 +344,10 @@ class Draws:
                     "longer (draws=...), or warm up longer (warmup=...)"
                 )
         return found
+
+    def step_warnings(self) -> list[str]:
+        """Problems of single steps of MCLMC, which bias draws however well chains mix."""
+        return self._failure_warnings() + self._target_warnings()
 
     def _failure_warnings(self) -> list[str]:
         """Steps of MCLMC that failed after the warm-up, and returns to start points."""

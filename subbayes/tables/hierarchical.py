@@ -31,7 +31,7 @@ from subbayes.networks.rank_features import RankFeatures
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
-from subbayes.tables.stacked import Stack, stacking_weights
+from subbayes.tables.stacked import LEVEL, Stack, stacking_weights
 from subbayes.utils.checks import check_choice
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.warning import warn_user
@@ -276,7 +276,7 @@ def fit_hierarchical(
         x, y = x[rows], y[rows]
         weights = None if weights is None else weights[rows]
     every = [_features(candidate, x) for candidate in effort.candidates]
-    shares, starts, record = np.ones(1), [None], list[dict[str, Any]]()
+    shares, starts, record = np.ones(1), [None], dict[str, Any]()
     if len(effort.candidates) > 1:
         shares, starts, record = _compare(
             effort, every, x, y, task, likelihood, n_classes, weights, sampling
@@ -291,7 +291,7 @@ def fit_hierarchical(
             )
             members.append(one)
             counts.append(max(1, round(share * min(_MIXED, one.default_draws))))
-    return Stack(tuple(members), tuple(counts), {"candidates": record})
+    return Stack(tuple(members), tuple(counts), record)
 
 
 def _compare(
@@ -304,10 +304,11 @@ def _compare(
     n_classes: int | None,
     weights: Float[np.ndarray, "n"] | None,
     sampling: Sampling,
-) -> tuple[Float[np.ndarray, "m"], list[Any], list[dict[str, Any]]]:
-    """Stacking weights of the candidates, the ends of their chains, and their log scores.
+) -> tuple[Float[np.ndarray, "m"], list[Any], dict[str, Any]]:
+    """Stacking weights of the candidates, the ends of their chains, and a record.
 
-    Scores are those of rows held out. Chains of all rows start at the ends.
+    The record has log scores of rows held out, and of numbers how many the 90 % intervals of the
+    stack hold. Chains of all rows start at the ends.
     """
     order = np.random.default_rng(derive_seed(sampling.seed, 2)).permutation(len(y))
     held = min(_MOST_COMPARED, max(1, round(_HELD_OUT * len(y))))
@@ -315,26 +316,29 @@ def _compare(
     own = None if weights is None else weights[kept]
     classes = int(y.max()) + 1 if task == "classification" and n_classes is None else n_classes
     head = head_of(likelihood, task, y[kept], classes, own)
-    columns, ends = [], []
+    found, ends = [], []
     for m, candidate in enumerate(effort.candidates):
         run = _sized(sampling, effort.chains, effort.compared, f"candidate-{m}")
         one = fit_network(candidate, head, x[kept], y[kept], own, run, effort.climb, features[m])
         ends.append(one.sampled.z[:, -1])
-        columns.append(one.predict(x[out].astype(np.float32)).log_prob(y[out]))
-    terms = np.stack(columns, 1)
+        found.append(one.predict(x[out].astype(np.float32)))
+    terms = np.stack([predictive.log_prob(y[out]) for predictive in found], 1)
     rows = None if weights is None else weights[out]
     shares = stacking_weights(terms, rows)
     shares = np.where(shares < _LEAST_WEIGHT, 0.0, shares)
     shares /= shares.sum()
     scores = np.average(terms, 0, rows)
-    return (
-        shares,
-        ends,
-        [
+    record: dict[str, Any] = {
+        "candidates": [
             {**asdict(candidate), "score": float(score), "weight": float(share)}
             for candidate, score, share in zip(effort.candidates, scores, shares, strict=True)
         ],
-    )
+        "held_out": held,
+    }
+    if task == "regression":
+        below = np.stack([predictive.cdf(y[out]) for predictive in found], 1) @ shares
+        record["coverage"] = float(np.average(np.abs(below - 0.5) <= LEVEL / 2, weights=rows))
+    return shares, ends, record
 
 
 def _features(candidate: Candidate, x: Float[np.ndarray, "n d"]) -> RankFeatures:

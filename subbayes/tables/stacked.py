@@ -9,6 +9,7 @@ Bayesian predictive distributions*). The weights are the numbers of draws that p
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -29,6 +30,10 @@ from subbayes.diagnostics.predictor import Predictor
 from subbayes.models.fitted import FittedModel
 from subbayes.predictions.predictive import Predictive
 
+LEVEL = 0.9
+"""Probability of the intervals whose coverage of rows held out is recorded."""
+
+_ERRORS = 3.0  # standard errors, from which the coverage is warned of
 _ROUNDS, _LEAST_GAIN = 1000, 1e-9  # of the ascent of stacking weights, and nats a row to go on for
 
 
@@ -102,7 +107,20 @@ class Stack(Predictor):
 
     @override
     def warnings(self) -> list[str]:
-        found = [text for member in self.members for text in member.warnings()]
+        """Steps that failed, and predictions of rows held out that were too narrow or too wide.
+
+        Chains that settle in places of their own are not reported: what they predict is averaged.
+        """
+        found = [text for member in self.members for text in member.sampled.step_warnings()]
+        if "coverage" in self.record:
+            coverage, n = self.record["coverage"], self.record["held_out"]
+            error = math.sqrt(LEVEL * (1 - LEVEL) / n)
+            if abs(coverage - LEVEL) > _ERRORS * error:
+                how = "narrow" if coverage < LEVEL else "wide"
+                found.append(
+                    f"predictions were too {how}: intervals of {LEVEL:.0%} held {coverage:.1%} of "
+                    f"{n} rows held out; use a longer effort or another likelihood"
+                )
         return list(dict.fromkeys(found))
 
     @override
