@@ -14,7 +14,7 @@ logarithm of a noise scale, vary around a constant m + s z by a bounded function
 and the inputs, whose scale is small a priori, so that it shrinks to a constant:
 
 $$ \eta = m + s z + 2.5 \tanh\bigl(\tau_\eta\, g(h_L, x) / 2.5\bigr), \qquad
-   \log \tau_\eta \sim N(-1.5, 1) . $$
+   \log \tau_\eta \sim N(-2.5, 1.5^2) . $$
 
 Neal (1996), *Bayesian Learning for Neural Networks*.
 """
@@ -38,10 +38,8 @@ from subbayes.utils.checks import check_count
 from subbayes.utils.seeding import fork_rng
 
 _GAIN = 1.5  # of the weights of a layer, so that tanh is neither linear nor saturated
-_SKIP, _VARYING = (
-    math.exp(-1.0),
-    math.exp(-1.5),
-)  # typical scales of the skip and of a varying shape
+_SKIP = math.exp(-1.0)  # typical scale of the skip
+_VARYING, _SPREAD = math.exp(-2.5), 1.5  # of a varying shape: typical scale, and sd of its log
 _MOST = 2.5  # by which a varying shape differs from its constant
 _START = 0.5  # standard deviation of the initial parameters, in that of the prior
 
@@ -142,11 +140,9 @@ class HierarchicalMLP(nn.Module):
             scale = incoming * (tau.exp() * _GAIN / math.sqrt(weight.shape[-1]))
             h = torch.tanh(h @ (weight * scale).mT + bias * beta.exp())
             incoming = torch.ones_like(h[0])
-        tau_output, tau_skip, tau_shapes = self.output_scales.exp().split(
-            [1, 1, len(self.output_scales) - 2]
-        )
+        tau_output, tau_skip = self.output_scales[:2].exp().split(1)
+        tau_shapes = _VARYING * (_SPREAD * self.output_scales[2:]).exp()
         n = len(self.constant)
-        tau_shapes = tau_shapes * _VARYING
         of_output = torch.cat([tau_output.expand(n), tau_shapes]) / math.sqrt(h.shape[-1])
         of_skip = torch.cat([(tau_skip * _SKIP).expand(n), tau_shapes]) / math.sqrt(len(relevance))
         linear = h @ (self.output * of_output[:, None]).mT

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float, Int, Shaped
 
 from subbayes.data.arrays import to_tensor
 from subbayes.data.data import Data
@@ -29,6 +29,7 @@ from subbayes.networks.hierarchical_mlp import HierarchicalMLP, Shape
 from subbayes.networks.network import Network
 from subbayes.networks.rank_features import RankFeatures
 from subbayes.posterior import Posterior
+from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
 from subbayes.tables.stacked import LEVEL, Stack, stacking_weights
@@ -49,6 +50,7 @@ _RATE, _DECAY, _SQUARE_DECAY = 0.02, 0.9, 0.999  # of Adam
 _HELD_OUT = 0.2  # share of the rows by which candidates are compared
 _MOST_COMPARED = 4000  # of them
 _MIXED = 400  # draws that predictions average
+_BEHIND = 3.0  # standard errors of its log score, from which a chain misses rows
 _LEAST_WEIGHT = 0.05  # of a candidate in the stack
 _START = 0.3  # standard deviation of the points from which chains climb
 _MOST_FEATURES = 1000  # with more, columns have no ranks
@@ -320,8 +322,8 @@ def _compare(
     for m, candidate in enumerate(effort.candidates):
         run = _sized(sampling, effort.chains, effort.compared, f"candidate-{m}")
         one = fit_network(candidate, head, x[kept], y[kept], own, run, effort.climb, features[m])
-        ends.append(one.sampled.z[:, -1])
         found.append(one.predict(x[out].astype(np.float32)))
+        ends.append(one.sampled.z[_likely_chains(found[-1], y[out], one.sampled.n_chains), -1])
     terms = np.stack([predictive.log_prob(y[out]) for predictive in found], 1)
     rows = None if weights is None else weights[out]
     shares = stacking_weights(terms, rows)
@@ -339,6 +341,21 @@ def _compare(
         below = np.stack([predictive.cdf(y[out]) for predictive in found], 1) @ shares
         record["coverage"] = float(np.average(np.abs(below - 0.5) <= LEVEL / 2, weights=rows))
     return shares, ends, record
+
+
+def _likely_chains(
+    predictive: Predictive, y: Shaped[np.ndarray, "n"], chains: int
+) -> Int[np.ndarray, "chains"]:
+    """Chains to go on with: those that miss rows held out are replaced by others.
+
+    A chain in a place of its own, such as one where the network ignores its inputs, leaves it late.
+    """
+    terms = predictive.component_log_prob(y).reshape(chains, -1, len(y))
+    each = torch.logsumexp(terms, 1).numpy()
+    behind = each[each.sum(1).argmax()] - each
+    error = behind.std(1) / np.sqrt(len(y))
+    kept = np.flatnonzero(behind.mean(1) <= _BEHIND * error)
+    return np.resize(kept, chains)
 
 
 def _features(candidate: Candidate, x: Float[np.ndarray, "n d"]) -> RankFeatures:

@@ -26,13 +26,13 @@ def by_hand(net: HierarchicalMLP, x: np.ndarray) -> np.ndarray:
         weight = p[f"weights.{layer}"] * (relevance if layer == 0 else 1.0)
         gain = math.exp(p["weight_scales"][layer]) * 1.5 / math.sqrt(len(h))
         h = np.tanh(gain * weight @ h + math.exp(p["bias_scales"][layer]) * p[f"biases.{layer}"])
-    tau_v, tau_s, tau_h = np.exp(p["output_scales"])
+    tau_v, tau_s, tau_h = np.exp(p["output_scales"] * np.array([1.0, 1.0, 1.5]))
     mean = tau_v / math.sqrt(len(h)) * p["output"][:-1] @ h
     mean = mean + tau_s * math.exp(-1) / math.sqrt(len(x)) * (p["skip"][:-1] * relevance) @ x
     g = p["output"][-1] @ h / math.sqrt(len(h)) + (p["skip"][-1] * relevance) @ x / math.sqrt(
         len(x)
     )
-    change = 2.5 * math.tanh(tau_h * math.exp(-1.5) * g / 2.5)
+    change = 2.5 * math.tanh(tau_h * math.exp(-2.5) * g / 2.5)
     log_sigma = -1.5 + 1.5 * p["shape_constant"][0] + change
     excess = 1.5 + math.exp(2.0 + 0.5 * p["shape_constant"][1])
     return np.array([*(mean + p["constant"] + net.offset), log_sigma, math.log(excess)])
