@@ -581,7 +581,7 @@ def test_lists_in_new_rows_are_refused(fitted):
     frame, images, model = fitted
     for name in ("sex", "school", "x"):
         cells = pd.Series([[1]] * 5, dtype=object, index=frame.index[:5])
-        with pytest.raises(InputError, match=f"{name}: .* got (a )?list"):
+        with pytest.raises(InputError, match=f"{name}: .* got .*"):
             model.predict(frame.head(5).assign(**{name: cells}), {"image": images[:5]})
 
 
