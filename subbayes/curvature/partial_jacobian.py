@@ -23,6 +23,7 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layer_kinds import right_columns
 from subbayes.curvature.layers import CapturedBatch, LayerGradients, Layers, Span
 from subbayes.networks.tracing.memory import reuse_memory
+from subbayes.utils.checks import fail
 from subbayes.utils.memory import temporary_size
 
 _DENSE = 16  # multiplications of a matrix product in the time of one gathered product
@@ -63,6 +64,10 @@ class PartialJacobian:
     """
 
     def __init__(self, plan: Layers, indices: Int[Tensor, "k"]) -> None:
+        size = plan.network.size
+        if len(indices) == 0 or int(indices.min()) < 0 or int(indices.max()) >= size:
+            got = f"{int(indices.min())}..{int(indices.max())}" if len(indices) else "none"
+            fail("indices", f"positions in 0..{size - 1}", got, "Select them for this network")
         self.plan = plan
         self.indices = indices.to(plan.network.device)
         self._selected = {

@@ -15,6 +15,7 @@ from subbayes.utils.checks import (
     check_positive,
     check_positive_or_zero,
     check_seed,
+    fail,
     fail_type,
 )
 from subbayes.utils.keywords import suggest_keywords
@@ -79,6 +80,8 @@ class Sampling:
             check_count("chain_groups", self.chain_groups)
         if isinstance(self.initial, str):
             check_choice("initial", self.initial, ("prior", "shift", "ensemble"))
+        else:
+            self._check_points()
         check_choice("mode", self.mode, ("trace", "compile", "eager"))
         if self.time_limit is not None:
             check_positive("time_limit", self.time_limit)
@@ -86,3 +89,13 @@ class Sampling:
             fail_type("checkpoint", "the path of a folder", self.checkpoint)
         # 0 saves after every step
         check_positive_or_zero("checkpoint_seconds", self.checkpoint_seconds)
+
+    def _check_points(self) -> None:
+        """Check start points, which a file of settings may hold, before a network is trained."""
+        expected = "'prior', 'shift', 'ensemble' or an array (chains, k) of numbers"
+        try:
+            points = np.asarray(self.initial, dtype=np.float64)
+        except (ValueError, TypeError):
+            fail("initial", expected, repr(self.initial))
+        if points.ndim != 2:
+            fail("initial", expected, repr(self.initial))

@@ -67,7 +67,10 @@ class Approximation:
 
     def log_prob(self, z: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
         """Normalised log density of coordinates (S, k)."""
-        return self.density.log_prob(np.asarray(z, dtype=np.float64))
+        rows = np.asarray(z, dtype=np.float64)
+        if rows.ndim != 2 or rows.shape[1] != self.rank:  # which would broadcast in silence
+            fail("z", f"shape (S, {self.rank})", rows.shape)
+        return self.density.log_prob(rows)
 
     def sample(self, draws: int, seed: int = 0) -> Float[np.ndarray, "S k"]:
         """Independent draws, shape (draws, k)."""
