@@ -167,7 +167,8 @@ def _gaussian_process(rows: Rows, seed: int, classes: bool) -> Record:
     model = GaussianProcessRegressor(
         kernel, normalize_y=True, n_restarts_optimizer=1, random_state=seed
     ).fit((x - mean) / scale, y)
-    return _gaussian(*model.predict((new - mean) / scale, return_std=True), true)
+    found, sd = model.predict((new - mean) / scale, return_std=True)
+    return _gaussian(found, sd, true)
 
 
 def _parts(x: np.ndarray, y: np.ndarray, seed: int) -> list[np.ndarray]:
