@@ -96,17 +96,17 @@ demo: $(CORE) ## run the main job on real data: table, plots and report in runs/
 	@$(BIN)/subbayes demo $(ARGS)
 
 test: $(DEV) ## run the tests (but the slow ones)
-	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-all: $(ALL) ## run all tests, the slow ones too, and check the shapes of all calls
-	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "slow or not slow" $(SHAPES) $(ARGS)
+	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "slow or not slow" $(SHAPES) $(ARGS)
 
 test-oldest: constraints-oldest.txt ## run the tests with the oldest supported versions, in .venv-oldest
 	@$(find_python); "$$python" -m venv .venv-oldest
 	@echo "[oldest] installing torch $(TORCH_OLDEST) and the versions of constraints-oldest.txt"
 	@.venv-oldest/bin/python -m pip --disable-pip-version-check -qq install \
 	  -e ".[dev,arviz,parquet]" "torch==$(TORCH_OLDEST)" -c constraints-oldest.txt
-	@$(ONE_THREAD) .venv-oldest/bin/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(ONE_THREAD) .venv-oldest/bin/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-gpu: $(DEV) ## run the tests of devices on CUDA; without it on a pretended device
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m "slow or not slow" tests/devices tests/benchmarks/test_benchmark_gpu.py $(ARGS)
