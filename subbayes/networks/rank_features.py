@@ -23,7 +23,7 @@ _KNOTS = 256  # at most, of the ranks of a column
 _CLIP = 8.0  # standard deviations beyond which features are cut
 _CONSTANT = 1e-6  # standard deviation of a feature that is left out
 
-Harmonics = Annotated[int, Meta(ge=0, le=1000)]
+Harmonics = Annotated[int, Meta(ge=0, le=100)]
 
 
 class RankFeatures(nn.Module):

@@ -183,9 +183,10 @@ class _TableEstimator(_TableParameters):
         if not fitting:
             return self.encoder_.transform(X).astype(np.float64)
         self.encoder_ = TabularEncoder(**ENCODING, categorical=self.categorical).fit(X)
-        for name in ("n_features_in_", "feature_names_in_"):
-            if hasattr(self.encoder_, name):
-                setattr(self, name, getattr(self.encoder_, name))
+        self.n_features_in_ = self.encoder_.n_features_in_
+        self.__dict__.pop("feature_names_in_", None)  # of a fit before this one
+        if hasattr(self.encoder_, "feature_names_in_"):
+            self.feature_names_in_ = self.encoder_.feature_names_in_
         return self.encoder_.transform(X).astype(np.float64)
 
     def _fit(
@@ -225,6 +226,14 @@ class _TableEstimator(_TableParameters):
         super()._restore(facts)
         assert facts.encoder is not None
         self.encoder_ = TabularEncoder.from_config(facts.encoder)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state without the posteriors of the members, which hold the training data."""
+        state = super().__getstate__()
+        if isinstance(stack := state.get("model_"), Stack):
+            members = tuple(dataclasses.replace(one, posterior=None) for one in stack.members)
+            state["model_"] = dataclasses.replace(stack, members=members)
+        return state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

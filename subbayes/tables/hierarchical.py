@@ -348,7 +348,7 @@ def _likely_chains(
 ) -> Int[np.ndarray, "chains"]:
     """Chains to go on with: those that miss rows held out are replaced by others.
 
-    A chain in a place of its own, such as one where the network ignores its inputs, leaves it late.
+    A chain may need many thousand steps to leave a mode in which the network ignores its inputs.
     """
     terms = predictive.component_log_prob(y).reshape(chains, -1, len(y))
     each = torch.logsumexp(terms, 1).numpy()

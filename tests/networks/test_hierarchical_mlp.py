@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import rankdata
 
-from subbayes import Network
+from subbayes import InputError, Network
 from subbayes.networks.hierarchical_mlp import HierarchicalMLP, Shape
 from subbayes.networks.rank_features import RankFeatures
 from subbayes.networks.saving import network_facts, network_from, network_tensors
@@ -81,6 +81,16 @@ def test_harmonics_are_standardised_and_shrink_with_their_order():
 def test_few_values_have_few_harmonics():
     x = torch.arange(60.0)[:, None] % 4
     assert RankFeatures.fit(x, harmonics=4)(x).shape[1] == 2 + 2
+
+
+def test_a_file_makes_no_larger_tables_of_ranks_than_it_holds():
+    x = torch.randn(30, 3)
+    features = RankFeatures.fit(x, harmonics=0)
+    network = Network(HierarchicalMLP(features(x).shape[1], (4,), 2, features=features, seed=0))
+    facts = network_facts(network)
+    facts.module.features.columns, facts.module.features.ranked = 10**6, [0] * 10**6
+    with pytest.raises(InputError, match="numbers, as are stored"):
+        network_from(network_tensors(network), facts, network.weights)
 
 
 def test_saved_network_has_equal_outputs():

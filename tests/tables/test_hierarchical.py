@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from dataclasses import replace
 
@@ -126,6 +127,16 @@ def test_frames_with_text_and_missing_values(frame, tmp_path):
     pd.testing.assert_frame_equal(
         loaded.predict_dist(x).to_frame(), model.predict_dist(x).to_frame()
     )
+
+
+def test_pickles_hold_no_rows_and_names_are_those_of_the_last_fit(frame):
+    x, y = frame.drop(columns="y"), frame.y
+    model = TableRegressor(effort=TINY, random_state=0).fit(x, y)
+    copied = pickle.loads(pickle.dumps(model))
+    assert all(member.posterior is None for member in copied.model_.members)
+    np.testing.assert_array_equal(copied.predict(x), model.predict(x))
+    model.fit(x[["a"]].to_numpy(), y)
+    assert not hasattr(model, "feature_names_in_")
 
 
 def test_classes_and_counts(frame, tmp_path):
