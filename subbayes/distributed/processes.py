@@ -283,7 +283,7 @@ class Processes:
         """
         for rank, other in enumerate(every := self.gather(dict(facts), call="facts to compare")):
             for name in every[0] | other:
-                if other.get(name) != every[0].get(name):
+                if repr(other.get(name)) != repr(every[0].get(name)):  # NaN is the same as NaN
                     expected = f"the same in all {self.count} processes"
                     fail(name, expected, f"another in process {rank} than in process 0", remedy)
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 
 import pytest
+import torch.distributed as dist
 
 from distributed.launch import WORKER, environment, free_port, start
 from subbayes import distributed
@@ -48,6 +49,8 @@ def one_process():
                     self[case] = json.loads(json.dumps(case_of(name)(*arguments)))
                 finally:
                     distributed.leave()
+                    if dist.is_initialized():  # by the case; later tests would join its group
+                        dist.destroy_process_group()
             return self[case]
 
     return Results()

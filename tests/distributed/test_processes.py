@@ -11,6 +11,7 @@ from distributed.launch import WORKER, outputs, results, start
 from subbayes.distributed.blocks import BlockSize, own_blocks
 from subbayes.distributed.chain_groups import mesh_shape
 from subbayes.distributed.processes import ProcessError, Processes
+from subbayes.utils.checks import InputError
 
 QUICK = [
     ["evaluations", "uneven"],
@@ -203,6 +204,14 @@ def test_errors_of_exchanges_are_of_one_line_with_their_reason():
     assert caught.value.argument == "processes"
     reason = "waited: Timed out waiting 5000ms for recv operation to finish. See the first"
     assert reason in str(caught.value)
+
+
+def test_numbers_that_are_nan_agree(monkeypatch):
+    gathered = [{"prior": float("nan"), "seed": 0}, {"prior": float("nan"), "seed": 1}]
+    processes = Processes(0, 2)
+    monkeypatch.setattr(processes, "gather", lambda *_, **__: gathered)
+    with pytest.raises(InputError, match="^seed: expected the same in all 2 processes"):
+        processes.agree(gathered[0], "Give every process the same")
 
 
 def test_blocks_do_not_depend_on_the_number_of_processes():
