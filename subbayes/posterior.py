@@ -78,6 +78,8 @@ class Posterior:
         memory_limit: bytes of activations of one evaluation, in which the chains of large networks
             take turns; by default 1 GiB, on CUDA up to a quarter of the device's memory, or what
             the gradient of one row takes.
+        outputs: number of outputs C, if `check_fit` has accepted a network of this architecture
+            with this likelihood and these data; by default it checks them.
 
     Raises:
         InputError: network, likelihood, data, subspace and prior are incompatible.
@@ -109,6 +111,7 @@ class Posterior:
         batch_size: int | None = None,
         mode: Mode = "trace",
         memory_limit: int | None = None,
+        outputs: int | None = None,
     ) -> None:
         check_choice("mode", mode, MODES)
         check_network(network)
@@ -125,7 +128,8 @@ class Posterior:
         self.subspace.check_size(network.size)
         self.prior.check_rank(self.rank)
         likelihood.check_complete()
-        outputs = check_divided_fit(network, likelihood, self.data)
+        if outputs is None:
+            outputs = check_divided_fit(network, likelihood, self.data)
         self.likelihood = likelihood.for_outputs(outputs, self.data.first()[1])
         self._warn_of_other_statistics()
         first = self._example = to_device(self.data.first()[0], network.device)

@@ -10,22 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from subbayes.artifacts.folder import delete, kind_of, write
-from subbayes.artifacts.saving import (
-    Nested,
-    fail_checkpoint,
-    has_checkpoint,
-    read_checkpoint,
-    rebuild,
-)
+from subbayes.artifacts.saving import Nested, fail_checkpoint, has_checkpoint, read_checkpoint
 from subbayes.artifacts.tensors import fingerprint
 from subbayes.data.data import Data
 from subbayes.distributed.divided_rows import gathered
-from subbayes.distributed.processes import current, on_first
+from subbayes.distributed.processes import on_first
 from subbayes.inference.tempering import TemperatureChoice, choose_temperature
-from subbayes.likelihoods import Likelihood
 from subbayes.models.fitted import FittedModel
 from subbayes.networks.network import Network
 from subbayes.networks.validation import FirstOutputs
@@ -34,16 +27,9 @@ from subbayes.predictions.averaging import input_batches
 from subbayes.subspace import Subspace
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.utils.checks import InputError, error_text
-from subbayes.utils.trees import leaves, to_device
+from subbayes.utils.trees import leaves
 
-__all__ = [
-    "PARTS",
-    "FitCheckpoint",
-    "check_checkpoint",
-    "check_saved_subspace",
-    "delete_checkpoint",
-    "parts_of",
-]
+__all__ = ["PARTS", "FitCheckpoint", "check_checkpoint", "delete_checkpoint", "parts_of"]
 
 STACK_PARTS = tuple(f"{stage}-{m}" for stage in ("candidate", "member") for m in range(10))
 """Folders of the chains of a stack of hierarchical networks."""
@@ -75,7 +61,12 @@ class FitCheckpoint:
 
     @classmethod
     def of(
-        cls, folder: str | Path, network: Network, data: Data, inputs: Any, settings: dict[str, Any]
+        cls,
+        folder: str | Path,
+        network: Network,
+        data: Data,
+        method: SubspaceMethod,
+        settings: dict[str, Any],
     ) -> FitCheckpoint:
         """The checkpoint of a call with an untrained network.
 
@@ -83,10 +74,10 @@ class FitCheckpoint:
             folder: the folder; it need not exist.
             network: before training.
             data: training data.
-            inputs: inputs for which the subspace is chosen, or None.
+            method: how the subspace is chosen.
             settings: those of `fit_settings`.
         """
-        tensors = {"weights": network.weights} | network.used_frozen | _tensors_of_inputs(inputs)
+        tensors = {"weights": network.weights} | network.used_frozen | tensors_of_inputs(method)
         facts = settings | {"architecture": network.architecture}
         if data.division is None:
             tensors |= _tensors(data)
@@ -101,19 +92,13 @@ class FitCheckpoint:
         return self.folder / "sampling"
 
     def load(
-        self,
-        model: nn.Module,
-        output: Callable[[Any], Tensor] | None,
-        likelihood: Likelihood | None,
-        device: torch.device,
+        self, restore: Callable[[dict[str, Tensor], Any], FittedModel], method: SubspaceMethod
     ) -> FittedModel | None:
         """Load the trained subspace, or return None if there is none.
 
         Args:
-            model: the module.
-            output: as for `fit`.
-            likelihood: replaces the saved one, or None.
-            device: that of the network before training, where `fit` continues.
+            restore: makes the model from its tensors and facts.
+            method: how the subspace is chosen.
 
         Raises:
             InputError: a damaged checkpoint, or one of another call.
@@ -121,13 +106,10 @@ class FitCheckpoint:
         found = on_first(lambda: read_checkpoint(self.folder / "trained", PARTS["trained"]))
         if found is None:
             return None
-        kind, facts = found.facts["model"]["kind"], found.facts["model"]["facts"]
-        given = {"module": model, "output": output, "likelihood": likelihood}
-        options = {name: value for name, value in given.items() if value is not None}
         try:
-            tensors = to_device(found.tensors, device)
+            tensors = dict(found.tensors)
             saved = FirstOutputs(tensors.pop("first_outputs").cpu(), found.facts["device"])
-            trained: FittedModel = rebuild(kind, tensors, facts, options)
+            trained = restore(tensors, found.facts["model"]["facts"])
         except InputError as error:
             fail_checkpoint("one of this model", error_text(error))
         if found.facts["identity"] != self.identity:
@@ -137,6 +119,8 @@ class FitCheckpoint:
         if not saved.agrees_with(outputs, trained.network.rounding):
             expected = "one of a module and output= that return the same outputs"
             fail_checkpoint(expected, f"others at the same weights in {self.folder}")
+        if isinstance(method, FixedSubspace) and not _are_equal(trained.subspace, method.subspace):
+            fail_checkpoint("the subspace of this call", "another")  # no setting holds its tensors
         return trained
 
     def save(self, trained: FittedModel) -> None:
@@ -211,12 +195,6 @@ def delete_checkpoint(folder: str | Path) -> None:
         Path(folder).rmdir()
 
 
-def check_saved_subspace(saved: FittedModel, method: SubspaceMethod) -> None:
-    """Check that a checkpoint has the subspace of the call, whose tensors no setting holds."""
-    if isinstance(method, FixedSubspace) and not _are_equal(saved.subspace, method.subspace):
-        fail_checkpoint("the subspace of this call", "another")
-
-
 def _are_equal(one: Subspace, other: Subspace) -> bool:
     """Whether subspaces have the same settings and the same tensors."""
     a, b = one.tensors(), other.tensors()
@@ -225,30 +203,14 @@ def _are_equal(one: Subspace, other: Subspace) -> bool:
     )
 
 
-def _tensors_of_inputs(inputs: Any) -> dict[str, Tensor]:
-    """All tensors of inputs, or of a loader of them, under unique names."""
+def tensors_of_inputs(method: SubspaceMethod) -> dict[str, Tensor]:
+    """All tensors of the inputs for which a subspace is chosen, under unique names."""
+    inputs = getattr(method, "inputs", None)
     return {
         f"inputs.{i}.{j}": t
         for i, batch in enumerate([] if inputs is None else input_batches(inputs))
         for j, t in enumerate(leaves(batch))
     }
-
-
-def check_same_inputs(inputs: Any, data: Data) -> None:
-    """Check that all processes choose a subspace for the same inputs, if each has rows of its own.
-
-    Raises:
-        InputError: in all processes, if they differ.
-
-    Example:
-        >>> x = torch.zeros(3, 1)
-        >>> check_same_inputs(x, Data.of((x, x[:, 0])))
-    """
-    processes = current()
-    if processes is not None and data.division is not None:
-        digest = fingerprint(_tensors_of_inputs(inputs), {})
-        remedy = "Give the subspace the same inputs in every process"
-        processes.agree({"inputs of the subspace": digest}, remedy)
 
 
 def _tensors(data: Data) -> dict[str, Tensor]:

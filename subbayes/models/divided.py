@@ -47,18 +47,15 @@ def is_divided(network: Network, data: Data) -> bool:
     return network.is_sharded or data.division is not None
 
 
-def subspace_of(subspace: SubspaceChoice | None, network: Network, data: Data) -> SubspaceMethod:
+def subspace_of(subspace: SubspaceChoice | None, network: Network) -> SubspaceMethod:
     """How `fit` chooses the subspace: by default "pca", or "random" for sharded weights.
 
     Args:
         subspace: the argument of `fit`.
         network: of the module.
-        data: training data.
 
     Example:
-        >>> import torch
-        >>> data = Data.of((torch.zeros(3, 1), torch.zeros(3)))
-        >>> subspace_of(None, Network(nn.Linear(1, 1)), data)
+        >>> subspace_of(None, Network(nn.Linear(1, 1)))
         PCA(rank=None)
     """
     if subspace is None:

@@ -21,17 +21,12 @@ from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.validation import absent_classes, warn_of_absent_classes
-from subbayes.models.checkpoint import (
-    FitCheckpoint,
-    check_checkpoint,
-    check_same_inputs,
-    check_saved_subspace,
-)
+from subbayes.models.checkpoint import FitCheckpoint, check_checkpoint
 from subbayes.models.divided import check_same_division, is_divided, subspace_of, training_of
 from subbayes.models.ensemble_start import EnsembleStart, ensemble_settings, starts_at_ensemble
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import check_settings
-from subbayes.models.trained_once import check_agreement, trained_once
+from subbayes.models.trained_once import check_agreement, restored, trained_once
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.networks.sharded_network import network_of
@@ -147,13 +142,12 @@ def fit(
     likelihood = likelihood.for_outputs(outputs, data.first()[1])
     if data.in_memory and data.division is None:
         warn_of_absent_classes(absent_classes(likelihood, outputs, target_values(data.targets())))
-    training = check_settings("training", training, Training)
     sampling = check_settings("sampling", sampling, Sampling) or Sampling()
-    seed, progress = sampling.seed, sampling.progress
     on_first(partial(check_checkpoint, sampling.checkpoint))
     engine, prior = engine_of(inference), as_prior(prior)
-    method = subspace_of(subspace, network, data).with_factory(factory)
+    method = subspace_of(subspace, network).with_factory(factory)
     method = method.for_ensemble(starts_at_ensemble(sampling))
+    training = check_settings("training", training, Training)
     training = training_of(training, network, data, method, engine, prior)
     check_temperature(temperature, validation)
     if validation is not None and temperature != "validation":
@@ -171,59 +165,63 @@ def fit(
     engine.check(method.expected_rank(network))
     if not isinstance(method, FixedSubspace):
         _warn_of_flat_prior(network, likelihood, data, training)
-
-    settings = fit_settings(likelihood, method, prior, training, seed)
+    settings = fit_settings(likelihood, method, prior, training, sampling.seed)
     settings |= ensemble_settings(sampling)
-    check_agreement(network, data, settings, sampling, engine)
-    tuned = isinstance(prior, EvidencePrior) and likelihood.has_noise_scale
-    known = likelihood if likelihood.is_complete and not tuned else None  # cannot be saved
+    check_agreement(network, data, settings, sampling, engine, method)
+
+    # Train, and build the subspace around the trained network.
+    is_tuned = isinstance(prior, EvidencePrior) and likelihood.has_noise_scale
+    known = likelihood if likelihood.is_complete and not is_tuned else None  # cannot be saved
+    restore = partial(
+        restored, module=model, output=output, likelihood=known, device=network.device
+    )
     checkpoint = prepared = None
-    inputs = getattr(method, "inputs", None)
-    check_same_inputs(inputs, data)
     if sampling.checkpoint is not None and not network.is_sharded:
-        checkpoint = FitCheckpoint.of(sampling.checkpoint, network, data, inputs, settings)
-        prepared = checkpoint.load(model, output, known, network.device)
-        if prepared is not None:
-            check_saved_subspace(prepared, method)
+        checkpoint = FitCheckpoint.of(sampling.checkpoint, network, data, method, settings)
+        prepared = checkpoint.load(restore, method)
     if prepared is None:
-
-        def train() -> Trained:
-            if not isinstance(method, FixedSubspace):
-                return train_trajectory(
-                    model,
-                    likelihood,
-                    data,
-                    training,
-                    parameters=parameters,
-                    output=output,
-                    seed=seed,
-                    progress=progress,
-                    least_snapshots=max(LEAST_SNAPSHOTS, method.least_snapshots),
-                )
-            space = method.subspace.to(network.device)
-            if network.has_batchnorm and not network.lies_in(space):
-                warn_user(
-                    "subspace: the module's own weights are not in it, so the BatchNorm "
-                    "statistics are re-estimated on the training data, at its centre or the point "
-                    "nearest to the weights"
-                )
-            coordinates = _prior_of(prior, method, space, _prior_scale(prior, method, network))
-            own = likely_network(network, likelihood, space, coordinates, data)
-            return without_training(own, likelihood, data, training, seed)
-
+        train = partial(_train, start, prior)
         make = partial(build, method=method, prior=prior, settings=settings)
         prepare = partial(start.fit, train, make)
-        if is_divided(network, data):
-            prepared = prepare()
-        else:
-            prepared = trained_once(prepare, model, output, known, network.device)
+        divided = is_divided(network, data)
+        prepared = prepare() if divided else trained_once(prepare, restore)
         if checkpoint is not None:
             checkpoint.save(prepared)
+
+    # Sample the posterior in the subspace.
     if prepared.starts is not None:
         sampling = dataclasses.replace(sampling, initial=prepared.starts)
-    fitted = sample(prepared, data, engine, sampling, temperature, validation, checkpoint)
-    _warn_of_problems(fitted)
+    fitted = sample(prepared, data, engine, sampling, temperature, validation, checkpoint, outputs)
+    for problem in fitted.warnings():
+        from sklearn.exceptions import ConvergenceWarning
+
+        warn_user(problem, ConvergenceWarning)
     return fitted
+
+
+def _train(start: EnsembleStart, prior: Prior) -> Trained:
+    """The network around which a subspace is built, or which an existing subspace is around."""
+    network, likelihood, data, method = start.network, start.likelihood, start.data, start.method
+    training, seed = start.training, start.sampling.seed
+    if not isinstance(method, FixedSubspace):
+        return train_trajectory(
+            network,
+            likelihood,
+            data,
+            training,
+            seed=seed,
+            progress=start.sampling.progress,
+            least_snapshots=max(LEAST_SNAPSHOTS, method.least_snapshots),
+        )
+    space = method.subspace.to(network.device)
+    if network.has_batchnorm and not network.lies_in(space):
+        warn_user(
+            "subspace: the module's own weights are not in it, so the BatchNorm statistics are "
+            "re-estimated on the training data, at its centre or the point nearest to the weights"
+        )
+    coordinates = _prior_of(prior, method, space, _prior_scale(prior, method, network))
+    network = likely_network(network, likelihood, space, coordinates, data)
+    return without_training(network, likelihood, data, training, seed)
 
 
 def _prior_scale(prior: Prior, method: SubspaceMethod, network: Network) -> float:
@@ -249,15 +247,6 @@ def _warn_of_flat_prior(
             "training=Training(prior_scale=0.5), or subspace='full', "
             "inference='laplace-linearised', prior='evidence'"
         )
-
-
-def _warn_of_problems(fitted: FittedModel) -> None:
-    problems = fitted.warnings()
-    if problems:
-        from sklearn.exceptions import ConvergenceWarning
-
-        for problem in problems:
-            warn_user(problem, ConvergenceWarning)
 
 
 def build(
@@ -304,6 +293,7 @@ def sample(
     temperature: float | str = 1.0,
     validation: Any = None,
     checkpoint: FitCheckpoint | None = None,
+    outputs: int | None = None,
 ) -> FittedModel:
     """Choose the temperature and sample the posterior of a model without draws.
 
@@ -315,6 +305,7 @@ def sample(
         temperature: as for `fit`.
         validation: as for `fit`.
         checkpoint: where to save and resume the run.
+        outputs: number of outputs, if the network has been checked with these data.
     """
     posterior = Posterior(
         prepared.network,
@@ -323,6 +314,7 @@ def sample(
         prepared.subspace,
         prepared.prior,
         mode=sampling.mode,
+        outputs=outputs,
     )
     chosen = None
     if isinstance(temperature, str):

@@ -19,10 +19,13 @@ from subbayes.distributed.devices import check_devices
 from subbayes.distributed.divided_rows import SAME_ROWS, agreed_rows
 from subbayes.distributed.processes import current
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.engine import Engine
 from subbayes.likelihoods import Likelihood
+from subbayes.models.checkpoint import tensors_of_inputs
 from subbayes.models.fitted import FittedModel
 from subbayes.networks.network import Network
 from subbayes.networks.validation import check_same_outputs
+from subbayes.subspaces.base import SubspaceMethod
 from subbayes.utils.namespace import __version__
 from subbayes.utils.text_table import without_addresses
 from subbayes.utils.trees import to_device
@@ -34,20 +37,13 @@ _REMEDY = (
 
 
 def trained_once(
-    train: Callable[[], FittedModel],
-    model: nn.Module,
-    output: Callable[[Any], Tensor] | None,
-    likelihood: Likelihood | None,
-    device: torch.device,
+    train: Callable[[], FittedModel], restore: Callable[[dict[str, Tensor], Any], FittedModel]
 ) -> FittedModel:
     """A trained model, which only the first process trains.
 
     Args:
         train: returns the model, without draws.
-        model: the module.
-        output: as for `fit`.
-        likelihood: that of the model if it is known, or None.
-        device: that of the network in this process, where the others get the model.
+        restore: makes the model of the others from its tensors and facts, see `restored`.
 
     Raises:
         InputError: what `train` raises, in all processes.
@@ -68,14 +64,41 @@ def trained_once(
     tensors, facts = processes.on_first(content)
     if trained:
         return trained[0]
-    given = {"module": model, "output": output, "likelihood": likelihood}
+    return restore(tensors, facts)
+
+
+def restored(
+    tensors: dict[str, Tensor],
+    facts: Any,
+    *,
+    module: nn.Module,
+    output: Callable[[Any], Tensor] | None,
+    likelihood: Likelihood | None,
+    device: torch.device,
+) -> FittedModel:
+    """A trained model from its tensors and facts, with the parts that these do not hold.
+
+    Args:
+        tensors: of the model.
+        facts: of the model.
+        module: as for `fit`.
+        output: as for `fit`.
+        likelihood: that of the model if it is known, or None.
+        device: that of the network in this process.
+    """
+    given = {"module": module, "output": output, "likelihood": likelihood}
     options = {name: value for name, value in given.items() if value is not None}
-    found: FittedModel = rebuild(FittedModel.kind, to_device(tensors, device), facts, options)
-    return found
+    model: FittedModel = rebuild(FittedModel.kind, to_device(tensors, device), facts, options)
+    return model
 
 
 def check_agreement(
-    network: Network, data: Data, settings: dict[str, Any], sampling: Sampling, engine: Any
+    network: Network,
+    data: Data,
+    settings: dict[str, Any],
+    sampling: Sampling,
+    engine: Engine,
+    method: SubspaceMethod,
 ) -> None:
     """Check that all processes fit the same model to the same data with the same settings.
 
@@ -88,6 +111,10 @@ def check_agreement(
     processes = current()
     if processes is None or processes.count == 1:
         return
+    if data.division is not None:
+        digest = fingerprint(tensors_of_inputs(method), {})
+        remedy = "Give the subspace the same inputs in every process"
+        processes.agree({"inputs of the subspace": digest}, remedy)
     check_devices(network.device, processes)
     own = replace(sampling, initial="shift", checkpoint=None, progress=None, checkpoint_seconds=1.0)
     starts = sampling.initial

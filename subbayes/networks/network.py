@@ -87,6 +87,7 @@ class Network(CopiedUnderLock):
             `lambda out: out.logits`.
         copy_frozen: copy frozen parameters, so that later changes of the module have no effect; by
             default unless `parameters` selects adapters, whose base model is shared.
+        copy_module: copy the module; False for one in evaluation mode that nothing else uses.
 
     Attributes:
         base_names: frozen parameters that artifacts do not hold: for "adapters", those of the base
@@ -119,6 +120,7 @@ class Network(CopiedUnderLock):
         output: Callable[[Any], Tensor] | None = None,
         *,
         copy_frozen: bool | None = None,
+        copy_module: bool = True,
     ) -> None:
         if not isinstance(module, nn.Module):
             fail_type("module", "a torch.nn.Module", module)
@@ -136,7 +138,7 @@ class Network(CopiedUnderLock):
         check_embeddings(module, chosen)
         adapters = selects_adapters(parameters)
         self.copy_frozen = not adapters if copy_frozen is None else copy_frozen
-        self._module = private_copy(module, chosen, self.copy_frozen)
+        self._module = private_copy(module, chosen, self.copy_frozen) if copy_module else module
         self.tied = tied_names(self._module)
         self._has_lstm = any(isinstance(part, nn.LSTM) for part in self._module.modules())
         named = dict(self._module.named_parameters())
@@ -372,9 +374,21 @@ class Network(CopiedUnderLock):
         module = self.module_with().to(device=check_device(device))
         if dtype is not None:
             convert_dtype(module, dtype)
-        other = Network(module, self.selection, self.output, copy_frozen=self.copy_frozen)
-        other.in_training, other.base_names = self.in_training, self.base_names
-        other.fixed_norms, other.unused = self.fixed_norms, self.unused
+        other = self.of_module(module)
+        other.in_training = self.in_training
+        return other
+
+    def of_module(self, module: nn.Module) -> Network:
+        """The same network of a changed copy of its module, which nothing else uses any more."""
+        other = Network(
+            module.eval(),
+            self.selection,
+            self.output,
+            copy_frozen=self.copy_frozen,
+            copy_module=False,
+        )
+        other.base_names, other.unused = self.base_names, self.unused
+        other.fixed_norms = self.fixed_norms
         return other
 
     # --- calls ------------------------------------------------------------------------------
@@ -484,17 +498,14 @@ class Network(CopiedUnderLock):
             expected = "all rows in each process, for BatchNorm statistics"
             remedy = "Pass all rows to each process"
             fail("data", expected, "rows that are divided among processes", remedy)
-        module = self.module_with(weights)
-        norms = [m for m in batch_norms(module, self.fixed_norms) if m.track_running_stats]
-        if norms:
-            collect_statistics(
-                module,
-                norms,
-                map(arguments, statistics_batches(self.bytes_per_row, self.device, data)),
-            )
-        other = self.with_weights(weights).with_buffers(
-            {name: b.clone() for name, b in module.named_buffers()}
-        )
+        buffers = {name: self._frozen[name].clone() for name, _ in self._module.named_buffers()}
+        if any(norm.track_running_stats for norm in batch_norms(self._module, self.fixed_norms)):
+            module = self.module_with(weights)
+            norms = [m for m in batch_norms(module, self.fixed_norms) if m.track_running_stats]
+            batches = statistics_batches(self.bytes_per_row, self.device, data)
+            collect_statistics(module, norms, map(arguments, batches))
+            buffers = dict(module.named_buffers())
+        other = self.with_weights(weights).with_buffers(buffers)
         other.in_training = ()
         return other
 
@@ -567,6 +578,15 @@ def check_network(network: Any) -> None:
     """Check that `network` is a `Network` and not a plain module."""
     if not isinstance(network, Network):
         fail_type("network", "a Network", network, "Wrap the module: Network(module)")
+
+
+def as_network(
+    module: nn.Module | Network,
+    parameters: Selection = "all",
+    output: Callable[[Any], Tensor] | None = None,
+) -> Network:
+    """The network of a module, or the network itself."""
+    return module if isinstance(module, Network) else Network(module, parameters, output)
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

@@ -138,9 +138,8 @@ def _train_or_nan(
 
 def _without_weights(network: Network, likelihood: Likelihood) -> TrainingResult:
     """The result of a member that diverged: NaN weights, and the likelihood before training."""
-    module = network.module_with(torch.full_like(network.weights, torch.nan))
-    network = Network(module, network.selection, network.output)
-    return TrainingResult(module, network, likelihood, {"train_loss": [torch.nan]}, 1)
+    network = network.with_weights(torch.full_like(network.weights, torch.nan))
+    return TrainingResult(network, likelihood, {"train_loss": [torch.nan]}, 1)
 
 
 def _result(task: TrainableNetworks, m: int, history: History, best_epoch: int) -> TrainingResult:
@@ -154,10 +153,9 @@ def _result(task: TrainableNetworks, m: int, history: History, best_epoch: int) 
         for name, parameter in module.named_parameters():
             if name in trainable:
                 parameter.copy_(trainable[name])
-    trained = Network(module, network.selection, network.output)
+    trained = network.of_module(module)
     losses = losses_up_to(history, best_epoch)
     return TrainingResult(
-        module=module,
         network=trained,
         likelihood=likelihood.with_parameters(likelihood_parameters).detach(),
         history=history,

@@ -20,9 +20,9 @@ from subbayes.distributed.sharded_weights import joined_processes
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.validation import ignored_label
 from subbayes.networks.initialisation import module_with_fresh_weights
-from subbayes.networks.network import Network
+from subbayes.networks.network import Network, as_network
 from subbayes.networks.selection import Selection
-from subbayes.networks.sharded_network import network_of
+from subbayes.networks.token_outputs import output_for
 from subbayes.priors import Normal
 from subbayes.subspace import Subspace
 from subbayes.training.configuration import Training
@@ -104,7 +104,7 @@ class Trained:
 
 
 def train_trajectory(
-    model: nn.Module,
+    model: nn.Module | Network,
     likelihood: Likelihood,
     data: Any,
     training: Training,
@@ -118,7 +118,7 @@ def train_trajectory(
     """Train a copy of a module, and average its weights along the SGD trajectory.
 
     Args:
-        model: the module; not changed.
+        model: the module, or its network; not changed.
         likelihood: p(y | f).
         data: training data.
         training: settings.
@@ -128,25 +128,21 @@ def train_trajectory(
         progress: show progress bars.
         least_snapshots: as for `swa`.
     """
-    options: dict[str, Any] = {
-        "parameters": parameters,
-        "output": output,
-        "seed": seed,
-        "progress": progress,
-    }
+    data = exchanged(data)
+    network = as_network(model, parameters, output_for(likelihood, output))
+    options: dict[str, Any] = {"seed": seed, "progress": progress}
     started, result = time.perf_counter(), None
     if training.epochs:
         # weight averaging moves the parameters on
         with unfinished_unsaid() if training.swa_epochs else nullcontext():
-            result = train(model, likelihood, data, training, **options)
+            result = train(network, likelihood, data, training, **options)
     between = time.perf_counter()
     if training.swa_epochs:
-        start = model if result is None else result
+        start = result or network
         averaged = swa(
             start, likelihood, data, training, least_snapshots=least_snapshots, **options
         )
     else:
-        network = network_of(model, parameters, output)
         end = result or without_training(network, likelihood, data, training)
         averaged = SwaResult(end.network, end.likelihood, TrajectoryRecorder(), {})
     return Trained(
@@ -154,7 +150,7 @@ def train_trajectory(
         averaged.likelihood,
         result,
         averaged,
-        exchanged(data),
+        data,
         training,
         seed,
         (between - started, time.perf_counter() - between),

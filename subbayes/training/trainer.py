@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -26,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.network import Network
+from subbayes.networks.network import Network, as_network
 from subbayes.networks.selection import Selection
 from subbayes.networks.token_outputs import output_for
 from subbayes.training.configuration import Training
@@ -47,8 +48,7 @@ class TrainingResult:
     """Result of `train`.
 
     Attributes:
-        module: a trained copy of the user's module, in evaluation mode.
-        network: the `Network` of it.
+        network: the `Network` of the trained module.
         likelihood: the likelihood with its parameters learned, as plain numbers.
         history: one number per epoch for "train_loss" (mean negative log-likelihood of the
             minibatches during the epoch, without the penalty), "learning_rate" and, with
@@ -60,7 +60,6 @@ class TrainingResult:
         converged: whether the learned parameters of the likelihood have converged with the weights.
     """
 
-    module: nn.Module
     network: Network
     likelihood: Likelihood
     history: History
@@ -68,6 +67,11 @@ class TrainingResult:
     recorder: TrajectoryRecorder | None = None
     likelihood_parameters: Float[Tensor, "p"] = field(default_factory=lambda: torch.zeros(0))
     converged: bool = True
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """A trained copy of the user's module, in evaluation mode."""
+        return self.network.module_with()
 
     def __repr__(self) -> str:
         return (
@@ -97,7 +101,7 @@ class SwaResult:
 
 
 def train(
-    module: nn.Module,
+    module: nn.Module | Network,
     likelihood: str | Likelihood,
     data: Any,
     training: Training = Training(),
@@ -116,7 +120,7 @@ def train(
     are weights of the returned network.
 
     Args:
-        module: the module; neither it nor its mode is changed.
+        module: the module, or its network; neither it nor its mode is changed.
         likelihood: p(y | f), or its name as for `fit`; its parameters that are "learned" are
             learned with the weights.
         data: (inputs, y), `Data`, a `Dataset` or a `DataLoader`. A loader keeps its own order
@@ -149,8 +153,7 @@ def train(
         >>> [round(w, 1) for w in result.network.weights.tolist()]
         [3.0, 0.0]
     """
-    output = output_for(likelihood, output)
-    network = Network(module, parameters, output)
+    network = as_network(module, parameters, output_for(likelihood, output))
     check_count("epochs", training.epochs)
     with fork_rng(seed_for(seed, data), network.device), torch.enable_grad():
         data, held_out = split_validation(data, training, validation, seed)
@@ -175,12 +178,10 @@ def train(
         )
         task.free_memory()
         task.check_shared()
-    trained = Network(task.module.eval(), parameters, output)
-    trained.fixed_norms = network.fixed_norms
+    trained = network.of_module(task.module)
     losses = losses_up_to(histories[0], epochs[0])
     learned = task.unconstrained.detach().clone()
     result = TrainingResult(
-        module=task.module,
         network=trained,
         likelihood=task.learned_likelihood(),
         history=histories[0],
@@ -219,7 +220,8 @@ def swa(
     start from those of `start`, and their unconstrained values are averaged as the weights are.
 
     Args:
-        start: a `TrainingResult`, whose selection of weights is used, or a trained module.
+        start: a `TrainingResult` or a `Network`, whose selection of weights is used, or a trained
+            module.
         likelihood: the likelihood as passed to `train`, or one with fixed parameters.
         data: as for `train`.
         training: settings; `swa_epochs`, `swa_learning_rate`, `max_snapshots`, `sketch` and those
@@ -296,6 +298,6 @@ def starting_point(
     """The network to start from, and the parameters of its likelihood if they are known."""
     if isinstance(start, TrainingResult):
         return start.network, start.likelihood_parameters
-    if isinstance(start, nn.Module):
-        return Network(start, parameters, output), None
+    if isinstance(start, (nn.Module, Network)):
+        return as_network(start, parameters, output), None
     fail_type("start", "a TrainingResult or a module", start)
