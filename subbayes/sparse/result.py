@@ -483,6 +483,9 @@ def rebuild(
     """Rebuild a sparse network from its artifact; see `subbayes.load`."""
     network = network_from(tensors, facts.network, tensors["weights"], module)
     state = strip_prefix("state", tensors)
+    # without memory first: facts alone may ask for the square of the weights
+    shapes = layers_from(network.module_with().to("meta"), facts.layers, state)
+    shapes.load_state_dict(state, assign=True)
     made = layers_from(network.module_with(), facts.layers, state)
     made.eval().load_state_dict(state)
     return SparseNetwork(

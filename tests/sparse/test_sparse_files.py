@@ -13,6 +13,7 @@ from torch import nn
 import subbayes
 from subbayes import InputError, InputTypeError, sparse
 from subbayes.artifacts import folder as artifact
+from subbayes.artifacts.saving import rebuild
 from subbayes.sparse.export.small_network import _densified
 from subbayes.sparse.export.tiled_layers import SampledNetwork
 
@@ -352,6 +353,15 @@ def test_layers_of_a_loaded_network_share_a_generator(posterior, tmp_path):
 
 
 # --- devices and dtypes --------------------------------------------------------------------------
+
+
+def test_a_layer_takes_no_memory_that_its_file_does_not_hold():
+    plain = nn.Linear(400_000, 1)
+    model = sparse.SparseNetwork(sparse.convert(plain), subbayes.likelihoods.Gaussian(1.0))
+    tensors, facts = model.tensors(), model.facts()
+    facts.layers[""].posterior = "mvn"  # with a matrix of 640 GB
+    with pytest.raises(InputError, match="Missing key.*factor"):
+        rebuild("sparse-network", tensors, facts, {"module": plain})
 
 
 def test_moved_networks_use_their_new_dtype():

@@ -180,8 +180,8 @@ def compare_subspaces(
         The errors of each subspace and rank, without ranks above that of the subspace.
 
     Raises:
-        InputError: a precision that is not exact, no subspaces, no rank that one of them has,
-            noise below 0, or targets that do not fit.
+        InputTypeError: a precision that is not exact, or of other weights than all.
+        InputError: targets that do not fit.
 
     Example:
         >>> import subbayes
