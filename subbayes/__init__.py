@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from subbayes.utils.namespace import lazy_imports
+from subbayes.utils.registry import lazy_imports
 
 if TYPE_CHECKING:
     __version__: str
@@ -31,7 +31,7 @@ _NAMES = {
     "TableClassifier": "tables.estimators",
     "TableRegressor": "tables.estimators",
     "Training": "training.configuration",
-    "__version__": "utils.namespace",
+    "__version__": "utils.registry",
     "fit": "models.fit",
     "load": "artifacts.saving",
 }

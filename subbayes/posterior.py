@@ -43,7 +43,6 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal, normal_prior
 from subbayes.subspace import Subspace, check_subspace
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
-from subbayes.utils.log_densities import reject_undefined
 from subbayes.utils.trees import to_device, tree_map
 from subbayes.utils.types import Coordinates, Inputs, LogDensity, Targets
 from subbayes.utils.warning import warn_user
@@ -502,3 +501,16 @@ class Posterior:
 
 def _add(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return a[0] + b[0], a[1] + b[1]
+
+
+def reject_undefined(log_density: Float[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
+    """Log densities with minus infinity for NaN and plus infinity.
+
+    Samplers never move to such points. A chain could not leave a point of infinite density, and
+    no draw of a density that has an integral is at one.
+
+    Example:
+        >>> reject_undefined(np.array([-1.0, np.nan, np.inf, -np.inf]))
+        array([ -1., -inf, -inf, -inf])
+    """
+    return np.where(log_density < np.inf, log_density, -np.inf)

@@ -53,7 +53,7 @@ from subbayes.artifacts.tensors import (
     safetensors_pieces,
 )
 from subbayes.utils.checks import InputError, check_device
-from subbayes.utils.namespace import __version__
+from subbayes.utils.registry import __version__
 from subbayes.utils.warning import is_first_process
 
 MANIFEST = "manifest.json"

@@ -40,8 +40,7 @@ from subbayes.networks.token_outputs import output_for
 from subbayes.predictions.averaging import input_batches, with_noise
 from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.utils.checks import check_count, fail
-from subbayes.utils.seeding import derive_seed, fork_rng
-from subbayes.utils.torch_lock import torch_lock
+from subbayes.utils.seeding import derive_seed, fork_rng, torch_lock
 from subbayes.utils.trees import n_rows, take, to_device
 from subbayes.utils.types import Inputs
 

@@ -20,8 +20,8 @@ import typer
 from subbayes.cli import compare, demo, evaluate, export, fit, predict, regress, report
 from subbayes.cli.console import COMMAND, print_error, print_line, report_error
 from subbayes.cli.options import expand_groups
-from subbayes.utils.namespace import __version__
 from subbayes.utils.progress import STAGE_LISTENER
+from subbayes.utils.registry import __version__
 from subbayes.utils.warning import is_first_process
 
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)

@@ -127,9 +127,9 @@ class PosteriorOptions:
 
     def sampling(self, progress: bool | None) -> Sampling:
         """Settings of sampling; options take precedence over `--set`."""
+        from subbayes.models.configuration import change
         from subbayes.semistructured.model import SAMPLING
         from subbayes.utils.checks import fail
-        from subbayes.utils.configuration import change
 
         pairs = dict(_pairs("--set", self.assignments))
         for name in pairs:

@@ -15,8 +15,8 @@ import typer
 
 from subbayes.cli.console import NAMES
 from subbayes.cli.options import SPARSE, option, with_signature
+from subbayes.models.configuration import Setting, change, settings_of
 from subbayes.models.settings import PRIOR_SCALES, TableSettings
-from subbayes.utils.configuration import Setting, change, settings_of
 from subbayes.utils.registry import ENGINES
 
 _COVARIANCE = "subspace.covariance"
@@ -175,7 +175,7 @@ def with_settings(leave_out: Sequence[str] = ()) -> Callable[[Callable[..., None
 
 def _settings(given: dict[str, str], config: Path | None, assignments: list[str]) -> TableSettings:
     """The defaults, changed by the file, the assignments and the options."""
-    from subbayes.utils.configuration import read_toml
+    from subbayes.models.configuration import read_toml
 
     settings = TableSettings()
     if config is not None:

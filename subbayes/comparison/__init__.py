@@ -1,6 +1,6 @@
 """Comparisons of methods on test rows, and of posteriors by their evidence and weights."""
 
-from subbayes.utils.namespace import lazy_imports
+from subbayes.utils.registry import lazy_imports
 
 _NAMES = {
     "Comparison": "comparison",

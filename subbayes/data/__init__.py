@@ -1,6 +1,6 @@
 """Observations in batches, data sets, and tables encoded as numbers."""
 
-from subbayes.utils.namespace import lazy_imports
+from subbayes.utils.registry import lazy_imports
 
 _NAMES = {"Data": "data", "TabularEncoder": "encoder", "load_uci": "datasets"}
 

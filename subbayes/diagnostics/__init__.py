@@ -1,6 +1,6 @@
 """Convergence of chains, and scores and calibration of predictions."""
 
-from subbayes.utils.namespace import lazy_imports
+from subbayes.utils.registry import lazy_imports
 
 _NAMES = {
     "CalibrationCurve": "calibration",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subbayes.utils.namespace import lazy_imports
+from subbayes.utils.registry import lazy_imports
 
 _NAMES = {
     "Processes": "processes",

@@ -1,6 +1,6 @@
 """How to infer: one method per file, each returning `Draws` from a posterior."""
 
-from subbayes.utils.namespace import lazy_imports
+from subbayes.utils.registry import lazy_imports
 
 _NAMES = {
     "Approximation": "variational.variational",

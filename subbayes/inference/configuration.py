@@ -17,8 +17,8 @@ from subbayes.utils.checks import (
     check_seed,
     fail,
     fail_type,
+    suggest_keywords,
 )
-from subbayes.utils.keywords import suggest_keywords
 
 
 @suggest_keywords()

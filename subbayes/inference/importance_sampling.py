@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from subbayes import diagnostics
 from subbayes.draws import MAX_PARETO_K, Draws
-from subbayes.utils.log_densities import reject_undefined
+from subbayes.posterior import reject_undefined
 
 if TYPE_CHECKING:
     from subbayes.inference.samplers.chains import Density

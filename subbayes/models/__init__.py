@@ -1,6 +1,6 @@
 """Fitted models: `fit` and what it returns."""
 
-from subbayes.utils.namespace import lazy_imports
+from subbayes.utils.registry import lazy_imports
 
 _NAMES = {"FittedModel": "fitted", "Model": "model"}
 

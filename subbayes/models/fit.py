@@ -41,8 +41,7 @@ from subbayes.subspaces.registry import SubspaceChoice
 from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.pipeline import Trained, likely_network, train_trajectory, without_training
-from subbayes.utils.checks import check_choice, check_positive, closest, fail
-from subbayes.utils.keywords import suggest_keywords
+from subbayes.utils.checks import check_choice, check_positive, closest, fail, suggest_keywords
 from subbayes.utils.types import Form
 from subbayes.utils.warning import warn_user, warnings_once
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from subbayes.inference.configuration import Sampling
+from subbayes.models.configuration import change, to_mapping
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import (
     InputError,
@@ -24,7 +25,6 @@ from subbayes.utils.checks import (
     fail,
     fail_type,
 )
-from subbayes.utils.configuration import change, to_mapping
 from subbayes.utils.text_table import without_addresses
 
 _T = TypeVar("_T")
@@ -175,7 +175,7 @@ class TableSettings:
         check_count("members", self.members)
 
     def change(self, changes: Mapping[str, Any]) -> TableSettings:
-        """The settings with some values changed, see `subbayes.utils.configuration.change`.
+        """The settings with some values changed, see `subbayes.models.configuration.change`.
 
         Args:
             changes: values by dotted name. "subspace" and "inference" take a name, or a mapping of

@@ -26,7 +26,7 @@ from subbayes.models.fitted import FittedModel
 from subbayes.networks.network import Network
 from subbayes.networks.validation import check_same_outputs
 from subbayes.subspaces.base import SubspaceMethod
-from subbayes.utils.namespace import __version__
+from subbayes.utils.registry import __version__
 from subbayes.utils.text_table import without_addresses
 from subbayes.utils.trees import to_device
 

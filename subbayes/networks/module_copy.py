@@ -20,7 +20,7 @@ from subbayes.networks.embeddings import differentiate_embeddings
 from subbayes.networks.peft_layers import differentiate_layers_of_peft
 from subbayes.networks.tracing.private_torch import map_forward_hooks
 from subbayes.utils.checks import fail
-from subbayes.utils.torch_lock import torch_lock
+from subbayes.utils.seeding import torch_lock
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _INPUT_GRADIENTS = re.compile("make_inputs?_requires?_grads?")

@@ -50,7 +50,7 @@ from subbayes.networks.tracing.private_torch import convert_dtype, count_bytes, 
 from subbayes.networks.tracing.vectorised import Vectorised, contiguous
 from subbayes.utils.checks import check_device, fail, fail_type
 from subbayes.utils.memory import BoundedCache
-from subbayes.utils.torch_lock import torch_lock
+from subbayes.utils.seeding import torch_lock
 from subbayes.utils.trees import leaves, n_rows, row_kind, take
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user

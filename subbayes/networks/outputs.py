@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from subbayes.utils.checks import InputError, InputTypeError, error_text, fail, fail_type
-from subbayes.utils.seeding import fork_rng
-from subbayes.utils.torch_lock import torch_lock
+from subbayes.utils.seeding import fork_rng, torch_lock
 from subbayes.utils.trees import leaves, n_rows, take
 from subbayes.utils.types import Inputs
 

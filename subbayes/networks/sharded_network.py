@@ -44,7 +44,7 @@ from subbayes.networks.tracing.memory import return_memory
 from subbayes.networks.validation import fail_of_gradients
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import BoundedCache
-from subbayes.utils.torch_lock import torch_lock
+from subbayes.utils.seeding import torch_lock
 from subbayes.utils.types import Inputs, Targets
 
 

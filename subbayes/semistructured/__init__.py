@@ -1,6 +1,6 @@
 """Semi-structured regression: interpretable effects beside neural networks."""
 
-from subbayes.utils.namespace import lazy_imports
+from subbayes.utils.registry import lazy_imports
 
 _NAMES = {
     "AllWeights": "subspace",

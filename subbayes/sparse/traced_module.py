@@ -15,7 +15,7 @@ from torch.nn import functional
 from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.tracing.private_torch import has_hooks
 from subbayes.sparse.module_surgery import LAYERS
-from subbayes.utils.torch_lock import torch_lock
+from subbayes.utils.seeding import torch_lock
 
 # Operations are types of modules, functions, and methods of tensors; see `operation`.
 _ELEMENTWISE_CLASSES = (

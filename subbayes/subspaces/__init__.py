@@ -2,7 +2,7 @@
 
 from subbayes.subspaces.optimal import optimal as optimal  # at once: modules have these names
 from subbayes.subspaces.subnetwork import subnetwork as subnetwork
-from subbayes.utils.namespace import lazy_imports
+from subbayes.utils.registry import lazy_imports
 
 _NAMES = {
     "Curve": "curve",

@@ -1,6 +1,6 @@
 """Models of tables: scikit-learn estimators, models of data frames, and their default."""
 
-from subbayes.utils.namespace import lazy_imports
+from subbayes.utils.registry import lazy_imports
 
 _NAMES = {
     "DataFrameModel": "data_frame_model",

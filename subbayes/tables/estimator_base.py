@@ -35,6 +35,7 @@ from subbayes.data.frames import LEAST_SCALE, check_names, row_index
 from subbayes.data.targets import check_label_types
 from subbayes.data.to_pandas import to_pandas
 from subbayes.inference.configuration import Sampling
+from subbayes.models.configuration import change
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings, configured, encode_parameters
 from subbayes.predictions.predictive import Predictive
@@ -47,7 +48,6 @@ from subbayes.utils.checks import (
     error_text,
     fail,
 )
-from subbayes.utils.configuration import change
 from subbayes.utils.text_table import printable
 
 _LABELS = r"\A(\|[bO]1?|\|[iu]1|[<>][iuf][248]|[<>]U([1-9][0-9]{0,2}|1000))\Z"  # dtypes of NumPy

@@ -40,8 +40,7 @@ from subbayes.tables.estimator_base import Classifier, Estimator, EstimatorFacts
 from subbayes.tables.hierarchical import ENCODING, Effort, fit_hierarchical
 from subbayes.tables.stacked import Stack
 from subbayes.training.configuration import Training
-from subbayes.utils.checks import check_choice, check_count
-from subbayes.utils.keywords import suggest_keywords
+from subbayes.utils.checks import check_choice, check_count, suggest_keywords
 
 if TYPE_CHECKING:
     import pandas as pd

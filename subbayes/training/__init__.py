@@ -1,6 +1,6 @@
 """Training of networks, of many networks at once, and of curves."""
 
-from subbayes.utils.namespace import lazy_imports
+from subbayes.utils.registry import lazy_imports
 
 _NAMES = {
     "Diverged": "loop",

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Literal
 
-from subbayes.utils.checks import check_choice, check_count, check_positive, fail
-from subbayes.utils.keywords import suggest_keywords
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail, suggest_keywords
 
 Optimizer = Literal["adam", "adamw", "sgd"]
 Schedule = Literal["constant", "cosine", "swa"]

@@ -1,15 +1,21 @@
-"""Classes by name, those of other packages too."""
+"""Classes by name, those of other packages too, and names that are imported on first use.
+
+Importing `subbayes` reads this file and nothing else, so that it is fast.
+"""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from subbayes.utils.checks import fail
+try:
+    __version__ = version("subbayes")
+except PackageNotFoundError:  # run from sources that are not installed
+    __version__ = "0+unknown"
 
 T = TypeVar("T")
 
@@ -57,6 +63,8 @@ class Registry(Mapping[str, T]):
             True
         """
         if name in self._places or name in self._registered:
+            from subbayes.utils.checks import fail
+
             fail("name", f"another name of a {self.kind}", f"{name!r}, which is taken")
 
         def add(item: T) -> T:
@@ -91,6 +99,27 @@ class Registry(Mapping[str, T]):
     def __contains__(self, name: object) -> bool:
         # the names of this library are known without a look at what else is installed
         return name in self._registered or name in self._places or name in self._installed
+
+
+def lazy_imports(
+    package: str, names: Mapping[str, str], rooms: tuple[str, ...] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The functions `__getattr__` and `__dir__` of a package.
+
+    Args:
+        package: its dotted name.
+        names: public names, each with the module of the package that defines it.
+        rooms: modules of the package that are attributes too.
+    """
+
+    def get(name: str) -> Any:
+        if name in names:
+            return getattr(importlib.import_module(f"{package}.{names[name]}"), name)
+        if name in rooms:
+            return importlib.import_module(f"{package}.{name}")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    return get, lambda: sorted([*names, *rooms])
 
 
 # Names are here, where no class is imported, for the help of the command line.

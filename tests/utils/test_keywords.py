@@ -7,7 +7,7 @@ from torch import nn
 import subbayes
 from subbayes import InputTypeError, Training
 from subbayes.likelihoods import Categorical
-from subbayes.utils.keywords import suggest_keywords
+from subbayes.utils.checks import suggest_keywords
 
 DATA = torch.zeros(4, 2), torch.zeros(4)
 

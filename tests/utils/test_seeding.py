@@ -17,8 +17,7 @@ from subbayes import MLP, Training
 from subbayes.baselines import mc_dropout
 from subbayes.likelihoods import Gaussian
 from subbayes.training import train, train_many
-from subbayes.utils.seeding import fork_rng, give_way
-from subbayes.utils.torch_lock import TorchLock, torch_lock
+from subbayes.utils.seeding import TorchLock, fork_rng, give_way, torch_lock
 
 
 def numbers(seed: int, n: int = 20) -> list[float]:

@@ -24,9 +24,9 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.laplace import Laplace
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, check_folder
 from subbayes.inference.samplers.random_numbers import refill
+from subbayes.posterior import reject_undefined
 from subbayes.priors import Normal, check_normal
 from subbayes.utils.checks import check_positive, fail
-from subbayes.utils.log_densities import reject_undefined
 
 _AHEAD, _AHEAD_NORMALS = 64, 16
 _NARROWEST = 1e-60  # width of a bracket of angles

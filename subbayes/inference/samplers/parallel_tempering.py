@@ -35,8 +35,8 @@ from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
 from subbayes.inference.samplers.ladder import equal_rates, first_powers, lengths
 from subbayes.inference.samplers.random_numbers import copy_state, refill, select_chains
+from subbayes.posterior import reject_undefined
 from subbayes.utils.checks import check_count
-from subbayes.utils.log_densities import reject_undefined
 
 _AHEAD = 32
 _MOST_MOVES = 20

@@ -23,8 +23,8 @@ from subbayes.inference.samplers import adaptation
 from subbayes.inference.samplers.adaptation import Adaptation, Metric, apply_factor
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
 from subbayes.inference.samplers.random_numbers import copy_state, uniforms
+from subbayes.posterior import reject_undefined
 from subbayes.utils.checks import check_choice
-from subbayes.utils.log_densities import reject_undefined
 
 _AHEAD = 96
 _LEFT, _RIGHT, _INSIDE = 0, 1, 2

@@ -49,8 +49,8 @@ from subbayes.inference.samplers.smc_moves import (
     Particles,
     Reference,
 )
+from subbayes.posterior import reject_undefined
 from subbayes.utils.checks import InputError, check_count, fail
-from subbayes.utils.log_densities import reject_undefined
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.warning import warn_user
 

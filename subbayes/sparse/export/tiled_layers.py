@@ -23,7 +23,7 @@ from subbayes.sparse.kernels import (
 )
 from subbayes.sparse.module_surgery import READERS, parent_of, replace_layer
 from subbayes.utils.progress import progress_bar
-from subbayes.utils.torch_lock import torch_lock
+from subbayes.utils.seeding import torch_lock
 from subbayes.utils.trees import n_rows, named_leaves, take
 from subbayes.utils.types import Inputs
 

@@ -6,11 +6,11 @@ import pytest
 
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import ENGINES
+from subbayes.models.configuration import change, parse, read_toml, settings_of, to_mapping
 from subbayes.models.settings import TableSettings
 from subbayes.subspaces.registry import SUBSPACES, subspace_method
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import InputError, check_count
-from subbayes.utils.configuration import change, parse, read_toml, settings_of, to_mapping
 
 
 @dataclass(frozen=True)
