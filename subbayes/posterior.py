@@ -152,7 +152,7 @@ class Posterior:
 
     @property
     def needs_all_processes(self) -> bool:
-        """Whether weights or rows are divided among processes, so that none works without them."""
+        """Whether weights or rows are sharded, so that an evaluation takes all processes."""
         return self.network.is_sharded or self.data.division is not None
 
     def __repr__(self) -> str:

@@ -95,7 +95,7 @@ def fingerprint(tensors: Mapping[str, Tensor | np.ndarray], facts: Mapping[str, 
 def as_tensors(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Check the names and values of tensors before writing; arrays become tensors.
 
-    Tensors that are divided among processes stay as they are.
+    Sharded tensors stay as they are.
 
     Raises:
         InputTypeError: not a dict of tensors or arrays by name.

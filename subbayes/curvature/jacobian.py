@@ -141,8 +141,7 @@ class Jacobian:
     ) -> Jacobian:
         """V, the root of the Gauss-Newton matrix over the data.
 
-        Of rows that are divided among processes, all of them count as its rows, and products that
-        need them in one process raise an error.
+        All sharded rows count as its rows; products that need them in one process raise an error.
         """
         if data.division is None:
             return cls(plan, data.batches, data.n, likelihood, memory_limit)
@@ -431,7 +430,7 @@ def _rows_of_others() -> Iterator[tuple[Inputs, Targets | None]]:
     fail(
         "data",
         "all rows in each process",
-        "rows divided among processes",
+        "sharded rows",
         "Use what is a sum over rows: covariance='primal', 'diagonal', 'kfac', 'low-rank' or "
         "'sampled', or a subspace that is given",
     )

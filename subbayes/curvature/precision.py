@@ -132,7 +132,7 @@ class Precision(ABC):
         return self.solve(pulled + self.prior_precision**0.5 * weights.to(some))
 
     def _pull_together(self, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
-        """V'u for rows that are divided among processes."""
+        """V'u for sharded rows."""
 
         def of(rows: Jacobian) -> Terms:
             first = rows.offset * rows.roots

@@ -150,7 +150,7 @@ class SampleThenOptimise:
             InputError: another solver.
         """
         if self.solver not in ("auto", "primal"):
-            expected = "'auto' or 'primal' for rows divided among processes"
+            expected = "'auto' or 'primal' for sharded rows"
             fail("solver", expected, repr(self.solver), "Leave it out")
         return replace(self, solver="primal")
 

@@ -1,4 +1,4 @@
-"""Products with the root of the Gauss-Newton matrix of rows that are divided among processes."""
+"""Products with the root of the Gauss-Newton matrix of sharded rows."""
 
 from __future__ import annotations
 
@@ -103,4 +103,4 @@ class SummedProducts:
         self._fail()
 
     def _fail(self) -> NoReturn:
-        fail("data", "all rows in each process", "rows divided among processes")
+        fail("data", "all rows in each process", "sharded rows")

@@ -76,7 +76,7 @@ class Data:
         loader: the loader in dataset order, or None if in memory.
         source: the `DataLoader` or `Dataset` that was given, whose own order training follows.
         has_weights: whether the last of the targets are weights of the rows.
-        division: of rows of which each process has others; None if each has all.
+        division: how rows are sharded; None if each process has all of them.
     """
 
     n: int
@@ -131,7 +131,7 @@ class Data:
         if isinstance(data, Data):
             if data.division is not None and not divided:
                 remedy = "Use fit, train, linearised_laplace or a Posterior"
-                fail(argument, "all rows in each process", "rows divided among processes", remedy)
+                fail(argument, "all rows in each process", "sharded rows", remedy)
             return replace(data, division=division) if divided else data
         if is_list_of_dicts(data):
             data = join_dicts(data, argument)
@@ -239,10 +239,10 @@ class Data:
         """The given rows, in memory.
 
         Raises:
-            InputError: if the data are streamed, or divided among processes.
+            InputError: if the data are streamed, or sharded.
         """
         if self.division is not None:
-            fail("data", "all rows in each process", "rows divided among processes")
+            fail("data", "all rows in each process", "sharded rows")
         if not self.in_memory:
             fail("data", "tensors in memory", "a loader", "Pass a loader of these rows instead")
         inputs, y = take(self.inputs, index), take(self.y, index)
@@ -282,7 +282,7 @@ class Data:
             got = "weights already" if self.has_weights else "a loader"
             fail("data", "rows in memory, without weights", got, "Pass all rows as tensors")
         if isinstance(weights, str) and self.division is not None:
-            got = f"{weights!r} for rows divided among processes"
+            got = f"{weights!r} for sharded rows"
             fail("weights", "numbers, or a dict of them", got, "Count the rows of all processes")
         if isinstance(weights, (str, Mapping)):
             weights = class_weights(self.y, weights)

@@ -9,7 +9,7 @@ from subbayes.utils.types import Inputs, Targets
 
 @dataclass(frozen=True)
 class Division:
-    """How rows are divided among processes; empty before they have told each other.
+    """How rows are sharded; empty before they have told each other.
 
     Attributes:
         shares: number of rows of each process.

@@ -197,8 +197,8 @@ class Predictor(ABC):
             inputs: in the form the module takes; without `y`, data with their targets as `fit`
                 takes them: a loader or a dataset of pairs (inputs, targets), a pair, a dict with
                 "labels" or `Data`, whose rows count as often as their weights say.
-            y: the targets; by default those of the data. Of `Data` whose rows are divided among
-                processes the scores are those of all rows, in all processes.
+            y: the targets; by default those of the data. Of `Data` with sharded rows,
+                the scores are those of all rows, in all processes.
             level: probability of the interval whose coverage is reported.
             options: arguments of `predict`, such as `n_draws`.
 
@@ -252,7 +252,7 @@ class Predictor(ABC):
     ) -> dict[str, float]:
         """Scores of rows of which each process has some: predictions are gathered."""
         if self.predicts_together:
-            got = "rows divided among processes"
+            got = "sharded rows"
             fail("inputs", "all rows in each process, for predictions by all processes", got)
         own = self._parts()[1]
         predictive, (inputs, parts) = None, _parts_to_score(data, own)

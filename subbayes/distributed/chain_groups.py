@@ -112,7 +112,7 @@ def divided_chains(density: Any, chains: int, groups: int | None) -> Iterator[Ch
     parts = -(-chains // size.chains)
     if getattr(density, "needs_all_processes", False):
         if groups is not None and groups > 1:
-            expected = "1 for weights or rows that are divided among all processes"
+            expected = "1 for sharded weights or rows"
             fail("chain_groups", expected, groups, "Leave it out")
         groups = 1
     if groups is None:

@@ -52,7 +52,7 @@ def exchanged(data: Any) -> Data:
     if len(known) > 1:
         (one, first), (other, second) = sorted(known.items(), key=lambda item: item[1])[:2]
         expected = "rows of the same shapes and dtypes in all processes"
-        fail("data", expected, f"{other} in process {second} and {one} in process {first}")
+        fail("data", expected, f"{other} on rank {second} and {one} on rank {first}")
     shares = tuple(rows for rows, _, _ in parts)
     if not sum(shares):
         fail("data", "at least one row in one of the processes", "empty tables")
@@ -99,7 +99,7 @@ def every_row(data: Data) -> int:
 def agreed_rows(data: Data) -> list[Any]:
     """What processes with the same data agree on: the number of rows, and digests of all of them.
 
-    Rows that are divided among processes are described by their number and the example of all.
+    Sharded rows are compared by their number and the example of all processes.
 
     Example:
         >>> import torch

@@ -285,7 +285,7 @@ class Processes:
             for name in every[0] | other:
                 if repr(other.get(name)) != repr(every[0].get(name)):  # NaN is the same as NaN
                     expected = f"the same in all {self.count} processes"
-                    fail(name, expected, f"another in process {rank} than in process 0", remedy)
+                    fail(name, expected, f"another on rank {rank} than on rank 0", remedy)
 
     def _group(self, name: str) -> Any:
         if name not in self._groups:
@@ -302,7 +302,7 @@ class Processes:
             raise ProcessError(
                 "processes",
                 f"answers of all {self.count}",
-                f"none from another one, for which process {self.rank} waited: {error_text(error)}",
+                f"none from another one, for which rank {self.rank} waited: {error_text(error)}",
                 "See the first error of the others; an interrupted run with checkpoint= resumes",
             ) from error
 
@@ -311,7 +311,7 @@ def _portable(error: Exception, rank: int = 0) -> Exception:
     """An error that can be pickled, with the same line."""
     if isinstance(error, (InputError, InputTypeError)):
         return error
-    who = f"process {rank}" if rank else "the first process"
+    who = f"rank {rank}" if rank else "the first process"
     return InputError(f"{who} stopped ({type(error).__name__}: {error_text(error)})")
 
 

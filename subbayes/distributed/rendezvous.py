@@ -45,7 +45,7 @@ def session_store(store: Store, rank: int, count: int, timeout: float) -> Store:
     fail(
         "processes",
         f"answers of all {count}",
-        f"none from another one, for which process {rank} waited",
+        f"none from another one, for which rank {rank} waited",
         remedy,
     )
 

@@ -30,7 +30,7 @@ _MIX = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # of splitm
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether parameters of a module are divided among processes by FSDP2.
+    """Whether FSDP2 has sharded parameters of a module.
 
     Raises:
         InputTypeError: a module of FSDP1, whose weights cannot be set in place.
@@ -164,7 +164,7 @@ class ShardLayout:
                 places = [_overlaps(bounds, start, stop) for bounds in every]
                 own = torch.cat([row[:0], *(row[part] for part, _ in places[processes.rank])])
                 if not is_finite(own):
-                    got = f"NaN or infinite ones in process {processes.rank}"
+                    got = f"NaN or infinite ones on rank {processes.rank}"
                     fail("weights", "finite numbers", got, "Train the module or load it again")
                 whole = own.new_empty(stop - start if processes.rank == 0 else 0, device="cpu")
                 own = own.cpu()

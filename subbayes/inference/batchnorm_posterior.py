@@ -46,8 +46,8 @@ class BatchNormPosterior(Posterior):
     in memory. The module is not changed.
 
     Raises:
-        InputError: what `Posterior` raises, and rows that are divided among processes, whose
-            statistics need all of them; `value_and_grad` and `log_prob` always.
+        InputError: what `Posterior` raises, and sharded rows, since the statistics need all of
+            them; `value_and_grad` and `log_prob` always.
 
     Example:
         >>> import subbayes
@@ -69,7 +69,7 @@ class BatchNormPosterior(Posterior):
         if self.data.division is not None:
             expected = "all rows in each process, for BatchNorm statistics that follow the weights"
             remedy = "Pass all rows to each process, or use Posterior, which keeps one set of them"
-            fail("data", expected, "rows that are divided among processes", remedy)
+            fail("data", expected, "sharded rows", remedy)
 
     def _warn_of_other_statistics(self) -> None:
         """Nothing to warn of: statistics follow the weights."""

@@ -50,8 +50,8 @@ class FitCheckpoint:
 
     Attributes:
         folder: the folder; it need not exist.
-        identity: digest of everything that determines the trained subspace, but for the code of
-            the module and of `output`, which the outputs of the first rows identify.
+        identity: digest of everything that determines the trained subspace, except for the code
+            of the module and of `output`; the outputs of the first rows identify these.
         data: training data.
     """
 

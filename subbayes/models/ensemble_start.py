@@ -25,8 +25,8 @@ from subbayes.data.data import Data
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.likelihoods import Likelihood
-from subbayes.models.divided import is_divided
 from subbayes.models.fitted import FittedModel
+from subbayes.models.processes import is_divided
 from subbayes.networks.initialisation import fresh_weights, module_with_fresh_weights
 from subbayes.networks.network import Network
 from subbayes.priors import EvidencePrior, Normal
@@ -55,21 +55,21 @@ def starts_at_ensemble(sampling: Sampling) -> bool:
 
 
 def ensemble_settings(sampling: Sampling) -> dict[str, Any]:
-    """What the settings of a fitted model say of its ensemble; nothing without one."""
+    """The number of members, for the settings of a fitted model; empty without an ensemble."""
     return {"ensemble": {"members": sampling.chains}} if starts_at_ensemble(sampling) else {}
 
 
 @dataclass(frozen=True)
 class EnsembleStart:
-    """Trains what a posterior is built around, and the ensemble if chains start at one.
+    """Trains the network of a posterior, and the ensemble if its chains start at one.
 
     Attributes:
         model: the module.
-        network: the network of it, before training.
-        likelihood: before training.
+        network: its network before training.
+        likelihood: p(y | f) before training.
         data: training data.
         training: how networks are trained.
-        sampling: with the number of chains, the seed and the start.
+        sampling: number of chains, seed and start points.
         method: how the subspace is chosen.
         factory: makes a module with fresh weights for each member, or None for those of each
             layer's `reset_parameters`.
@@ -100,7 +100,7 @@ class EnsembleStart:
         return self.method.needs_trained_network or self.trains_others
 
     def check(self, engine: Engine, prior: Normal | EvidencePrior | float) -> None:
-        """Check before training that chains can start at an ensemble, if they are to do so.
+        """Check before training that chains can start at an ensemble, if `initial` asks for one.
 
         Raises:
             InputError: an engine without start points, one chain, members that the subspace cannot
@@ -126,7 +126,7 @@ class EnsembleStart:
         if is_divided(self.network, self.data):
             fail(
                 "initial",
-                "start points for weights or rows that are divided among processes",
+                "start points for sharded weights or rows",
                 "'ensemble', whose members train on all rows in one process",
                 "Pass an array, or leave it out",
             )
@@ -224,8 +224,8 @@ class EnsembleStart:
         """Train one member for each chain, those of `deep_ensemble` with the same seed.
 
         Args:
-            trained: the network with the values of parameters that are not weights, which are
-                frozen, or None.
+            trained: a trained network, whose parameters that are not weights are frozen at their
+                values; None trains all parameters.
         """
         module, factory = self.model, self.factory
         if trained is not None and self.trains_others:

@@ -22,11 +22,17 @@ from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.validation import absent_classes, warn_of_absent_classes
 from subbayes.models.checkpoint import FitCheckpoint, check_checkpoint
-from subbayes.models.divided import check_same_division, is_divided, subspace_of, training_of
 from subbayes.models.ensemble_start import EnsembleStart, ensemble_settings, starts_at_ensemble
 from subbayes.models.fitted import FittedModel
+from subbayes.models.processes import (
+    check_agreement,
+    check_same_division,
+    is_divided,
+    restored,
+    trained_once,
+    training_of,
+)
 from subbayes.models.settings import check_settings
-from subbayes.models.trained_once import check_agreement, restored, trained_once
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.networks.sharded_network import network_of
@@ -37,7 +43,7 @@ from subbayes.priors import EvidencePrior, Normal, check_normal
 from subbayes.subspace import Subspace
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.subspaces.optimal import check_size
-from subbayes.subspaces.registry import SubspaceChoice
+from subbayes.subspaces.registry import SubspaceChoice, subspace_method
 from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.pipeline import Trained, likely_network, train_trajectory, without_training
@@ -76,21 +82,21 @@ def fit(
         likelihood: "gaussian" (one learned noise), "heteroscedastic", "categorical",
             "bernoulli", "poisson", "causal-lm" (the next token of a language model), "tokens" (a
             label for each token), or a likelihood object.
-        subspace: by default "pca", or "random" for weights or rows that are divided among
-            processes; a name of `SUBSPACES` or a method of `subbayes.subspaces`: `PCA` (of the SGD
+        subspace: a name of `SUBSPACES` or a method of `subbayes.subspaces`: `PCA` (of the SGD
             trajectory), `Random`, `Curve` (of low loss to a second solution), `Optimal` (keeps
             most of the predictive covariance), `Subnetwork` (the weights that keep most of the
             predictive variance) or `Full` (all weights); a `Subspace` (then nothing is trained);
-            or a function of the `Trained` result. BatchNorm statistics are those of the network if
-            it lies in the subspace, otherwise of the centre or of the point nearest to the network,
-            whichever is likelier.
+            or a function of the `Trained` result. None takes "pca", or "random" for sharded
+            weights. BatchNorm statistics are those of the network if it lies in the subspace,
+            otherwise of the centre or of the point nearest to the network, whichever is likelier.
         inference: a name of `ENGINES` or an engine of `subbayes.inference`, such as
             `NUTS(target_acceptance=0.9)`; or a function (posterior, sampling) -> `Draws`.
-        prior: of z: a scale or a `Normal`. For `Optimal`, a scale is that of the weights,
+        prior: p(z): a standard deviation or a `Normal`. For `Optimal`, it is that of the weights,
             $w \sim N(\hat w, s^2 I)$ within the subspace. "evidence", for `Optimal`,
             `Subnetwork` and `Full`, chooses the scale that maximises the evidence of linearised
             Laplace over all weights, and the noise of a `Gaussian` likelihood; see `EvidencePrior`.
-        temperature: T, or "loo" or "validation" to choose it from the draws.
+        temperature: T > 0, which raises the likelihood to the power 1 / T; or "loo" or
+            "validation" to choose it by leave-one-out or by held-out data.
         validation: held-out data for `temperature="validation"`.
         training: how to train; `Training(epochs=0)` for a module that is trained already, with
             `swa_epochs=0` to keep its weights (not for `PCA`). The default prior is flat: on a few
@@ -111,7 +117,8 @@ def fit(
         A `FittedModel`: `.predict(inputs)`, `.evaluate(inputs, y)`, `.draws`, `.save(path)`.
 
     Raises:
-        InputError: arguments that do not fit together.
+        InputError: arguments that do not fit together, with the name of the argument.
+        Diverged: a training that diverged.
 
     Warns:
         UserWarning: a class without rows, in data in memory, for which the network has an output.
@@ -144,7 +151,9 @@ def fit(
     sampling = check_settings("sampling", sampling, Sampling) or Sampling()
     on_first(partial(check_checkpoint, sampling.checkpoint))
     engine, prior = engine_of(inference), as_prior(prior)
-    method = subspace_of(subspace, network).with_factory(factory)
+    if subspace is None:
+        subspace = "random" if network.is_sharded else "pca"
+    method = subspace_method(subspace).with_factory(factory)
     method = method.for_ensemble(starts_at_ensemble(sampling))
     training = check_settings("training", training, Training)
     training = training_of(training, network, data, method, engine, prior)

@@ -78,7 +78,7 @@ class _Settings(TypedDict, total=False):
 
 
 class FittedFacts(KindFacts):
-    """A `FittedModel` but for its tensors and its data."""
+    """What an artifact holds of a `FittedModel` beside its tensors."""
 
     network: NetworkFacts
     likelihood: dict[str, Any]
@@ -110,10 +110,10 @@ class FittedModel(Predictor):
         likelihood: p(y | f), with learned parameters.
         subspace: the map from coordinates z to weights.
         prior: p(z).
-        temperature: T of the posterior.
+        temperature: T of the posterior; the likelihood has the power 1 / T.
         draws: draws of z, or None before sampling.
         posterior: the density; None for a model loaded without its data.
-        history: losses per epoch of the training phases.
+        history: losses and other numbers of each epoch, by phase of training.
         settings: the arguments of `fit`, as values that JSON can represent.
         starts: coordinates of the members of an ensemble that the chains start at, shape
             (chains, k), or None.
@@ -145,7 +145,8 @@ class FittedModel(Predictor):
 
         Args:
             inputs: new inputs in the form the module takes, or a loader of them.
-            noise: noise scale per row, for `Gaussian(noise="per-observation")`.
+            noise: standard deviation of the noise of each row, shape (N,), for
+                `Gaussian(noise="per-observation")`.
             n_draws: use this many evenly spaced draws instead of all; all if there are fewer.
             refresh_batchnorm: re-estimate BatchNorm statistics on the training inputs for each
                 draw, at the cost of one pass over them per draw, instead of those of one likely
@@ -265,8 +266,8 @@ class FittedModel(Predictor):
         """The model with the density of its training data, such as one loaded without them.
 
         Args:
-            data: (inputs, y), a DataLoader, a Dataset or `Data`, with weights of the rows if any;
-                also rows of this process.
+            data: (inputs, y), a DataLoader, a Dataset or `Data`, with the weights of the rows if
+                there are any; it may be sharded.
 
         Raises:
             InputError: data that do not fit the network or the likelihood.
@@ -290,7 +291,7 @@ class FittedModel(Predictor):
     def thin(self, n_draws: int) -> FittedModel:
         """The model with about `n_draws` draws, evenly spaced in each chain; see `Draws.thin`.
 
-        `monte_carlo_error` says how many are enough. A warning says if there are fewer.
+        `monte_carlo_error` estimates how many are enough. Warns if the model has fewer.
         """
         draws = self.sampled.thin(n_draws)
         if "warnings" in draws.meta:
@@ -313,8 +314,8 @@ class FittedModel(Predictor):
     ) -> Path:
         """Save as a folder of safetensors and JSON, without pickle; `subbayes.load` opens it.
 
-        Weights that are sharded among processes are saved by all of them together, in pieces of a
-        few MiB, as those of one process; `load` takes a module in one piece or a sharded one.
+        All processes save sharded weights together, in pieces of a few MiB and in the same format;
+        `load` takes a module in one piece or a sharded one.
 
         In the folder of an adapter of peft it is saved in the subfolder `subbayes`, with a model
         card in `README.md`, or `MODEL_CARD.md` if that exists; other files are left alone.

@@ -126,7 +126,7 @@ def private_copy(
 
 
 def check_in_one_process(module: nn.Module) -> None:
-    """Check that the weights of a module to copy are not divided among processes.
+    """Check that the weights of a module to copy are not sharded.
 
     Raises:
         InputError: weights that `fully_shard` has divided.

@@ -491,13 +491,13 @@ class Network(CopiedUnderLock):
             data: the rows, or pairs (inputs, anything), read once; inputs are moved to the device.
 
         Raises:
-            InputError: one row alone, whose variance is undefined, or rows that are divided among
-                processes, of which all are needed.
+            InputError: one row alone, whose variance is undefined, or sharded rows, since the
+                statistics need all of them.
         """
         if isinstance(data, Data) and data.division is not None and self.has_batchnorm:
             expected = "all rows in each process, for BatchNorm statistics"
             remedy = "Pass all rows to each process"
-            fail("data", expected, "rows that are divided among processes", remedy)
+            fail("data", expected, "sharded rows", remedy)
         buffers = {name: self._frozen[name].clone() for name, _ in self._module.named_buffers()}
         if any(norm.track_running_stats for norm in batch_norms(self._module, self.fixed_norms)):
             module = self.module_with(weights)

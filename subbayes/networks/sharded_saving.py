@@ -80,7 +80,7 @@ def save_together(
     card: Callable[[], str] | None = None,
     network: ShardedNetwork | None = None,
 ) -> Path:
-    """Save an object with tensors that are divided among processes; see `artifacts.saving.save`.
+    """Save an object with sharded tensors; see `artifacts.saving.save`.
 
     All processes have to call it, and return when the artifact is complete.
 

@@ -329,7 +329,7 @@ def check_same_outputs(network: Network, weights: Float[Tensor, "D"], data: Data
             fail(
                 "model",
                 f"the same outputs in all {processes.count} processes",
-                f"others in process {rank} than in process 0, with the same weights",
+                f"others on rank {rank} than on rank 0, with the same weights",
                 "Set what the module keeps beside its parameters and buffers to the same values",
             )
 

@@ -33,7 +33,7 @@ class SubspaceMethod(ABC):
             is; empty for the representation of the subspace.
         spans_weights: whether the scale of the prior is that of the weights, so that it can be
             chosen by the evidence of all weights.
-        takes_sharded_weights: whether it can be built for weights that are divided among processes.
+        takes_sharded_weights: whether it can be built for sharded weights.
         trains_networks: whether `build` trains networks of its own.
         needs_inputs: whether it is chosen by the inputs to be predicted.
     """
@@ -70,8 +70,8 @@ class SubspaceMethod(ABC):
         return self
 
     @property
-    def takes_divided_rows(self) -> bool:
-        """Whether it can be built from rows that are divided among processes."""
+    def takes_sharded_rows(self) -> bool:
+        """Whether it can be built from sharded rows."""
         return False
 
     def expected_rank(self, network: Network) -> int | None:
@@ -151,8 +151,8 @@ class FixedSubspace(SubspaceMethod):
         return repr(self.subspace)
 
     @property
-    def takes_divided_rows(self) -> bool:
-        """It needs no rows."""
+    def takes_sharded_rows(self) -> bool:
+        """Always, since it needs no rows."""
         return True
 
     @override

@@ -45,18 +45,18 @@ class Full(SubspaceMethod):
 
     @property
     def needs_trained_network(self) -> bool:
-        """Not around zero."""
+        """Whether the centre is that of a trained network."""
         return self.centre != "zero"
 
     def for_ensemble(self, starts_there: bool) -> Full:
-        """Around zero for chains that start at an ensemble, unless a centre is chosen."""
+        """The method around zero for chains that start at an ensemble, unless `centre` is set."""
         if self.centre is not None:
             return self
         return replace(self, centre="zero" if starts_there else "trained")
 
     @property
-    def takes_divided_rows(self) -> bool:
-        """It needs no rows."""
+    def takes_sharded_rows(self) -> bool:
+        """Always, since it needs no rows."""
         return True
 
     def check(self, network: Network, data: Data, training: Training) -> None:

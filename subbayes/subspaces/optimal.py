@@ -80,12 +80,12 @@ class Optimal(RankedMethod):
 
     @property
     def covariance_form(self) -> Form:
-        """That by which the subspace is chosen."""
+        """The form of the covariance by which the subspace is chosen."""
         return self.covariance
 
     @property
-    def takes_divided_rows(self) -> bool:
-        """If the inputs to be predicted are given."""
+    def takes_sharded_rows(self) -> bool:
+        """Whether the inputs to be predicted are given."""
         return self.inputs is not None
 
     def check(self, network: Network, data: Data, training: Training) -> None:
@@ -173,7 +173,7 @@ def optimal(
     """
     check_count("rank", rank)
     if inputs is None and isinstance(data, Data) and data.division is not None:
-        fail("inputs", "those to be predicted, for rows divided among processes", None)
+        fail("inputs", "those to be predicted, for sharded rows", None)
     psi = precision(
         network,
         likelihood,

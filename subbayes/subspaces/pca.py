@@ -38,12 +38,12 @@ class PCA(RankedMethod):
 
     @property
     def least_snapshots(self) -> int:
-        """One more than the directions."""
+        """One more than the number of directions."""
         return 0 if self.rank is None else self.rank + 1
 
     @property
-    def takes_divided_rows(self) -> bool:
-        """All processes have the same trajectory."""
+    def takes_sharded_rows(self) -> bool:
+        """Always, since all processes have the same trajectory."""
         return True
 
     def check(self, network: Network, data: Data, training: Training) -> None:

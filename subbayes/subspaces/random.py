@@ -68,8 +68,8 @@ class Random(RankedMethod):
             check_choice("kind", self.kind, _KINDS)
 
     @property
-    def takes_divided_rows(self) -> bool:
-        """It needs no rows."""
+    def takes_sharded_rows(self) -> bool:
+        """Always, since it needs no rows."""
         return True
 
     def kind_for(self, network: Network) -> str:

@@ -89,8 +89,8 @@ class Subnetwork(RankedMethod):
         super().__post_init__()
 
     @property
-    def takes_divided_rows(self) -> bool:
-        """Unless it is selected at all training inputs."""
+    def takes_sharded_rows(self) -> bool:
+        """Whether the selection does not need all training inputs at once."""
         return self.by != "predictive" or self.inputs is not None
 
     @override

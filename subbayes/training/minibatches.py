@@ -89,7 +89,7 @@ def _split(whole: Data, n: int, seed: int) -> tuple[Data, Data]:
 
 
 def _held_out(validation: Any, data: Any) -> Data:
-    """Held-out data, divided among processes or the same in all of them."""
+    """Held-out data, sharded or the same in all processes."""
     found = Data.of(validation, "validation", divided=is_divided(data) and is_divided(validation))
     processes = current()
     if found.division is None and is_divided(data) and processes is not None:
@@ -123,7 +123,7 @@ class Minibatches:
         network: the network, with which the data are checked.
         batch_size: rows per step; None uses all rows.
         seed: seed of the shuffling.
-        divided: take rows that are divided among processes, which make each step together.
+        divided: take sharded rows; the processes then make each step together.
 
     Attributes:
         n: number of rows, of all processes.

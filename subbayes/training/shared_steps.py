@@ -38,7 +38,7 @@ Batch = tuple[Inputs, Targets]
 
 
 def seed_for(seed: int, data: object) -> int:
-    """A seed of random numbers, another one in each process if rows are divided among them.
+    """A seed of random numbers, another one in each process if rows are sharded.
 
     Example:
         >>> seed_for(3, (torch.zeros(2, 1), torch.zeros(2)))
@@ -76,7 +76,7 @@ class SharedSteps:
 
     @classmethod
     def of(cls, data: object, network: Network) -> SharedSteps | None:
-        """For rows that are divided among processes; None for other data.
+        """For sharded rows; None for other data.
 
         Raises:
             InputError: in all processes, for a module with BatchNorm, or without any row.
@@ -88,7 +88,7 @@ class SharedSteps:
         if network.has_batchnorm:
             fail(
                 "training",
-                "a module without BatchNorm for rows divided among processes",
+                "a module without BatchNorm for sharded rows",
                 "one that normalises the rows of each process for itself",
                 _OWN_LOOP,
             )

@@ -65,7 +65,7 @@ class SingleTrainable(Trainable):
 
     @property
     def shared(self) -> SharedSteps | None:
-        """What the processes exchange whose rows are divided among them."""
+        """What processes with sharded rows exchange."""
         return self.minibatches.shared
 
     @override

@@ -19,7 +19,7 @@ from subbayes.inference import (
     ParallelTempering,
     RealNVP,
 )
-from subbayes.models import trained_once
+from subbayes.models import processes as fit_processes
 from subbayes.subspaces import PCA, Curve, Optimal, Random, Subnetwork
 from subbayes.training import connect, swa, swa_many, train, train_curve, train_many
 
@@ -230,9 +230,12 @@ def test_all_processes_get_the_trained_model_on_their_device(device, monkeypatch
     processes, net, table = OneAfterTheOther(), module().to(device), rows(6000)
     untrained = Training(epochs=0, swa_epochs=0)
     trained = subbayes.fit(net, table, subspace="random", training=untrained, sampling=FEW)
-    monkeypatch.setattr(trained_once, "current", lambda: processes)
+    monkeypatch.setattr(fit_processes, "current", lambda: processes)
     train = [lambda: replace(trained, draws=None, posterior=None), pytest.fail]
-    first, other = (trained_once.trained_once(work, net, None, None, device) for work in train)
+    restore = partial(
+        fit_processes.restored, module=net, output=None, likelihood=None, device=device
+    )
+    first, other = (fit_processes.trained_once(work, restore) for work in train)
     assert other is not first
     assert other.network.device == other.subspace.shift.device == device
     densities = [

@@ -1,4 +1,4 @@
-"""Cases of `worker.py` that save and load weights that are divided among the processes."""
+"""Cases of `worker.py` that save and load sharded weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Digests of weights that are divided among processes, against their definition."""
+"""Digests of sharded weights, against their definition."""
 
 import numpy as np
 import pytest

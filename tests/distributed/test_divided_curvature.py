@@ -16,19 +16,19 @@ EVERY = [form for form in (*FORMS, *CLASSES) if form != "sampled auto"]
 SHARED = {form: ["shared_curvature", form] for form in EVERY}
 SAVED = ("primal", "diagonal", "kfac", "low-rank", "subspace", "sampled", "sampled auto")
 MESSAGES = {
-    "dual": "data: expected all rows in each process, got rows divided among processes",
-    "solver": "solver: expected 'auto' or 'primal' for rows divided among processes, got 'dual'",
-    "weights": "network: expected the same in all 2 processes, got another in process 1",
-    "rows": "data: expected the same in all 2 processes, got another in process 1",
+    "dual": "data: expected all rows in each process, got sharded rows",
+    "solver": "solver: expected 'auto' or 'primal' for sharded rows, got 'dual'",
+    "weights": "network: expected the same in all 2 processes, got another on rank 1",
+    "rows": "data: expected the same in all 2 processes, got another on rank 1",
     "not finite": "prior_precision: expected finite numbers",
-    "limit": "memory_limit: expected the same in all 2 processes, got another in process 1",
-    "limit of one": "covariance: expected the same in all 2 processes, got another in process 1",
-    "body": "network: expected the same in all 2 processes, got another in process 1",
-    "engine": "data: expected the same in all 2 processes, got another in process 1",
+    "limit": "memory_limit: expected the same in all 2 processes, got another on rank 1",
+    "limit of one": "covariance: expected the same in all 2 processes, got another on rank 1",
+    "body": "network: expected the same in all 2 processes, got another on rank 1",
+    "engine": "data: expected the same in all 2 processes, got another on rank 1",
     "labels": "y: expected labels",
     "scores": "inputs: expected all rows in each process, for predictions by all processes",
-    "predictions": "inputs: expected the same in all 2 processes, got another in process 1",
-    "inputs": "inputs: expected those to be predicted, for rows divided among processes",
+    "predictions": "inputs: expected the same in all 2 processes, got another on rank 1",
+    "inputs": "inputs: expected those to be predicted, for sharded rows",
 }
 
 

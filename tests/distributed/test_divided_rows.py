@@ -41,7 +41,7 @@ SAME, LOADED = ["divided_same_rows"], ["divided_loaded", [70, 130]]
 BLOCKS = [["divided_linearised", shares] for shares in ([96, 104], [32, 168], [0, 200])]
 MESSAGES = {
     "batchnorm": "subspace: expected a centre at the module's weights, for BatchNorm",
-    "one divided": "data: expected the same in all 2 processes, got another in process 1 than in",
+    "one divided": "data: expected the same in all 2 processes, got another on rank 1 than on",
     "posterior of one divided": "processes: expected the same call in all 2 processes, got facts",
     "mixed calls": "processes: expected the same call in all 2 processes, got work of the first",
     "shapes": "data: expected rows of the same shapes and dtypes in all processes, got",
@@ -49,13 +49,13 @@ MESSAGES = {
     "epochs": "training: expected Training(epochs=0, swa_epochs=0) for BatchNorm and rows divided",
     "curve": "subspace: expected a subspace that is a sum over rows or a trajectory for rows",
     "optimal": "subspace: expected a subspace that is a sum over rows or a trajectory for rows",
-    "dual": "solver: expected 'auto' or 'primal' for rows divided among processes, got 'dual'",
+    "dual": "solver: expected 'auto' or 'primal' for sharded rows, got 'dual'",
     "predictive": "subspace: expected a subspace that is a sum over rows or a trajectory for rows",
-    "minibatches": "data: expected all rows in each process, got rows divided among processes",
-    "rows": "data: expected all rows in each process, got rows divided among processes",
+    "minibatches": "data: expected all rows in each process, got sharded rows",
+    "rows": "data: expected all rows in each process, got sharded rows",
     "chain groups": "chain_groups: expected 1 for weights or rows that are divided",
-    "train": "training: expected a module without BatchNorm for rows divided among processes",
-    "many": "data: expected all rows in each process, got rows divided among processes",
+    "train": "training: expected a module without BatchNorm for sharded rows",
+    "many": "data: expected all rows in each process, got sharded rows",
 }
 
 

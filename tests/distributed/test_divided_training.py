@@ -1,4 +1,4 @@
-"""Training on rows that are divided among processes, against one process with all rows."""
+"""Training on sharded rows, against one process with all rows."""
 
 import json
 
@@ -34,12 +34,12 @@ LIMIT = ["divided_time_limit", [70, 130]]
 UNUSED, TOKENS, ATTEMPTS = ["divided_unused", [70, 130]], ["divided_tokens"], ["divided_attempts"]
 FEW = [["divided_few", shares] for shares in ([20, 20], [3, 3], [5, 19])]
 MESSAGES = {
-    "buffers": "buffers: expected the same in all 2 processes, got another in process 1 than",
-    "body": "parameters: expected the same in all 2 processes, got another in process 1 than",
+    "buffers": "buffers: expected the same in all 2 processes, got another on rank 1 than",
+    "body": "parameters: expected the same in all 2 processes, got another on rank 1 than",
     "inputs": "inputs of the subspace: expected the same in all 2 processes, got another",
     "validation alone": "validation: expected all rows in each process, got rows divided among",
     "validation of each": "validation: expected the same in all 2 processes, got another in",
-    "loader": "data: expected all rows in each process, got rows divided among processes",
+    "loader": "data: expected all rows in each process, got sharded rows",
     "fraction": "validation: expected a fraction that leaves rows on both sides of 200, got 0.0001",
 }
 LINES = [["divided_lines", [70, 130], space] for space in ("pca", "optimal")]

@@ -72,8 +72,8 @@ def test_modules_with_other_outputs_are_refused_in_all(two_processes, case):
     for found in two_processes:
         error = found[json.dumps(case)]["error"]
         assert error.startswith(
-            "model: expected the same outputs in all 2 processes, got others in process 1 than in "
-            "process 0, with the same weights. Set what the module keeps beside its parameters"
+            "model: expected the same outputs in all 2 processes, got others on rank 1 than on "
+            "rank 0, with the same weights. Set what the module keeps beside its parameters"
         )
 
 

@@ -1,4 +1,4 @@
-"""Artifacts of weights that are divided among processes, against those of one process."""
+"""Artifacts of sharded weights, against those of one process."""
 
 import json
 
@@ -9,14 +9,14 @@ from distributed.launch import WORKER, outputs, results, start
 KINDS = ["plain", "float32", "trajectory", "frozen", "mlp"]
 ROUNDING = {"float32": 1e-6}
 MESSAGES = {
-    "paths": "path: expected the same in all 2 processes, got another in process 1 than in process",
+    "paths": "path: expected the same in all 2 processes, got another on rank 1 than on rank",
     "not a path": "path: expected a path, got int",
     "taken": "path: expected a new or an empty folder, got an artifact at",
-    "not finite": "weights: expected finite numbers, got NaN or infinite ones in process 1.",
+    "not finite": "weights: expected finite numbers, got NaN or infinite ones on rank 1.",
     "disk full": "path: expected free disk space, got No space left on device",
     "disk full in the middle": "path: expected free disk space, got No space left on device",
     "disk full at the end": "path: expected free disk space, got No space left on device",
-    "another artifact": "path: expected the same in all 2 processes, got another in process 1 than",
+    "another artifact": "path: expected the same in all 2 processes, got another on rank 1 than",
     "no artifact": "path: expected an artifact, got",
     "another module": "module: expected the saved architecture Residual, with",
     "another dtype": "module: expected weights of torch.float64, as saved, got torch.float32",
@@ -24,7 +24,7 @@ MESSAGES = {
     "altered": "path: expected tensors with sha256",
     "endless": "path: expected ",
     "wide": "module: expected subspace.basis of at most ",
-    "another shift": "path: expected the same in all 2 processes, got another in process 1 than in",
+    "another shift": "path: expected the same in all 2 processes, got another on rank 1 than on",
     "infinite": "path: subspace.shift: expected finite numbers",
 }
 

@@ -41,7 +41,7 @@ TRAJECTORIES = [["sharded_trajectory", 6, None], ["sharded_trajectory", 11, 3]]
 ROUNDING = {"float64": 1e-12, "float32": 1e-5}
 MESSAGES = {
     "sparse": "module: expected weights in one process, got weights sharded by fully_shard.",
-    "one process": "model: expected the same in all 2 processes, got another in process 1 than in",
+    "one process": "model: expected the same in all 2 processes, got another on rank 1 than on",
     "mixed": "module: expected fully_shard of the whole module, got 5 of 7 parameters that are not",
     "two axes": "module: expected a mesh with one axis of all 2 processes, got one of shape (1, 2)",
     "part of the processes": "module: expected a mesh with one axis of all 2 processes, got one of",

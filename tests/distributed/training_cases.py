@@ -1,4 +1,4 @@
-"""Cases of `worker.py`: training on rows that are divided among processes."""
+"""Cases of `worker.py`: training on sharded rows."""
 
 from __future__ import annotations
 

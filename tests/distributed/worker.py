@@ -27,7 +27,7 @@ from subbayes import Sampling, Training, distributed
 from subbayes.artifacts import folder as artifact
 from subbayes.inference.engine import engine_of
 from subbayes.likelihoods import Gaussian
-from subbayes.models import trained_once
+from subbayes.models import processes as fit_processes
 from subbayes.priors import Normal
 from subbayes.subspace import RandomSubspace
 from subbayes.utils.warning import set_first_process
@@ -248,8 +248,8 @@ def refused(what: str) -> dict[str, Any]:
     seed = rank if what == "seed" else 0
     options: dict[str, Any] = {"prior": 1.0 + rank * (what == "prior")}
     options["inference"] = "nuts" if rank and what == "engine" else "elliptical-slice"
-    version = trained_once.__version__
-    trained_once.__version__ = f"{version}.{rank}" if what == "version" else version
+    version = fit_processes.__version__
+    fit_processes.__version__ = f"{version}.{rank}" if what == "version" else version
     try:
         with on_another_device(bool(rank) and what == "device") as device:
             subbayes.fit(
@@ -262,7 +262,7 @@ def refused(what: str) -> dict[str, Any]:
     except subbayes.InputError as error:
         return {"error": str(error)}
     finally:
-        trained_once.__version__ = version
+        fit_processes.__version__ = version
     return {}
 
 
