@@ -87,9 +87,8 @@ def deep_ensemble(
         progress: show a progress bar; None shows it on a terminal.
 
     Raises:
-        InputError: a layer that cannot be given fresh weights, a member that diverges twice
-            (`Diverged`), or
-            what `train_many` raises.
+        InputError: a layer that cannot be given fresh weights, or what `train_many` raises.
+        Diverged: a member that diverges twice.
 
     Example:
         >>> from subbayes.likelihoods import Gaussian
@@ -130,9 +129,9 @@ def train_members(
     output: Callable[[Any], Tensor] | None = None,
     progress: bool | None = None,
 ) -> Members:
-    """Train the members of `deep_ensemble`, which see for the arguments and the errors.
+    """Train the members of an ensemble; see `deep_ensemble` for the arguments and the errors.
 
-    It does not warn of an unfinished training; `Members.warn_of_unfinished` does.
+    It does not warn of a likelihood that has not converged; `Members.warn_of_unfinished` does.
 
     Example:
         >>> from subbayes.likelihoods import Gaussian

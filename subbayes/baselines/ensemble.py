@@ -51,7 +51,7 @@ from subbayes.utils.types import Inputs
 
 
 class SamplesFacts(KindFacts):
-    """`WeightSamples` but for their tensors."""
+    """What an artifact holds of `WeightSamples` beside their tensors."""
 
     network: NetworkFacts
     likelihoods: list[dict[str, Any]]
@@ -133,8 +133,8 @@ class WeightSamples(Predictor):
     ) -> Predictive:
         """Average the predictions of the weight vectors; see `Predictor.predict`.
 
-        With `refresh_batchnorm`, data to collect BatchNorm statistics on again for each weight
-        vector, it costs a further pass over these per vector. `n_draws` selects evenly spaced ones.
+        `refresh_batchnorm` are data on which BatchNorm statistics are re-estimated for each weight
+        vector, at the cost of one pass over them per vector. `n_draws` selects evenly spaced ones.
         """
         refresh = (
             None if refresh_batchnorm is None else Data.of(refresh_batchnorm, "refresh_batchnorm")

@@ -119,7 +119,7 @@ def check_dropout(module: nn.Module) -> None:
 
 
 class DropoutFacts(KindFacts):
-    """An `McDropout` but for its tensors."""
+    """What an artifact holds of `McDropout` beside its tensors."""
 
     network: NetworkFacts
     likelihood: dict[str, Any]
@@ -275,7 +275,7 @@ class McDropout(Predictor):
 
 
 class DropoutMasks(TorchFunctionMode):
-    """Within, functions of dropout use one mask for all rows, drawn from a seed.
+    """A context in which dropout uses one mask for all rows, drawn from a seed.
 
     Given its mask every kind of dropout is affine, x -> a x + b, where b is the output for zeros
     and a + b the output for ones.

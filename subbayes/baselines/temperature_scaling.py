@@ -32,7 +32,7 @@ from subbayes.utils.types import Outputs, Targets
 
 
 class ScaledFacts(KindFacts):
-    """A `TemperatureScaled` but for its tensors, which are those of the base."""
+    """What an artifact holds of `TemperatureScaled` beside the tensors of its base."""
 
     model: Nested
     temperature: Positive
@@ -182,7 +182,7 @@ class ScaledNoise(GaussianLike, WrappedLikelihood):
 
 
 def scale_predictive(predictive: Predictive, tau: float) -> Predictive:
-    """A predictive distribution at a temperature."""
+    """Scale a predictive distribution by a temperature."""
     likelihood = predictive.likelihood
     if likelihood.kind == "classification":
         return predictive.scaled(1 / tau)

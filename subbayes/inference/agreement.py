@@ -1,4 +1,4 @@
-"""What processes that run an engine together have to have in common."""
+"""Checks that all processes run an engine on the same density with the same settings."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ class Sampling:
             the draws that all chains have, at least 4 of each; a warm-up that is not over by then
             is an error. None for no limit.
         progress: show progress bars; None shows them on a terminal.
-        chain_groups: number of groups into which `torchrun`'s processes are divided, each with its
-            own chains; the processes of a group have different rows. None chooses it.
+        chain_groups: number of groups of the processes of `torchrun`, each with chains of its own;
+            the processes of a group have different rows. None chooses it.
 
     Raises:
         InputError: a value that is out of range.

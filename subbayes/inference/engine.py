@@ -63,7 +63,7 @@ class Engine(ABC):
 
     @classmethod
     def warnings(cls, draws: Draws) -> list[str]:
-        """Problems of draws that this engine alone knows, beside those of `Draws.warnings`."""
+        """Problems of draws that are specific to this engine, in addition to `Draws.warnings`."""
         return []
 
     @abstractmethod
@@ -124,7 +124,7 @@ class FunctionEngine(Engine):
 
     @property
     def name(self) -> str:  # type: ignore[override]
-        """The name of the function, "own nuts" of one that has the name of an engine."""
+        """The name of the function, such as "own nuts" if it has the name of an engine."""
         name = getattr(self.function, "__name__", "custom")
         return f"own {name}" if name in ENGINES else name
 

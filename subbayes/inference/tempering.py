@@ -58,7 +58,7 @@ class TemperatureChoice:
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> TemperatureChoice:
-        """The choice with these entries, in which lists stand for tuples as JSON has none."""
+        """The choice with these entries, with tuples for the lists that JSON has."""
         values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in entries.items()}
         return cls(**values)
 

@@ -1,4 +1,4 @@
-"""Configurations: frozen dataclasses, changed by dotted names and read from text, TOML or JSON.
+"""Configurations: frozen dataclasses that are changed by dotted names, from text, TOML or JSON.
 
 A configuration may hold others: `training.epochs` is a setting of the one under `training`.
 """

@@ -158,7 +158,7 @@ def optimal(
         InputError: incompatible arguments.
 
     Warns:
-        If the rank exceeds that of the Jacobian at the inputs; it is then lowered.
+        UserWarning: the rank exceeds that of the Jacobian at the inputs, and is lowered to it.
 
     Source: Theorem 1 of "Optimal subspace inference for the Laplace approximation of Bayesian
     neural networks".

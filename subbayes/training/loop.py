@@ -95,7 +95,7 @@ class Trainable(ABC):
         return leaves(y)[0].shape[self.batch_axis]
 
     def agree(self, flag: bool) -> bool:
-        """What all processes do that train together, if one of them finds that it is time."""
+        """Whether the flag is set in any of the processes that train together."""
         return flag
 
     def evaluate(self) -> list[float] | None:
@@ -260,10 +260,10 @@ def run(
 
 
 class TimeLimit:
-    """A limit of the time for epochs, which begins now.
+    """A time limit for epochs, which starts when it is created.
 
     Args:
-        seconds: the limit; None for none.
+        seconds: the limit; None for no limit.
     """
 
     def __init__(self, seconds: float | None) -> None:

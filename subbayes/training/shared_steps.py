@@ -1,4 +1,4 @@
-r"""Steps of several processes that train one network together, each on rows of its own.
+r"""Steps of several processes that train one network together, each on its shard of the rows.
 
 Every process has the same weights. In each step it takes some of its rows, and the gradients of the
 mean loss are those of the rows of all processes,
@@ -101,7 +101,7 @@ class SharedSteps:
         return join_targets([y for y in found if y is not None], ignored_label(likelihood))
 
     def in_step(self, own: Iterator[Batch]) -> Iterator[Batch]:
-        """The batches of this process, without rows in steps in which only others have some."""
+        """The batches of this process, empty in steps in which only other processes have rows."""
         inputs, y = self.data.first()
         empty = take(inputs, slice(0)), take(y, slice(0))
         while True:
@@ -148,5 +148,5 @@ class SharedSteps:
         self.processes.agree({"buffers": fingerprint(dict(buffers), {})}, _OWN_LOOP)
 
     def any_of_all(self, flag: bool) -> bool:
-        """Whether one of the processes says so."""
+        """Whether the flag is set in any of the processes."""
         return bool(self.processes.highest(int(flag))[0])

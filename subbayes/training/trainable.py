@@ -78,7 +78,7 @@ class SingleTrainable(Trainable):
         return super().rows_of(y) if self.shared is None else self.shared.rows
 
     def agree(self, flag: bool) -> bool:
-        """Whether one of the processes that train together says so."""
+        """Whether the flag is set in any of the processes that train together."""
         return flag if self.shared is None else self.shared.any_of_all(flag)
 
     def loss(self, outputs: Tensor, y: Targets, own: Tensor | None = None) -> Tensor:
@@ -215,7 +215,7 @@ class TrainableNetwork(SingleTrainable):
             self.shared.check_same(parameters, dict(self.module.named_buffers()))
 
     def clear_gradients(self) -> None:
-        """Forget the gradients of the last step."""
+        """Clear the gradients of the last step."""
         for parameter in (*self.trainable.values(), *self.copies.by_name.values(), *self.others):
             parameter.grad = None
 
@@ -233,7 +233,7 @@ class TrainableNetwork(SingleTrainable):
         self.copies.round()
 
     def evaluation(self) -> Callable[[Inputs], Iterable[Tensor]]:
-        """The module's outputs."""
+        """A function that returns the outputs of the module."""
         return lambda inputs: [self.network.call(self.module, inputs)]
 
     @override

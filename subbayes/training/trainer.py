@@ -139,7 +139,8 @@ def train(
             True.
 
     Raises:
-        InputError: arguments that do not fit together, or a training that diverges.
+        InputError: arguments that do not fit together.
+        Diverged: the loss or the weights became NaN or infinite.
 
     Warns:
         sklearn.exceptions.ConvergenceWarning: learned parameters of the likelihood that have not
@@ -236,7 +237,8 @@ def swa(
         least_snapshots: number of snapshots before `training.time_limit` may stop it.
 
     Raises:
-        InputError: arguments that do not fit together, no snapshot, or a training that diverges.
+        InputError: arguments that do not fit together, or no snapshot.
+        Diverged: the loss or the weights became NaN or infinite.
 
     Warns:
         sklearn.exceptions.ConvergenceWarning: learned parameters of the likelihood that have not

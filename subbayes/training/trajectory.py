@@ -41,8 +41,8 @@ class TrajectoryRecorder:
     snapshots: a sketch of 2r rows and a buffer of r. The sketch is exact up to 2r snapshots, and a
     good approximation beyond if the spectrum decays.
 
-    Of a module that `fully_shard` divides among processes each process records its shard, so that
-    moments are of that shard; all processes have to call `pca`, `spanned` and `singular_values`.
+    For a module sharded by `fully_shard`, each process records its shard of the weights, of which
+    it has the moments; all processes have to call `pca`, `spanned` and `singular_values`.
 
     Args:
         max_snapshots: number M of the last snapshots to keep; not used with `rank`.

@@ -81,7 +81,7 @@ class _Options(TypedDict, total=False):
 
 
 class PrecisionFacts(Facts):
-    """A precision but for its matrices, and a description of its data."""
+    """What an artifact holds of a precision beside its matrices, and a description of its data."""
 
     form: Literal["dual", "primal", "diagonal", "low-rank", "kfac", "sampled", "subspace"]
     prior_precision: Positive

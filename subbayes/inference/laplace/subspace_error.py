@@ -151,7 +151,7 @@ class SubspaceError:
     full_accuracy: float = math.nan
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain numbers."""
+        """The fields as plain numbers, by name."""
         return asdict(self)
 
 

@@ -144,7 +144,7 @@ class Store:
         return Store(rows["z"], stats, rows["count"], evaluations, transitions)
 
     def part(self, chains: slice) -> Store:
-        """Some of the chains."""
+        """The draws of some of the chains."""
         stats, transitions = (
             {name: values[chains] for name, values in arrays.items()}
             for arrays in (self.stats, self.transitions)
@@ -192,7 +192,7 @@ class FinishedChain:
 class Checkpoint:
     """The folder of a checkpoint, and the identity and density of runs that may resume from it.
 
-    It holds all chains, however they are divided among processes.
+    It holds the chains of all processes, so that another number of them can resume it.
     """
 
     path: Path
