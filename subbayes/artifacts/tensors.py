@@ -67,7 +67,7 @@ Stored = Tensor | DividedTensor
 
 
 def whole_tensors(tensors: Mapping[str, Stored]) -> dict[str, Tensor]:
-    """The tensors by name; of those that are divided only dtype and shape, on the device "meta"."""
+    """The tensors by name; of sharded ones only dtype and shape, on the device "meta"."""
     return {k: t.whole if isinstance(t, DividedTensor) else t for k, t in tensors.items()}
 
 

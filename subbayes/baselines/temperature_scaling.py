@@ -205,9 +205,10 @@ def _predicted(
     return base.predict(inputs, **known), parts
 
 
-def _minimum(score: Callable[[float], float], reach: float = math.log(1e4)) -> float:
+def _minimum(score: Callable[[float], float]) -> float:
     from scipy.optimize import minimize_scalar
 
+    reach = math.log(1e4)
     found = minimize_scalar(
         score, bounds=(-reach, reach), method="bounded", options={"xatol": 1e-8}
     )

@@ -115,7 +115,7 @@ def precision(
 
 
 def form_for(covariance: Form, data: Data) -> Form:
-    """The form that "exact" stands for if rows are divided among processes, or the form itself.
+    """The form that "exact" stands for if rows are sharded, or the form itself.
 
     The dual form is a Gram matrix of all rows, which no process has.
     """

@@ -24,7 +24,7 @@ def products_of(
     """Products with V for `SampleThenOptimise`, and the settings with a solver that they have.
 
     Raises:
-        InputError: a solver that needs all rows in each process, if they are divided.
+        InputError: a solver that needs all rows in each process, if they are sharded.
     """
     if not V.is_divided:
         return ManyProducts(V), settings

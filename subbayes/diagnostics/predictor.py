@@ -333,7 +333,7 @@ class Predictor(ABC):
 def _as_many_rows(data: Data) -> tuple[Any, Int[Tensor, "_"]]:
     """Inputs of as many rows in each process, the last one repeated, and the rows that they are.
 
-    Weights that are divided need the same calls in all processes.
+    Sharded weights need the same calls in all processes.
     """
     assert data.division is not None
     rows = torch.arange(max(data.division.shares)).clamp(max=max(data.n - 1, 0))

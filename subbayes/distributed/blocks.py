@@ -100,7 +100,7 @@ class BlockSize:
             row_bytes: bytes of activations of a row.
             most_bytes: bytes of activations of a call.
             batch_size: rows of a block that the user has chosen, or None.
-            shares: numbers of rows of each process, of data that are divided among them.
+            shares: numbers of rows of each process, of sharded data.
             on_cpu: whether the network is on the CPU; other devices need larger calls.
 
         Raises:

@@ -39,7 +39,7 @@ def exchanged(data: Any) -> Data:
     if data.division is None or data.division.shares:
         return data
     if (processes := current()) is None:
-        expected = "processes that have joined, for data that are divided among them"
+        expected = "processes that have joined, for sharded data"
         fail("data", expected, "a process that works alone", "Start the program with torchrun")
     own, kind = None, ""  # of a loader without rows
     if data.inputs is not None or data.n:

@@ -543,7 +543,7 @@ def describe(model: FittedModel) -> dict[str, str]:
     return {name: printable(text) for name, text in parts.items()}  # names may be from a file
 
 
-_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "Sgd"}
+_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
 
 
 def _has_trajectory(model: FittedModel) -> bool:

@@ -52,15 +52,12 @@ def gaussian(approximation: Any) -> Moments | None:
     return mean, covariance
 
 
-def ellipse(
-    moments: Moments, axes: tuple[int, int], radius: float = 2.0
-) -> Float[np.ndarray, "201 2"]:
-    """Points at `radius` standard deviations of the marginal of a Gaussian over two coordinates.
+def ellipse(moments: Moments, axes: tuple[int, int]) -> Float[np.ndarray, "201 2"]:
+    """Points at two standard deviations of the marginal of a Gaussian over two coordinates.
 
     Args:
         moments: mean (k,) and covariance (k, k).
         axes: which two coordinates.
-        radius: in standard deviations.
 
     Example:
         >>> ellipse((np.zeros(2), np.diag([1.0, 4.0])), (0, 1)).max(0)
@@ -69,7 +66,7 @@ def ellipse(
     mean, covariance = moments
     factor = np.linalg.cholesky(covariance[np.ix_(axes, axes)])
     angle = np.linspace(0, 2 * np.pi, 201)
-    return mean[list(axes)] + radius * np.stack([np.cos(angle), np.sin(angle)], 1) @ factor.T
+    return mean[list(axes)] + 2 * np.stack([np.cos(angle), np.sin(angle)], 1) @ factor.T
 
 
 def log_prob_on(approximation: Any, points: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:

@@ -123,18 +123,13 @@ def rank_histogram(
 
 
 def autocorrelation(
-    draws: Draws,
-    coordinates: Sequence[int] | None = None,
-    *,
-    max_lag: int | None = None,
-    ax: Axes | None = None,
+    draws: Draws, coordinates: Sequence[int] | None = None, *, ax: Axes | None = None
 ) -> Axes:
-    """Autocorrelation at each lag, averaged over chains.
+    """Autocorrelation at lags up to 100, or a third of the draws, averaged over chains.
 
     Args:
         draws: what inference returned.
         coordinates: which coordinates; by default all.
-        max_lag: largest lag; by default 100, or a third of the draws.
         ax: axes to draw on.
 
     Raises:
@@ -146,8 +141,7 @@ def autocorrelation(
         3
     """
     chosen = range(draws.rank) if coordinates is None else coordinates
-    lag = min(100, draws.n_draws // 3) if max_lag is None else check_count("max_lag", max_lag)
-    lag = max(1, min(lag, draws.n_draws - 1))
+    lag = max(1, min(100, draws.n_draws // 3))
     ax = new_axes(ax)
     ax.axhline(0, color=GREY, linewidth=1)
     rho = [correlations(_chains(draws, i)[0], lag) for i in chosen]

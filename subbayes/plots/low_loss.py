@@ -16,7 +16,6 @@ def loss_along_curve(
     straight: CurveLosses | None = None,
     *,
     test: CurveLosses | None = None,
-    straight_test: CurveLosses | None = None,
     quantity: Literal["loss", "error"] = "loss",
     ax: Axes | None = None,
 ) -> Axes:
@@ -29,7 +28,6 @@ def loss_along_curve(
         losses: along the curve on the training rows, from `curve_losses`.
         straight: along the straight line on the same rows.
         test: along the curve on test rows.
-        straight_test: along the straight line on test rows.
         quantity: "loss" (mean negative log-likelihood) or "error" (share of wrong labels, RMSE).
         ax: axes to draw on.
 
@@ -47,7 +45,6 @@ def loss_along_curve(
         (losses, BLUE, "-", "curve, training rows"),
         (test, ORANGE, "-", "curve, test rows"),
         (straight, BLUE, "--", "straight line, training rows"),
-        (straight_test, ORANGE, "--", "straight line, test rows"),
     ]
     ax, seen = new_axes(ax), []
     for one, color, style, label in shown:

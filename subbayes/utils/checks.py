@@ -223,10 +223,10 @@ def check_count(argument: str, value: Any, minimum: int = 1) -> int:
     return int(value)
 
 
-def check_seed(value: Any, argument: str = "seed") -> int:
+def check_seed(value: Any) -> int:
     """Check that `value` is a whole number from 0 to 2**63 - 1, as torch takes, and return it."""
-    if check_count(argument, value, 0) >= 2**63:
-        fail(argument, "a whole number below 2**63", value)
+    if check_count("seed", value, 0) >= 2**63:
+        fail("seed", "a whole number below 2**63", value)
     return int(value)
 
 

@@ -1,4 +1,4 @@
-"""Cases of `worker.py`: curvature of rows that processes share, or that are divided among them."""
+"""Cases of `worker.py`: curvature of rows that all processes have, or of sharded rows."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def shared_curvature(form: str) -> dict[str, Any]:
 
 
 def divided_curvature(form: str, shares: list[int], streamed: bool = False) -> dict[str, Any]:
-    """Of rows that are divided."""
+    """Of sharded rows."""
     own = own_rows(shares, list(range(len(shares))))
     x, y = (part[own] for part in rows(form))
     data: Any = (x, y)
@@ -136,7 +136,7 @@ def saved_curvature(form: str, shares: list[int]) -> dict[str, Any]:
 
 
 def divided_subspaces(shares: list[int] | None = None) -> dict[str, Any]:
-    """Subspaces that follow from the curvature of rows that are divided, or of all."""
+    """Subspaces that follow from the curvature of sharded rows, or of all."""
     data: Any = rows("exact")
     if shares is not None:
         own = own_rows(shares, list(range(len(shares))))

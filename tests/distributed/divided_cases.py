@@ -87,7 +87,7 @@ def _numbers(density: Any) -> dict[str, Any]:
 def divided_values(
     shares: list[int], order: list[int] | None = None, streamed: bool = False
 ) -> dict[str, Any]:
-    """Digests of all evaluations of rows that are divided."""
+    """Digests of all evaluations of sharded rows."""
     rows = own_rows(shares, order or list(range(len(shares))))
     density = posterior(divided(rows, streamed))
     pointwise = density.pointwise(np.zeros((1, 4)))
@@ -115,7 +115,7 @@ def divided_sum(shares: list[int]) -> dict[str, Any]:
 
 
 def divided_fit(shares: list[int], inference: str) -> dict[str, Any]:
-    """`fit` of rows that are divided, and of all rows."""
+    """`fit` of sharded rows, and of all rows."""
     settings = Sampling(draws=8, chains=4, warmup=6, seed=1, progress=False, mode="eager")
     options: dict[str, Any] = {"inference": inference, "sampling": settings}
     options |= {"subspace": "random", "training": UNTRAINED}
@@ -145,7 +145,7 @@ def divided_linearised(shares: list[int]) -> dict[str, Any]:
 
 
 def divided_laplace(shares: list[int], method: str) -> dict[str, Any]:
-    """Models of linearised Laplace of rows that are divided, and of all rows."""
+    """Models of linearised Laplace of sharded rows, and of all rows."""
     x, new = table(200)[0], torch.linspace(-2, 2, 15).reshape(5, 3)
     engine = subbayes.inference.LinearisedLaplace
     options: dict[str, Any] = {
@@ -211,7 +211,7 @@ def divided_loaded(shares: list[int]) -> dict[str, Any]:
 
 
 def divided_scores(shares: list[int], noise: bool = False) -> dict[str, Any]:
-    """Scores of test rows that are divided, and of all of them in each process."""
+    """Scores of sharded test rows, and of all of them in each process."""
     likelihood = Gaussian(noise="per-observation") if noise else Gaussian(0.3)
     x, y = table(200)
     scale = (0.2 + x[:, 1].abs()).double()
@@ -249,7 +249,7 @@ def _weighted_scores(rows: slice, divided: bool, streamed: bool) -> dict[str, An
 
 
 def divided_weights(shares: list[int], streamed: bool = False) -> dict[str, Any]:
-    """Scores of weighted rows that are divided, and of all rows in each process."""
+    """Scores of sharded weighted rows, and of all rows in each process."""
     rows = own_rows(shares, list(range(len(shares))))
     return {
         "found": _weighted_scores(rows, True, streamed),
@@ -258,7 +258,7 @@ def divided_weights(shares: list[int], streamed: bool = False) -> dict[str, Any]
 
 
 def divided_centre(inference: str = "elliptical-slice") -> dict[str, Any]:
-    """`fit` in a `Subspace` around other weights, of rows that are divided, and of all rows."""
+    """`fit` in a `Subspace` around other weights, of sharded rows, and of all rows."""
     settings = Sampling(draws=5, chains=2, warmup=4, seed=1, progress=False, mode="eager")
     weights = subbayes.Network(module()).weights + 0.1
     options: dict[str, Any] = {"subspace": RandomSubspace(weights, 3), "inference": inference}
@@ -344,7 +344,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
 
 
 def divided_refused() -> dict[str, str]:
-    """The errors of what cannot be done with rows that are divided."""
+    """The errors of what cannot be done with sharded rows."""
     found = {}
     for name, attempt in REFUSED.items():
         try:

@@ -1,4 +1,4 @@
-"""Cases of `worker.py` with adapters whose weights are divided among the processes."""
+"""Cases of `worker.py` with adapters whose weights are sharded."""
 
 from __future__ import annotations
 

@@ -409,7 +409,7 @@ def sharded_rows_of_each(shares: list[int]) -> dict[str, float]:
 
 
 def sharded_scores(shares: list[int], form: str = "rows") -> dict[str, Any]:
-    """Scores of test rows that are divided, with sharded weights, and of all rows with whole ones.
+    """Scores of sharded test rows, with sharded weights, and of all rows with whole ones.
 
     Args:
         shares: numbers of rows of the processes.

@@ -37,8 +37,8 @@ MESSAGES = {
     "buffers": "buffers: expected the same in all 2 processes, got another on rank 1 than",
     "body": "parameters: expected the same in all 2 processes, got another on rank 1 than",
     "inputs": "inputs of the subspace: expected the same in all 2 processes, got another",
-    "validation alone": "validation: expected all rows in each process, got rows divided among",
-    "validation of each": "validation: expected the same in all 2 processes, got another in",
+    "validation alone": "validation: expected all rows in each process, got sharded rows",
+    "validation of each": "validation: expected the same in all 2 processes, got another on",
     "loader": "data: expected all rows in each process, got sharded rows",
     "fraction": "validation: expected a fraction that leaves rows on both sides of 200, got 0.0001",
 }

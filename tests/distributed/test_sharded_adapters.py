@@ -1,4 +1,4 @@
-"""Adapters whose weights are divided among processes, against those of one process."""
+"""Adapters whose weights are sharded, against those of one process."""
 
 import json
 from importlib.util import find_spec

@@ -56,7 +56,7 @@ MESSAGES = {
     "full": "subspace: expected 'random' or a Subspace for sharded weights, got 'full'",
     "linearised": "inference: expected an engine that evaluates the posterior alone for sharded",
     "evidence": "prior: expected a scale or a Normal for sharded weights, got 'evidence'",
-    "chain groups": "chain_groups: expected 1 for weights or rows that are divided",
+    "chain groups": "chain_groups: expected 1 for sharded weights or rows",
     "rank": "rank: expected at most 97, the number of weights, got 1000",
     "size": "subspace: expected 97 weights, as the network has, got 3",
     "gradients": "module: expected gradients averaged over processes, as FSDP2 makes them, got 2",
