@@ -64,9 +64,8 @@ def split_validation(
         return data, _held_out(validation, data)
     if fraction is None:
         return data, None
-    if is_divided(data):
-        return _split_divided(data, fraction, seed)
-    whole = None if isinstance(data, (DataLoader, Dataset)) else Data.of(data)
+    streamed = isinstance(data, (DataLoader, Dataset))
+    whole = None if streamed else data if is_divided(data) else Data.of(data)
     if whole is None or not whole.in_memory:
         fail(
             "validation",
@@ -74,11 +73,21 @@ def split_validation(
             fraction,
             "Pass a loader of held-out rows",
         )
-    whole = whole.counted
-    n = round(whole.n * fraction)
-    if not 0 < n < whole.n:
-        fail("validation", f"a fraction that leaves rows on both sides of {whole.n}", fraction)
-    return _split(whole, n, derive_seed(seed, 1))
+    # of sharded rows each process holds out its share of those that are held out in all
+    own = replace(whole, division=None).counted
+    processes = None if whole.division is None else current()
+    shares = [own.n] if processes is None else processes.gather(own.n, call="training")
+    total, before = sum(shares), sum(shares[: processes.rank]) if processes else 0
+    n = round(total * fraction)
+    if not 0 < n < total:
+        fail("validation", f"a fraction that leaves rows on both sides of {total}", fraction)
+    n = (before + own.n) * n // total - before * n // total
+    rest, held_out = _split(own, n, derive_seed(seed_for(seed, data), 1)) if own.n else (own, own)
+    if whole.division is not None:
+        rest, held_out = (
+            exchanged(replace(part, division=Division())) for part in (rest, held_out)
+        )
+    return rest, held_out
 
 
 def _split(whole: Data, n: int, seed: int) -> tuple[Data, Data]:
@@ -96,20 +105,6 @@ def _held_out(validation: Any, data: Any) -> Data:
         remedy = "Pass Data.of(rows, divided=True) if each process has others"
         processes.agree({"validation": found.digests()}, remedy)
     return exchanged(found)
-
-
-def _split_divided(data: Data, fraction: float, seed: int) -> tuple[Data, Data]:
-    """A fraction of all rows, of each process as many as its share, and the others."""
-    own, processes = replace(data, division=None).counted, current()
-    shares = [own.n] if processes is None else processes.gather(own.n, call="training")
-    total, first = sum(shares), sum(shares[: processes.rank]) if processes else 0
-    held = round(total * fraction)
-    if not 0 < held < total:
-        fail("validation", f"a fraction that leaves rows on both sides of {total}", fraction)
-    n = (first + own.n) * held // total - first * held // total
-    parts = _split(own, n, derive_seed(seed_for(seed, data), 1)) if own.n else (own, own)
-    rest, taken = (exchanged(replace(part, division=Division())) for part in parts)
-    return rest, taken
 
 
 class Minibatches:
