@@ -34,6 +34,7 @@ _NAMES = {
     "__version__": "utils.registry",
     "fit": "models.fit",
     "load": "artifacts.saving",
+    "recommend": "recommendation.recommend",
 }
 _ROOMS = (
     "baselines",
@@ -50,6 +51,7 @@ _ROOMS = (
     "posterior",
     "predictions",
     "priors",
+    "recommendation",
     "reports",
     "semistructured",
     "sparse",

@@ -7,6 +7,7 @@ Sizes are named: the first tensor with a dimension "k" sets k, and others have t
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 
@@ -84,6 +85,21 @@ Arrays = Mapping[str, Array]
 """Tensors by name. "state.*" stands for all whose names start with "state.", "*" for any others,
 and "a?" for a tensor "a" that may be missing."""
 ANY = Array(None, dtype="any")
+
+
+def under(prefix: str, arrays: Arrays) -> Arrays:
+    """Tensors of an object within another one, below a prefix and with named sizes of their own.
+
+    Example:
+        >>> under("first", {"weights": Array("D")})["first.weights"].shape
+        ('first.D',)
+    """
+    found = {}
+    for name, array in arrays.items():
+        inner = copy.copy(array)
+        inner.shape = tuple(f"{prefix}.{d}" if isinstance(d, str) else d for d in array.shape)
+        found[f"{prefix}.{name}"] = inner
+    return found
 
 
 def check_tensors(tensors: Mapping[str, Tensor], arrays: Arrays) -> None:

@@ -55,6 +55,7 @@ _MODULES = {
     "data-frame-model": "subbayes.tables.data_frame_model",
     "estimator": "subbayes.tables.estimators",
     "stack": "subbayes.tables.stacked",
+    "recommendation": "subbayes.recommendation.recommended",
 }
 """The modules that register the kinds of this package, imported when a kind is read."""
 _SHARES = "subbayes.networks.sharded_saving"

@@ -20,7 +20,7 @@ from msgspec import Meta
 from torch import Tensor
 from typing_extensions import override
 
-from subbayes.artifacts.arrays import Arrays
+from subbayes.artifacts.arrays import Array, Arrays, under
 from subbayes.artifacts.facts import Count
 from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import KindFacts, Nested, artifact
@@ -52,11 +52,10 @@ class StackFacts(KindFacts):
 
     def arrays(self) -> Arrays:
         """Those of each member, under its number."""
-        return {
-            f"{m}.{name}": array
-            for m, member in enumerate(self.members)
-            for name, array in member.facts.arrays().items()
-        }
+        found: dict[str, Array] = {}
+        for m, member in enumerate(self.members):
+            found |= under(str(m), member.arrays())
+        return found
 
 
 @dataclass(frozen=True)

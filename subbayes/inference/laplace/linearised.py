@@ -89,10 +89,13 @@ class LaplaceFacts(KindFacts):
     likelihood: dict[str, Any]
     subspace: SubspaceFacts | None
     precision: PrecisionFacts
+    has_step: bool
 
     def arrays(self) -> Arrays:
-        """Network, weights, subspace and matrices."""
+        """Network, weights, step, subspace and matrices."""
         arrays = {**NETWORK_ARRAYS, "weights": Array("D")}
+        if self.has_step:
+            arrays["step"] = Array("D")
         if self.subspace is None:
             return {**arrays, **self.precision.arrays(0)}
         return {**arrays, **self.subspace.arrays(), **self.precision.arrays(self.subspace.rank)}
@@ -197,6 +200,7 @@ class LinearisedPosterior(Predictor):
         precision: of all weights, or restricted to the subspace.
         likelihood: p(y | f).
         subspace: None for all weights.
+        step: from the network's weights to the mean, see `with_step`; None for no step.
     """
 
     kind: ClassVar[str] = "linearised-laplace"
@@ -204,6 +208,7 @@ class LinearisedPosterior(Predictor):
     precision: Precision
     likelihood: Likelihood
     subspace: Subspace | None
+    step: Float[Tensor, "D"] | None = None
 
     @property
     def network(self) -> Network:
@@ -225,8 +230,49 @@ class LinearisedPosterior(Predictor):
         )
 
     def with_prior_precision(self, prior_precision: float) -> LinearisedPosterior:
-        """The same posterior under another prior precision."""
-        return replace(self, precision=self.precision.with_prior_precision(prior_precision))
+        """The same posterior under another prior precision, around the network's weights."""
+        precision = self.precision.with_prior_precision(prior_precision)
+        return replace(self, precision=precision, step=None)
+
+    def with_step(self, data: Any) -> LinearisedPosterior:
+        r"""The posterior around the weights after one Gauss-Newton step.
+
+        Under the prior $N(\hat w, \lambda^{-1} I)$ the posterior of the linearised network has the
+        mean $\hat w + \Psi \sum_n J_n^\top \nabla_f \log p(y_n \mid f_n)$ for Gaussian noise;
+        for other likelihoods it is the first step towards it. It is 0 at a mode of the likelihood.
+
+        Args:
+            data: the training data.
+
+        Raises:
+            InputError: a posterior within a subspace.
+
+        Example:
+            >>> import subbayes
+            >>> from subbayes.likelihoods import Gaussian
+            >>> x = torch.linspace(-1, 1, 60).double()[:, None]
+            >>> net = subbayes.Network(torch.nn.Linear(1, 1, dtype=torch.float64))
+            >>> posterior = linearised_laplace(net, Gaussian(0.5), (x, 3 * x[:, 0]),
+            ...                                prior_precision=1e-6).with_step((x, 3 * x[:, 0]))
+            >>> (net.weights + posterior.step).round(decimals=3).tolist()
+            [3.0, 0.0]
+        """
+        if self.subspace is not None:
+            fail("subspace", "None, all weights", repr(self.subspace))
+        likelihood = self.precision.V.likelihood or self.likelihood
+        total = self.network.weights.new_zeros(1, self.network.size, dtype=torch.float64)
+        for inputs, y in Data.of(data).batches():
+            X = self.precision.jacobian(to_device(inputs, self.network.device))
+            outputs = X.outputs().double()
+            X.pull(likelihood.score(outputs, to_device(y, outputs.device)).reshape(1, -1), total)
+        return replace(self, step=self.precision.solve(total)[0])
+
+    def _mean(self, X: Jacobian) -> Float[Tensor, "N C"]:
+        """Mean outputs in float64, on the CPU."""
+        outputs = X.outputs().double()
+        if self.step is not None:
+            outputs = outputs + X.push(self.step[None]).reshape(outputs.shape)
+        return outputs.cpu()
 
     @property
     @override
@@ -253,6 +299,8 @@ class LinearisedPosterior(Predictor):
         found |= {"weights": self.network.weights, **precision_tensors(self.precision)}
         if self.subspace is not None:
             found |= add_prefix("subspace", self.subspace.tensors())
+        if self.step is not None:
+            found["step"] = self.step
         return found
 
     def facts(self) -> LaplaceFacts:
@@ -263,6 +311,7 @@ class LinearisedPosterior(Predictor):
             likelihood=self.likelihood.to_config(),
             subspace=subspace,
             precision=precision_facts(self.precision),
+            has_step=self.step is not None,
         )
 
     @outside_inference_mode
@@ -318,7 +367,7 @@ class LinearisedPosterior(Predictor):
             return self._from_draws(X, n_draws, seed, noise)
         likelihood = with_noise(self.likelihood, noise, X.n)
         rows = None if joint else self.precision.blocks(X).cpu()
-        mean, full = X.outputs().double().cpu(), None  # after the blocks, whose passes have them
+        mean, full = self._mean(X), None  # after the blocks, whose passes have them
         method = default_method(likelihood, mean) if method == "auto" else method
         if rows is None:
             if method != "gaussian":
@@ -344,11 +393,13 @@ class LinearisedPosterior(Predictor):
         )
         generator = torch.Generator().manual_seed(check_seed(seed))
         mean, found = self.precision.output_draws(X, count, generator)
-        return (mean.double() + found.reshape(len(found), *mean.shape)).cpu()
+        centre = mean.double() if self.step is None else self._mean(X).to(found)
+        return (centre + found.reshape(len(found), *mean.shape)).cpu()
 
     def _through_network(self, inputs: Any, count: int, seed: int, noise: Any) -> Predictive:
         generator = torch.Generator().manual_seed(check_seed(seed))
-        weights = self.network.weights + self.precision.sample(count, generator)
+        centre = self.network.weights if self.step is None else self.network.weights + self.step
+        weights = centre + self.precision.sample(count, generator)
         return average(self.network, self.likelihood, weights, inputs, noise=noise)
 
     @outside_inference_mode
@@ -368,7 +419,7 @@ class LinearisedPosterior(Predictor):
             return self._output_draws(X, check_count("n", n), seed).numpy()
         check_covariance_memory(X.rows)
         generator = torch.Generator().manual_seed(check_seed(seed))
-        mean = X.outputs().double().cpu()
+        mean = self._mean(X)
         found = draws(
             torch.zeros(X.rows).double(),
             self.precision.covariance(X).cpu(),
@@ -412,7 +463,10 @@ class LinearisedPosterior(Predictor):
     def with_prior_and_noise(
         self, prior_precision: float, noise_factor: float = 1.0
     ) -> LinearisedPosterior:
-        """The same posterior under another prior precision, with the noise scale multiplied."""
+        """The same posterior under another prior precision, with the noise scale multiplied.
+
+        It is around the network's weights.
+        """
         if noise_factor == 1:
             return self.with_prior_precision(prior_precision)
         likelihood = self.likelihood.scale_noise(noise_factor)
@@ -421,6 +475,7 @@ class LinearisedPosterior(Predictor):
             self,
             likelihood=likelihood,
             precision=self.precision.rescaled(wider, prior_precision, noise_factor**-2),
+            step=None,
         )
 
 
@@ -449,7 +504,7 @@ def rebuild(
         _check_centre(network, subspace)
     V = jacobian_from(tensors, facts.precision, network, likelihood, data)
     precision = precision_from(tensors, facts.precision, V, subspace)
-    return LinearisedPosterior(precision, likelihood, subspace)
+    return LinearisedPosterior(precision, likelihood, subspace, tensors.get("step"))
 
 
 def diagonal_blocks(full: Float[Tensor, "m m"], size: int) -> Float[Tensor, "n C C"]:

@@ -1,0 +1,246 @@
+r"""Candidates compared on held-out rows, and the guard that keeps what does not surely gain.
+
+Each candidate has a temperature $\tau$, fitted like that of temperature scaling (Guo et al. 2017).
+Their predictive distributions are stacked (Yao et al. 2018),
+
+$$ p(y \mid x) = \sum_k w_k\, p_k(y \mid x; \tau_k) , $$
+
+with temperatures and weights of the largest log score of held-out rows. The gain over the
+reference, $g_n = \log p(y_n \mid x_n) - \log p_0(y_n \mid x_n)$, is cross-fitted: all that is
+fitted on one half of the rows is scored on the other half. The stack is shipped if the mean of g
+exceeds two standard errors, else the reference; the temperature of the reference is fitted only if
+it gains 1.5 standard errors.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from subbayes.likelihoods import Likelihood
+from subbayes.tables.stacked import stacking_weights
+from subbayes.utils.types import Targets
+
+_LOG_STEP, _STEPS = math.log(1.04), 53  # of the grid of temperatures, from 1/8 to 8
+_SPLITS = 5  # random halves of the rows held out
+_ERRORS, _ERRORS_OF_TEMPERATURE = 2.0, 1.5  # standard errors that a gain has to exceed
+LEAST_WEIGHT = 0.05
+"""Weight in a stack below which a candidate is left out."""
+
+
+class Candidate(ABC):
+    """Predictions of held-out rows at several settings, of which held-out rows choose one.
+
+    Attributes:
+        name: what the table calls it.
+        settings: what is chosen among.
+        usual: the setting that a reference has unless another one surely gains; None to choose.
+    """
+
+    name: str
+    settings: Sequence[Any]
+    usual: int | None = None
+
+    @cached_property
+    def log_densities(self) -> Float[np.ndarray, "T N"]:
+        """Log density of each row at each setting."""
+        return np.stack([self._at(setting) for setting in self.settings])
+
+    @abstractmethod
+    def _at(self, setting: Any) -> Float[np.ndarray, "N"]:
+        """Log density of each row at a setting."""
+
+    def best(self, rows: Int[np.ndarray, "m"], counts: Float[np.ndarray, "N"]) -> int:
+        """Index of the setting of the largest log score of some rows."""
+        return int(np.argmax(self.log_densities[:, rows] @ counts[rows]))
+
+    def of_reference(self, rows: Int[np.ndarray, "m"], counts: Float[np.ndarray, "N"]) -> int:
+        """Index of the setting of a reference: the usual one unless another surely gains."""
+        best = self.best(rows, counts)
+        if self.usual is None:
+            return best
+        of_rows = self.log_densities[:, rows]
+        gain, error = mean_and_error(of_rows[best] - of_rows[self.usual], counts[rows])
+        return best if gain > _ERRORS_OF_TEMPERATURE * error else self.usual
+
+
+class Scaled(Candidate):
+    """Outputs of one network or more, divided by a temperature.
+
+    Args:
+        name: what the table calls it.
+        outputs: of the held-out rows, an equal mixture over the first axis.
+        likelihood: p(y | f).
+        y: targets of the rows.
+        has_temperature: whether there is a temperature.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        outputs: Float[Tensor, "S N C"],
+        likelihood: Likelihood,
+        y: Targets,
+        has_temperature: bool = True,
+    ) -> None:
+        steps = _STEPS if has_temperature else 0
+        self.name, self.outputs, self.likelihood, self.y = name, outputs, likelihood, y
+        self.settings = np.exp(_LOG_STEP * np.arange(-steps, steps + 1)).tolist()
+        self.usual = steps
+
+    def _at(self, setting: float) -> Float[np.ndarray, "N"]:
+        each = self.likelihood.log_prob(self.outputs / setting, self.y)
+        return (each.logsumexp(0) - math.log(len(each))).numpy()
+
+
+class Noisy(Candidate):
+    """Means of a regression with epistemic variances, which are scaled, and noise.
+
+    Args:
+        name: what the table calls it.
+        mean: of the held-out rows.
+        variance: epistemic, of the rows; None for a point estimate.
+        noise: variance of the noise, which is scaled too.
+        y: targets of the rows.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        mean: Float[np.ndarray, "N T"],
+        variance: Float[np.ndarray, "N T"] | None,
+        noise: Float[np.ndarray, "N T"],
+        y: Float[np.ndarray, "N T"],
+    ) -> None:
+        self.name, self.squares, self.noise = name, (y - mean) ** 2, noise
+        self.variance = np.zeros_like(mean) if variance is None else variance
+        factors = np.exp(_LOG_STEP * np.arange(-2 * _STEPS, _STEPS // 2))
+        scales = [1.0] if variance is None else 2.0 ** np.arange(-4, 6.5, 0.5)
+        self.settings = [(float(f), float(scale)) for scale in scales for f in factors]
+
+    def _at(self, setting: tuple[float, float]) -> Float[np.ndarray, "N"]:
+        factor, scale = setting
+        total = factor**2 * self.noise + scale**2 * self.variance
+        return -0.5 * (np.log(2 * math.pi * total) + self.squares / total).sum(1)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the guard decided.
+
+    Attributes:
+        weights: of the candidates; only the first one's is not 0 if the reference is kept.
+        settings: of the candidates.
+        scores: mean log density of the held-out rows under each candidate, not cross-fitted.
+        gain: cross-fitted mean gain of the stack over the reference, in nats a row.
+        error: its standard error.
+        ships: whether the stack is shipped.
+        score: mean log density of the held-out rows under what is shipped, not cross-fitted.
+    """
+
+    weights: tuple[float, ...]
+    settings: tuple[Any, ...]
+    scores: tuple[float, ...]
+    gain: float
+    error: float
+    ships: bool
+    score: float
+
+
+def judge(
+    candidates: Sequence[Candidate],
+    counts: Float[np.ndarray, "N"],
+    seed: int = 0,
+    *,
+    mix: bool = True,
+) -> Verdict:
+    """Stack candidates if that surely gains over the first of them, the reference.
+
+    Args:
+        candidates: the reference and others.
+        counts: how many times each held-out row counts.
+        seed: of the random halves.
+        mix: stack the candidates, instead of choosing the best one.
+    """
+    n, reference = len(counts), candidates[0]
+    generator, gains = np.random.default_rng(seed), np.zeros(n)
+    for _ in range(_SPLITS if len(candidates) > 1 else 0):
+        halves = np.array_split(generator.permutation(n), 2)
+        for fitted, scored in (halves, halves[::-1]):
+            chosen, weights = _fit(candidates, fitted, counts, mix)
+            stacked = _log_mixture(_columns(candidates, chosen, scored), weights)
+            setting = reference.of_reference(fitted, counts)
+            gains[scored] += stacked - reference.log_densities[setting, scored]
+    gain, error = mean_and_error(gains / _SPLITS, counts)
+    every = np.arange(n)
+    ships = len(candidates) > 1 and gain > _ERRORS * error
+    chosen, weights = _fit(candidates, every, counts, mix)
+    if ships:
+        weights = np.where(weights < LEAST_WEIGHT, 0.0, weights)
+        weights /= weights.sum()
+    else:
+        chosen[0] = reference.of_reference(every, counts)
+        weights = np.eye(len(candidates))[0]
+    scores = _log_mixture(_columns(candidates, chosen, every), weights)
+    return Verdict(
+        weights=tuple(weights.tolist()),
+        settings=tuple(c.settings[t] for c, t in zip(candidates, chosen, strict=True)),
+        scores=tuple(
+            float(c.log_densities[t] @ counts / counts.sum())
+            for c, t in zip(candidates, chosen, strict=True)
+        ),
+        gain=gain,
+        error=error,
+        ships=ships,
+        score=float(scores @ counts / counts.sum()),
+    )
+
+
+def mean_and_error(
+    values: Float[np.ndarray, "N"], counts: Float[np.ndarray, "N"]
+) -> tuple[float, float]:
+    """The weighted mean of numbers, and its standard error.
+
+    Example:
+        >>> mean_and_error(np.array([1.0, 3.0]), np.ones(2))
+        (2.0, 1.0)
+    """
+    share = counts / counts.sum()
+    mean = float(share @ values)
+    n = 1 / float(share @ share)
+    return mean, math.sqrt(float(share @ (values - mean) ** 2) / max(n - 1, 1))
+
+
+def _fit(
+    candidates: Sequence[Candidate],
+    rows: Int[np.ndarray, "m"],
+    counts: Float[np.ndarray, "N"],
+    mix: bool,
+) -> tuple[list[int], Float[np.ndarray, "k"]]:
+    chosen = [candidate.best(rows, counts) for candidate in candidates]
+    columns = _columns(candidates, chosen, rows)
+    if mix:
+        return chosen, stacking_weights(columns, counts[rows])
+    return chosen, np.eye(len(candidates))[np.argmax(counts[rows] @ columns)]
+
+
+def _columns(
+    candidates: Sequence[Candidate], chosen: Sequence[int], rows: Int[np.ndarray, "m"]
+) -> Float[np.ndarray, "m k"]:
+    pairs = zip(candidates, chosen, strict=True)
+    return np.stack([candidate.log_densities[t, rows] for candidate, t in pairs], 1)
+
+
+def _log_mixture(
+    log_densities: Float[np.ndarray, "m k"], weights: Float[np.ndarray, "k"]
+) -> Float[np.ndarray, "m"]:
+    with np.errstate(divide="ignore"):
+        return np.logaddexp.reduce(log_densities + np.log(weights), axis=1)

@@ -1,0 +1,144 @@
+r"""The last layer of a trained network, solved again under a prior, with all others kept.
+
+Its inputs $\phi_n$ (the features) are computed once. Under the prior $N(0, \lambda^{-1} I)$ on its
+weights $\theta$, in units of the root mean square of the features, the posterior mode
+
+$$ \hat\theta_\lambda = \arg\max_\theta \sum_n \log p(y_n \mid \theta \phi_n)
+   - \tfrac\lambda2 \lVert\theta\rVert^2 $$
+
+is a convex problem for classes, Gaussian noise and counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from subbayes.data.data import Data
+from subbayes.likelihoods import Likelihood
+from subbayes.networks.network import Network
+from subbayes.networks.selection import LAST_LAYER
+from subbayes.utils.checks import InputError
+from subbayes.utils.trees import to_device
+from subbayes.utils.types import Targets
+
+_CLOSE = 1e-4  # relative difference of outputs that are those of the layer
+_MOST_STEPS = 200  # of L-BFGS for each prior precision
+
+
+@dataclass(frozen=True)
+class LastLayer:
+    """A linear layer whose outputs are those of the network.
+
+    Attributes:
+        network: the network with the weights of this layer as its only weights.
+        name: of the layer in the module.
+        n_outputs: number of outputs C.
+        has_bias: whether the layer has a bias.
+    """
+
+    network: Network
+    name: str
+    n_outputs: int
+    has_bias: bool
+
+    @classmethod
+    def of(cls, network: Network, data: Data) -> LastLayer | None:
+        """The last layer of a network, or None if its outputs are not those of a linear layer."""
+        try:
+            last = Network(network.module_with(), LAST_LAYER, network.output)
+        except InputError:
+            return None
+        owners = [(name, layer) for name, layer, _ in last.owners() if isinstance(layer, nn.Linear)]
+        if len(owners) != 1 or last.masks:
+            return None
+        name, layer = owners[0]
+        found = cls(last, name, layer.out_features, layer.bias is not None)
+        if len(last.names) != 1 + found.has_bias or not last.names[0].endswith("weight"):
+            return None
+        features, outputs = found.features(data.rows(torch.arange(min(2, data.n))))
+        if len(features) != len(outputs):
+            return None
+        expected = features @ found.matrix(last.weights).T
+        scale = float(outputs.abs().max()) + 1e-6
+        same = expected.shape == outputs.shape
+        return found if same and float((expected - outputs).abs().max()) < _CLOSE * scale else None
+
+    def matrix(self, weights: Float[Tensor, "D"]) -> Float[Tensor, "C H"]:
+        """The weights as a matrix, with the bias as its last column."""
+        weights = weights.double().cpu()
+        if not self.has_bias:
+            return weights.reshape(self.n_outputs, -1)
+        return torch.cat(
+            [weights[: -self.n_outputs].reshape(self.n_outputs, -1),
+             weights[-self.n_outputs :, None]], 1
+        )  # fmt: skip
+
+    def flat(self, matrix: Float[Tensor, "C H"]) -> Float[Tensor, "D"]:
+        """The flat vector of a matrix."""
+        parts = [matrix[:, :-1].flatten(), matrix[:, -1]] if self.has_bias else [matrix.flatten()]
+        return torch.cat(parts).to(self.network.weights)
+
+    def features(self, data: Data) -> tuple[Float[Tensor, "N H"], Float[Tensor, "N C"]]:
+        """Inputs of the layer, with a 1 for its bias, and outputs of the network, in float64."""
+        seen: list[Tensor] = []
+        outputs = []
+
+        def keep(module: Any, args: Any, kwargs: Any, out: Any) -> None:
+            inputs = next(iter((*args, *kwargs.values())))
+            seen.append(inputs.detach().double().cpu().reshape(len(inputs), -1))
+
+        with torch.no_grad(), self.network.forward_hooks({self.name: keep}):
+            for inputs, _ in data.batches(512):
+                inputs = to_device(inputs, self.network.device)
+                outputs.append(self.network(self.network.weights, inputs).double().cpu())
+        features = torch.cat(seen)
+        if self.has_bias:
+            features = nn.functional.pad(features, (0, 1), value=1.0)
+        return features, torch.cat(outputs)
+
+
+def solve(
+    features: Float[Tensor, "N H"],
+    y: Targets,
+    likelihood: Likelihood,
+    start: Float[Tensor, "C H"],
+    prior_precision: float,
+) -> Float[Tensor, "C H"]:
+    """The weights of largest posterior density, by L-BFGS from a start.
+
+    The problem is preconditioned by the second moments of the features.
+
+    Args:
+        features: inputs of the layer, with a 1 for its bias.
+        y: targets.
+        likelihood: p(y | f).
+        start: weights to begin with.
+        prior_precision: of the weights times the root mean square of the features.
+    """
+    from scipy.optimize import minimize
+
+    n, width = features.shape
+    scale = features.square().mean()
+    ridge = prior_precision * scale
+    moments = features.T @ features * (0.1 if likelihood.kind == "classification" else 1.0)
+    factor = torch.linalg.cholesky(moments + (ridge + 1e-6 * n * scale) * torch.eye(width).double())
+    inverse = torch.linalg.solve_triangular(factor, torch.eye(width).double(), upper=False)
+
+    def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
+        theta = torch.from_numpy(x).reshape(start.shape) @ inverse
+        outputs = features @ theta.T
+        value = likelihood.log_prob(outputs, y).sum() - 0.5 * ridge * theta.square().sum()
+        gradient = likelihood.score(outputs, y).T @ features - ridge * theta
+        return -float(value), -(gradient @ inverse.T).numpy().ravel()
+
+    options = {"maxiter": _MOST_STEPS, "ftol": 1e-9, "gtol": 1e-6}
+    found = minimize(
+        objective, (start @ factor).numpy().ravel(), jac=True, method="L-BFGS-B", options=options
+    )
+    return torch.from_numpy(found.x).reshape(start.shape) @ inverse

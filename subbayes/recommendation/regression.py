@@ -1,0 +1,94 @@
+r"""Gaussian regressions: the linearised posterior of all weights after one Gauss-Newton step.
+
+For each prior precision $\lambda$ the posterior of the linearised network has the mean
+$f(x; \hat w) + J(x) \delta_\lambda$, see `LinearisedPosterior.with_step`, and the epistemic
+variance $\kappa^2 J \Psi_\lambda J^\top$, to which noise of variance $\sigma^2$ is added. Held-out
+rows choose $\lambda$, $\kappa$ and $\sigma$: the noise of training rows is too small as soon as the
+network fits them better than others. The reference is the network with the noise of held-out rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from subbayes.baselines.ensemble import WeightSamples
+from subbayes.data.data import Data
+from subbayes.diagnostics.predictor import Predictor
+from subbayes.inference.laplace.linearised import LinearisedPosterior, linearised_laplace
+from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.target_parts import TargetParts
+from subbayes.networks.network import Network
+from subbayes.predictions.predictive import Predictive
+from subbayes.recommendation.guard import Noisy, Verdict, judge
+
+_PRECISIONS = tuple(10.0**k for k in range(-1, 6))
+_MOST_EXACT = 5500  # weights, up to which the posterior is a matrix of their squared number
+
+
+def regression(
+    network: Network,
+    likelihood: Likelihood,
+    data: Data,
+    held_out: Data,
+    y: TargetParts,
+    seed: int = 0,
+) -> tuple[Predictor, list[str], Verdict]:
+    """The model that is chosen, names of the candidates, and what the guard says.
+
+    Args:
+        network: the trained network.
+        likelihood: Gaussian noise around its outputs.
+        data: the training data.
+        held_out: rows that were not trained on.
+        y: their targets.
+        seed: of the random halves of held-out rows.
+    """
+    rows = [x for x, _ in held_out.batches()]
+    target = y.values.double().numpy().reshape(len(y.values), -1)
+
+    def moments(model: Predictor) -> tuple[np.ndarray, ...]:
+        return _moments([model.predict(x) for x in rows])
+
+    point = WeightSamples(network, network.weights[None], likelihood, "MAP")
+    mean, _, noise = moments(point)
+    share = y.counts / y.counts.sum()
+    factor = float(np.sqrt(share @ ((target - mean) ** 2 / noise).mean(1)))
+    likelihood, noise = likelihood.scale_noise(factor), factor**2 * noise
+    name = "network with the noise of held-out rows"
+    candidates, posteriors = [Noisy(name, mean, None, noise, target)], []
+    form: Any = "primal" if network.size <= _MOST_EXACT else "kfac"
+    base = linearised_laplace(network, likelihood, data, covariance=form)
+    for precision in _PRECISIONS:
+        posterior = base.with_prior_precision(precision).with_step(data)
+        mean, variance, _ = moments(posterior)
+        name = f"linearised posterior, prior precision {precision:.2g}"
+        candidates.append(Noisy(name, mean, variance, noise, target))
+        posteriors.append(posterior)
+    verdict = judge(candidates, y.counts, seed, mix=False)
+    chosen = int(np.argmax(verdict.weights))
+    factor, scale = verdict.settings[chosen]
+    model: Predictor = replace(point, likelihood=likelihood.scale_noise(factor))
+    if chosen:
+        model = _scaled(posteriors[chosen - 1], scale, likelihood.scale_noise(factor))
+    return model, [candidate.name for candidate in candidates], verdict
+
+
+def _moments(each: list[Predictive]) -> tuple[np.ndarray, ...]:
+    """Means, epistemic and aleatoric variances, each (N, T)."""
+    return tuple(
+        np.concatenate([getattr(p, name).reshape(len(p), -1) for p in each])
+        for name in ("mean", "epistemic", "aleatoric")
+    )
+
+
+def _scaled(
+    posterior: LinearisedPosterior, scale: float, likelihood: Likelihood
+) -> LinearisedPosterior:
+    """The posterior with standard deviations times a factor, and another noise of predictions."""
+    psi = posterior.precision
+    V = psi.V.with_likelihood(posterior.likelihood.scale_noise(scale))
+    wider = psi.rescaled(V, psi.prior_precision / scale**2, scale**-2)
+    return replace(posterior, precision=wider, likelihood=likelihood)

@@ -1,0 +1,98 @@
+"""How unlike the training data inputs are: a score in [0, 1], from two scores of uncertainty.
+
+Of classes the entropy of the predictions and the mutual information of a posterior of the last
+layer, of regressions the epistemic variance. Each becomes the share of held-out rows that have a
+smaller value; the larger of these shares becomes the share of held-out rows with a smaller one
+again, so that the score of rows like the training data is uniform. Neither of the two is safe
+alone: entropy misses inputs far away to which the network gives sure labels, mutual information
+inputs between classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.data.data import Data
+from subbayes.diagnostics.predictor import Predictor
+from subbayes.inference.laplace.linearised import (
+    LinearisedPosterior,
+    linearised_laplace,
+    tune_prior,
+)
+from subbayes.likelihoods import Likelihood
+from subbayes.networks.network import Network
+
+_MARKS = 1000  # of each score, evenly spaced among the held-out rows
+_DRAWS = 100  # of outputs, for mutual information
+_LARGE = 1500  # weights of a last layer, from which on its posterior is approximated by factors
+
+
+def posterior_of(network: Network, likelihood: Likelihood, data: Data) -> LinearisedPosterior:
+    """The posterior of a last layer under the prior of the largest evidence."""
+    form: Any = "exact" if network.size <= _LARGE else "kfac"
+    return tune_prior(linearised_laplace(network, likelihood, data, covariance=form))
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """The score of how unlike the training data inputs are.
+
+    Attributes:
+        posterior: of the last layer.
+        marks: scores of held-out rows in ascending order, and at last the larger of their shares.
+    """
+
+    posterior: LinearisedPosterior
+    marks: Float[Tensor, "q m"]
+
+    @classmethod
+    def of(cls, model: Predictor, posterior: LinearisedPosterior, held_out: Data) -> Unlike:
+        """The score whose shares are those of held-out rows.
+
+        Args:
+            model: what predicts.
+            posterior: of the last layer.
+            held_out: rows that were not trained on.
+        """
+        each = _joined(model, posterior, held_out)
+        marks = np.sort(each, 1)
+        larger = np.sort(_shares(marks, each).max(0))[None]
+        places = np.linspace(0, marks.shape[1] - 1, min(marks.shape[1], _MARKS)).round().astype(int)
+        return cls(posterior, torch.from_numpy(np.concatenate([marks, larger])[:, places]))
+
+    def __call__(self, model: Predictor, inputs: Any) -> Float[np.ndarray, "N"]:
+        """The scores of inputs."""
+        marks = self.marks.numpy()
+        larger = _shares(marks[:-1], _scores(model, self.posterior, inputs)).max(0)
+        return _shares(marks[-1:], larger[None])[0]
+
+
+def _shares(
+    marks: Float[np.ndarray, "q m"], values: Float[np.ndarray, "q N"]
+) -> Float[np.ndarray, "q N"]:
+    """Shares of the marks below values, counting equal ones half."""
+    pairs = zip(marks, values, strict=True)
+    found = [(np.searchsorted(m, v) + np.searchsorted(m, v, "right")) / 2 for m, v in pairs]
+    return np.stack(found) / marks.shape[1]
+
+
+def _joined(
+    model: Predictor, posterior: LinearisedPosterior, data: Data
+) -> Float[np.ndarray, "q N"]:
+    return np.concatenate([_scores(model, posterior, x) for x, _ in data.batches()], 1)
+
+
+def _scores(
+    model: Predictor, posterior: LinearisedPosterior, inputs: Any
+) -> Float[np.ndarray, "q N"]:
+    if posterior.likelihood.kind != "classification":
+        variance = posterior.predict(inputs).epistemic
+        return variance.reshape(len(variance), -1).mean(1)[None]
+    drawn = posterior.predict(inputs, method="monte-carlo", n_draws=_DRAWS)
+    return np.stack([model.predict(inputs).entropy, drawn.mutual_information])

@@ -1,0 +1,209 @@
+"""What `recommend` chooses, against closed forms, scikit-learn and simulated candidates."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+import subbayes
+from subbayes import InputError, recommend
+from subbayes.baselines import temperature_scaling
+from subbayes.data.data import Data
+from subbayes.inference import linearised_laplace
+from subbayes.likelihoods import Categorical, Gaussian
+from subbayes.recommendation.guard import Scaled, judge
+from subbayes.recommendation.last_layer import LastLayer, solve
+from subbayes.recommendation.regression import _scaled
+
+
+def rows(n, seed, classes=3):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 5, generator=generator)
+    scores = torch.stack([x[:, k] * x[:, k + 1] + x[:, k] for k in range(classes)], 1)
+    noise = torch.rand(n, classes, generator=generator).log().neg().log().neg()
+    return x, (scores + noise).argmax(1)
+
+
+def trained(data, outputs, seed=0, epochs=150, width=20):
+    """A network that has been trained for too long."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Linear(5, width), nn.ReLU(), nn.Linear(width, outputs))
+        optimiser, (x, y) = torch.optim.Adam(net.parameters(), lr=0.03), data
+        for _ in range(epochs):
+            optimiser.zero_grad()
+            out = net(x)
+            loss = nn.functional.cross_entropy(out, y) if outputs > 1 else (out[:, 0] - y).square()
+            loss.mean().backward()
+            optimiser.step()
+    return net.eval()
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    data, held_out, new = rows(300, 0), rows(500, 1), rows(4000, 2)
+    net = trained(data, 3)
+    model = recommend(net, data, validation=held_out, likelihood="categorical")
+    return net, data, held_out, new, model
+
+
+def test_a_last_layer_is_solved_as_by_logistic_regression():
+    x, y = rows(400, 3)
+    features = x.double()
+    found = solve(features, y, Categorical(3), torch.zeros(3, 5).double(), 2.0)
+    ridge = 2.0 * float(features.square().mean())
+    expected = LogisticRegression(C=1 / ridge, fit_intercept=False, tol=1e-10, max_iter=10**4)
+    expected.fit(features.numpy(), y.numpy())
+    np.testing.assert_allclose(found.numpy(), expected.coef_, atol=1e-4)
+
+
+def test_features_times_the_matrix_are_the_outputs(classifier):
+    net, data, *_ = classifier
+    last = LastLayer.of(subbayes.Network(net), Data.of(data))
+    features, outputs = last.features(Data.of(data))
+    torch.testing.assert_close(outputs.float(), net(data[0]), rtol=1e-5, atol=1e-5)
+    matrix = last.matrix(last.network.weights)
+    torch.testing.assert_close(features @ matrix.T, outputs, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(last.flat(matrix), last.network.weights)
+
+
+def test_a_step_and_a_scale_give_the_posterior_of_ridge_regression():
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(n, generator=generator).double() for n in ((40, 3), (40,)))
+    net = subbayes.Network(nn.Linear(3, 1).double())
+    precision, noise, scale = 0.7, 0.6, 1.7
+    laplace = linearised_laplace(net, Gaussian(noise), (x, y), prior_precision=precision)
+    model = _scaled(laplace.with_step((x, y)), scale, Gaussian(0.5))
+    design = torch.cat([x, torch.ones(40, 1).double()], 1)
+    covariance = torch.linalg.inv(design.T @ design / noise**2 + precision * torch.eye(4).double())
+    residuals = y - design @ net.weights
+    mean = net.weights + covariance @ design.T @ residuals / noise**2
+    found = model.predict(x)
+    np.testing.assert_allclose(found.mean, design @ mean, rtol=1e-8)
+    expected = scale**2 * ((design @ covariance) * design).sum(1)
+    np.testing.assert_allclose(found.epistemic, expected, rtol=1e-8)
+    np.testing.assert_allclose(found.aleatoric, 0.25)
+
+
+def test_other_priors_are_without_the_step():
+    x, y = torch.randn(20, 2).double(), torch.randn(20).double()
+    net = subbayes.Network(nn.Linear(2, 1).double())
+    laplace = linearised_laplace(net, Gaussian(0.5), (x, y)).with_step((x, y))
+    for other in (laplace.with_prior_precision(2.0), laplace.with_prior_and_noise(2.0, 1.5)):
+        assert other.step is None
+
+
+def test_a_better_classifier_is_shipped_and_gains_on_new_rows(classifier):
+    net, _, held_out, (x, y), model = classifier
+    reference = temperature_scaling(net, held_out, "categorical")
+    gains = model.predict(x).log_prob(y) - reference.predict(x).log_prob(y)
+    error = gains.std() / len(gains) ** 0.5
+    assert model.ships_stack
+    assert gains.mean() > 2 * error
+    assert abs(gains.mean() - model.gain) < 3 * np.hypot(error, model.error)
+    assert model.table.loc[:, "weight"].sum() == pytest.approx(1)
+
+
+def test_candidates_that_are_the_reference_with_errors_are_not_shipped():
+    generator, shipped = torch.Generator().manual_seed(0), 0
+    for seed in range(12):
+        logits = torch.randn(300, 4, generator=generator).double()
+        y = torch.distributions.Categorical(logits=logits).sample()
+        others = [logits + 0.2 * torch.randn(300, 4, generator=generator) for _ in range(4)]
+        candidates = [Scaled("", one[None], Categorical(4), y) for one in (logits, *others)]
+        verdict = judge(candidates, np.ones(300), seed)
+        shipped += verdict.ships
+        assert verdict.ships or verdict.weights == (1, 0, 0, 0, 0)
+    assert shipped <= 1  # where one in 44 is expected of candidates without any gain
+
+
+def test_weights_of_rows_count_as_repetitions():
+    x, y = rows(200, 5)
+    net = trained((x, y), 3)
+    logits, counts = net(x).detach().double(), torch.arange(200) % 3
+    again = torch.arange(200).repeat_interleave(counts)
+    found = [
+        judge([Scaled("", logits[some][None], Categorical(3), y[some])], numbers)
+        for some, numbers in ((torch.arange(200), counts.numpy()), (again, np.ones(len(again))))
+    ]
+    assert found[0].scores == pytest.approx(found[1].scores)
+    assert found[0].settings == found[1].settings
+
+
+def test_scores_of_new_rows_are_uniform_and_those_of_others_high(classifier):
+    *_, (x, _), model = classifier
+    scores = model.unlike(x)
+    assert stats.kstest(scores, "uniform").statistic < 0.08  # of 500 held-out rows
+    assert model.unlike(x + 6).mean() > 0.8
+
+
+def test_a_saved_recommendation_predicts_the_same(classifier, tmp_path):
+    net, *_, (x, _), model = classifier
+    loaded = subbayes.load(model.save(tmp_path / "model"), net)
+    np.testing.assert_array_equal(loaded.predict(x).probabilities, model.predict(x).probabilities)
+    np.testing.assert_array_equal(loaded.unlike(x), model.unlike(x))
+    assert loaded.summary() == model.summary()
+
+
+def test_an_ensemble_of_networks(classifier, tmp_path):
+    net, data, held_out, (x, y), _ = classifier
+    members = [trained(data, 3, seed) for seed in (1, 2)]
+    model = recommend(
+        net, data, validation=held_out, likelihood="categorical", budget="ensemble", members=members
+    )
+    reference = sum(one(x).softmax(1) for one in (net, *members)).detach() / 3
+    of_labels = reference[torch.arange(len(y)), y].log().numpy()
+    assert model.predict(x).log_prob(y).mean() > of_labels.mean()
+    loaded = subbayes.load(model.save(tmp_path / "model"), net)
+    np.testing.assert_array_equal(loaded.predict(x).probabilities, model.predict(x).probabilities)
+
+
+def test_a_regression_is_corrected_and_saved(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1700, 5, generator=generator)
+    y = torch.sin(2 * x[:, 0]) + x[:, 1] + 0.3 * torch.randn(1700, generator=generator)
+    data, held_out, new = ((x[i], y[i]) for i in (slice(200), slice(200, 700), slice(700, 1700)))
+    net = trained(data, 1, epochs=500, width=100)
+    model = recommend(net, data, validation=held_out, likelihood="gaussian")
+    noise = float((net(held_out[0])[:, 0].detach() - held_out[1]).square().mean().sqrt())
+    reference = Gaussian(noise).log_prob(net(new[0]).detach()[None].double(), new[1])[0].numpy()
+    gains = model.predict(new[0]).log_prob(new[1]) - reference
+    assert model.ships_stack
+    assert gains.mean() > 2 * gains.std() / len(gains) ** 0.5
+    loaded = subbayes.load(model.save(tmp_path / "model"), net)
+    np.testing.assert_array_equal(loaded.predict(new[0]).std, model.predict(new[0]).std)
+
+
+def test_a_network_without_a_linear_last_layer_has_a_temperature(classifier):
+    net, data, held_out, (x, _), _ = classifier
+    model = recommend(
+        nn.Sequential(net, nn.Tanh()), data, validation=held_out, likelihood="categorical"
+    )
+    assert len(model.table) == 1
+    assert model.summary().startswith("network with a temperature")
+    with pytest.raises(InputError, match="^model: expected a network whose outputs are those of"):
+        model.unlike(x)
+
+
+def test_bad_rows_are_refused(classifier):
+    net, data, held_out, *_ = classifier
+    before = copy.deepcopy(net.state_dict())
+
+    def call(data=data, validation=held_out, **options):
+        return recommend(net, data, validation=validation, likelihood="categorical", **options)
+
+    with pytest.raises(InputError, match="^validation: expected rows that the network was not"):
+        call(validation=data)
+    with pytest.raises(InputError, match="^members: expected further trained modules"):
+        call(budget="ensemble")
+    with pytest.raises(InputError, match="budget"):
+        call(budget="hours")
+    with pytest.raises(InputError, match="labels in 0..2"):
+        call(validation=(held_out[0], held_out[1] + 1))
+    with pytest.warns(UserWarning, match="^validation: 50 rows, with which gains below"):
+        call(validation=tuple(part[:50] for part in held_out))
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
