@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.baselines.ensemble import WeightSamples
@@ -29,9 +29,14 @@ _MOST_NUMBERS = 2**27  # of features in memory, 1 GiB; of more rows some are lef
 _PARTS, _PARTS_OF_ENSEMBLES = 10, 4  # equal parts that weights of a stack are rounded to
 
 
+MaybeParts = Sequence[tuple[int, Tensor | None]]
+Parts = Sequence[tuple[int, Tensor]]
+"""Numbers of networks and their last layers, which have equal weights in a mixture."""
+
+
 @dataclass(frozen=True)
 class Networks:
-    """Trained networks of one architecture, whose predictions are averaged.
+    """Trained networks of one architecture.
 
     Attributes:
         networks: the networks.
@@ -45,61 +50,72 @@ class Networks:
     def of(cls, networks: Sequence[Network], data: Data) -> Networks:
         """The networks, with their last layers."""
         lasts = [LastLayer.of(network, data) for network in networks]
-        whole = [last for last in lasts if last is not None]
-        return cls(networks, whole if len(whole) == len(lasts) else None)
+        known = [last for last in lasts if last is not None]
+        return cls(networks, known if len(known) == len(lasts) else None)
 
-    def outputs(self, data: Data) -> Float[Tensor, "S N C"]:
-        """Outputs of each network."""
+    def outputs(self, group: Sequence[int], data: Data) -> Float[Tensor, "S N C"]:
+        """Outputs of some of the networks."""
         if self.lasts is not None:
-            return torch.stack([last.features(data)[1] for last in self.lasts])
-        each = [
-            [
-                outputs(network, network.weights[None].__getitem__, 1, x)[0]
-                for x, _ in data.batches()
+            return torch.stack([self.lasts[m].features(data)[1] for m in group])
+        each = []
+        for network in (self.networks[m] for m in group):
+            weights_at = network.weights[None].__getitem__
+            each.append(
+                torch.cat([outputs(network, weights_at, 1, x)[0] for x, _ in data.batches()])
+            )
+        return torch.stack(each)
+
+    def as_trained(self, group: Sequence[int]) -> Parts:
+        """Some of the networks with their own last layers."""
+        if self.lasts is None:
+            return []
+        return [(m, self.lasts[m].matrix(self.networks[m].weights[self._last(m)])) for m in group]
+
+    def solved(
+        self, group: Sequence[int], likelihood: Likelihood, data: Data, held_out: Data
+    ) -> Iterator[tuple[float, Parts, Float[Tensor, "S N C"]]]:
+        """Last layers under one prior precision after another, and outputs of held-out rows."""
+        if self.lasts is None:
+            return
+        lasts, matrices = [self.lasts[m] for m in group], [one for _, one in self.as_trained(group)]
+        width = sum(matrix.shape[1] for matrix in matrices)
+        if data.n * width > _MOST_NUMBERS:
+            data = data.rows(torch.linspace(0, data.n - 1, _MOST_NUMBERS // width).long())
+        if data.has_weights and not isinstance(likelihood, Weighted):
+            likelihood = Weighted(likelihood)
+        features, new = ([last.features(part)[0] for last in lasts] for part in (data, held_out))
+        for precision in _PRECISIONS:
+            matrices = [
+                solve(phi, data.targets(), likelihood, start, precision)
+                for phi, start in zip(features, matrices, strict=True)
             ]
-            for network in self.networks
-        ]
-        return torch.stack([torch.cat(parts) for parts in each])
+            found = [phi @ matrix.T for phi, matrix in zip(new, matrices, strict=True)]
+            yield precision, list(zip(group, matrices, strict=True)), torch.stack(found)
 
-    def matrices(self) -> list[Tensor]:
-        """Weights of the last layers as they were trained."""
-        assert self.lasts is not None
-        return [last.matrix(last.network.weights) for last in self.lasts]
-
-    def with_last_layers(
-        self, parts: Sequence[tuple[Sequence[Tensor], int]], likelihood: Likelihood, name: str
+    def mixture(
+        self, rows: Sequence[tuple[int, Tensor | None]], likelihood: Likelihood, name: str
     ) -> WeightSamples:
-        """A model with last layers, each of which counts several times."""
-        assert self.lasts is not None
-        rows = [
-            (m, matrix) for matrices, count in parts for _ in range(count)
-            for m, matrix in enumerate(matrices)
-        ]  # fmt: skip
-        if len(self.networks) == 1:
-            last = self.lasts[0]
-            weights = torch.stack([last.flat(matrix) for _, matrix in rows])
+        """The model that averages networks with other last layers, or their own."""
+        if self.lasts is not None and all(not m and matrix is not None for m, matrix in rows):
+            last = self.lasts[0]  # the same network before it, which runs once
+            weights = torch.stack([last.flat(matrix) for _, matrix in rows if matrix is not None])
             return WeightSamples(last.network, weights, likelihood, name)
         weights = torch.stack([self._with_last(m, matrix) for m, matrix in rows])
-        return self._samples(weights, [m for m, _ in rows], likelihood, name)
-
-    def as_trained(self, likelihood: Likelihood, name: str) -> WeightSamples:
-        """A model of the networks as they are."""
-        weights = torch.stack([network.weights for network in self.networks])
-        return self._samples(weights, list(range(len(weights))), likelihood, name)
-
-    def _with_last(self, m: int, matrix: Tensor) -> Tensor:
-        assert self.lasts is not None
-        network, last = self.networks[m], self.lasts[m]
-        weights, flat = network.weights.clone(), last.flat(matrix)
-        for name, span in last.network.spans.items():
-            weights[network.spans[name]] = flat[span]
-        return weights
-
-    def _samples(
-        self, weights: Tensor, members: list[int], likelihood: Likelihood, name: str
-    ) -> WeightSamples:
-        frozen = [self._different[m] for m in members] if self._different[0] else None
+        frozen = [self._different[m] for m, _ in rows] if self._different[0] else None
         return WeightSamples(self.networks[0], weights, likelihood, name, frozen)
+
+    def _last(self, m: int) -> Int[Tensor, "P"]:
+        """Positions of the weights of the last layer among those of a network."""
+        assert self.lasts is not None
+        spans = self.networks[m].spans
+        names = self.lasts[m].network.names
+        return torch.cat([torch.arange(spans[n].start, spans[n].stop) for n in names])
+
+    def _with_last(self, m: int, matrix: Tensor | None) -> Float[Tensor, "D"]:
+        weights = self.networks[m].weights.clone()
+        if matrix is not None and self.lasts is not None:
+            weights[self._last(m)] = self.lasts[m].flat(matrix)
+        return weights
 
     @cached_property
     def _different(self) -> list[dict[str, Tensor]]:
@@ -111,6 +127,7 @@ class Networks:
 
 def classes(
     networks: Networks,
+    groups: Mapping[str, Sequence[int]],
     likelihood: Likelihood,
     data: Data,
     held_out: Data,
@@ -120,80 +137,54 @@ def classes(
     """The model that is chosen, names of the candidates, and what the guard says.
 
     Args:
-        networks: the trained network, or several.
+        networks: the trained networks.
+        groups: numbers of those whose predictions are averaged, by name; the first are the
+            reference.
         likelihood: p(y | f).
         data: the training data.
         held_out: rows that were not trained on.
         y: their targets.
         seed: of the random halves of held-out rows.
     """
-    several = len(networks.networks) > 1
     tempered = likelihood.kind == "classification"
-    subject = "ensemble" if several else "network"
-    name = f"{subject} with a temperature" if tempered else subject
     candidates: list[Candidate] = []
+    mixtures: list[MaybeParts] = []
 
-    def add(name: str, outputs: Tensor) -> None:
-        candidates.append(Scaled(name, outputs, likelihood.unweighted, y.unweighted, tempered))
+    def add(name: str, outputs: Tensor, parts: MaybeParts) -> float:
+        found = Scaled(name, outputs, likelihood.unweighted, y.unweighted, tempered)
+        candidates.append(found)
+        mixtures.append(parts)
+        return float((found.log_densities @ y.counts).max())
 
-    add(name, networks.outputs(held_out))
-    heads: list[Sequence[Tensor]] = []
-    if networks.lasts is not None:
-        heads.append(networks.matrices())
+    for name, group in groups.items():
+        with_temperature = f"{name} with a temperature" if tempered else name
+        own: MaybeParts = networks.as_trained(group) or [(m, None) for m in group]
+        add(with_temperature, networks.outputs(group, held_out), own)
         best, worse = -math.inf, 0
-        for precision, matrices, solved in _path(networks, likelihood, data, held_out):
-            add(f"last layer solved again, prior precision {precision:.2g}", solved)
-            heads.append(matrices)
-            score = float((candidates[-1].log_densities @ y.counts).max())
+        for precision, parts, solved in networks.solved(group, likelihood, data, held_out):
+            score = add(f"{name}, last layer under prior precision {precision:.2g}", solved, parts)
             best, worse = (score, 0) if score > best else (best, worse + 1)
             if worse == _WORSE:
                 break
-    verdict = judge(candidates, y.counts, seed)
-    names = [candidate.name for candidate in candidates]
-    likelihood = likelihood.unweighted
-    if verdict.ships:
-        parts = _PARTS_OF_ENSEMBLES if several else _PARTS
-        model: Predictor = networks.with_last_layers(
-            [
-                ([matrix / tau for matrix in matrices], count)
-                for matrices, tau, count in zip(
-                    heads, verdict.settings, _counts(verdict.weights, parts), strict=True
-                )
-                if count
-            ],
-            likelihood,
-            "last layers solved again",
-        )
-    else:
-        model = networks.as_trained(likelihood, "deep ensemble" if several else "MAP")
-        if verdict.settings[0] != 1:
-            model = TemperatureScaled(model, verdict.settings[0])
-    return model, names, verdict
-
-
-def _path(
-    networks: Networks, likelihood: Likelihood, data: Data, held_out: Data
-) -> Iterator[tuple[float, list[Tensor], Float[Tensor, "S N C"]]]:
-    """Last layers under one prior precision after another, and their outputs of held-out rows."""
-    assert networks.lasts is not None
-    width = len(networks.lasts) * networks.matrices()[0].shape[1]
-    if data.n * width > _MOST_NUMBERS:
-        data = data.rows(torch.linspace(0, data.n - 1, _MOST_NUMBERS // width).long())
-    if data.has_weights and not isinstance(likelihood, Weighted):
-        likelihood = Weighted(likelihood)
-    features = [last.features(data)[0] for last in networks.lasts]
-    new = [last.features(held_out)[0] for last in networks.lasts]
-    matrices, targets = networks.matrices(), data.targets()
-    for precision in _PRECISIONS:
-        matrices = [
-            solve(phi, targets, likelihood, start, precision)
-            for phi, start in zip(features, matrices, strict=True)
+    verdict = judge(candidates, y.counts, seed, mix=networks.lasts is not None)
+    names, likelihood = [candidate.name for candidate in candidates], likelihood.unweighted
+    if verdict.ships and networks.lasts is not None:
+        several = max(map(len, mixtures)) > 1
+        counts = _counts(verdict.weights, _PARTS_OF_ENSEMBLES if several else _PARTS)
+        rows = [
+            (m, None if matrix is None else matrix / tau)
+            for parts, tau, count in zip(mixtures, verdict.settings, counts, strict=True)
+            for _ in range(count)
+            for m, matrix in parts
         ]
-        yield (
-            precision,
-            matrices,
-            torch.stack([phi @ matrix.T for phi, matrix in zip(new, matrices, strict=True)]),
-        )
+        return networks.mixture(rows, likelihood, "last layers solved again"), names, verdict
+    chosen = int(np.argmax(verdict.weights))
+    rows = [(m, None) for m, _ in mixtures[chosen]]
+    name = "deep ensemble" if len(rows) > 1 else "SWA" if chosen else "MAP"
+    model: Predictor = networks.mixture(rows, likelihood, name)
+    if verdict.settings[chosen] != 1:
+        model = TemperatureScaled(model, verdict.settings[chosen])
+    return model, names, verdict
 
 
 def _counts(weights: Sequence[float], parts: int) -> list[int]:

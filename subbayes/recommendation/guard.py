@@ -106,8 +106,8 @@ class Noisy(Candidate):
 
     Args:
         name: what the table calls it.
-        mean: of the held-out rows.
-        variance: epistemic, of the rows; None for a point estimate.
+        mean: of the held-out rows, an equal mixture over the first axis.
+        variance: epistemic, of the rows; None for point estimates.
         noise: variance of the noise, which is scaled too.
         y: targets of the rows.
     """
@@ -115,13 +115,13 @@ class Noisy(Candidate):
     def __init__(
         self,
         name: str,
-        mean: Float[np.ndarray, "N T"],
+        mean: Float[np.ndarray, "S N T"],
         variance: Float[np.ndarray, "N T"] | None,
         noise: Float[np.ndarray, "N T"],
         y: Float[np.ndarray, "N T"],
     ) -> None:
         self.name, self.squares, self.noise = name, (y - mean) ** 2, noise
-        self.variance = np.zeros_like(mean) if variance is None else variance
+        self.variance = np.zeros_like(noise) if variance is None else variance
         factors = np.exp(_LOG_STEP * np.arange(-2 * _STEPS, _STEPS // 2))
         scales = [1.0] if variance is None else 2.0 ** np.arange(-4, 6.5, 0.5)
         self.settings = [(float(f), float(scale)) for scale in scales for f in factors]
@@ -129,7 +129,8 @@ class Noisy(Candidate):
     def _at(self, setting: tuple[float, float]) -> Float[np.ndarray, "N"]:
         factor, scale = setting
         total = factor**2 * self.noise + scale**2 * self.variance
-        return -0.5 * (np.log(2 * math.pi * total) + self.squares / total).sum(1)
+        each = -0.5 * (np.log(2 * math.pi * total) + self.squares / total).sum(-1)
+        return np.logaddexp.reduce(each, axis=0) - math.log(len(each))
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from subbayes.baselines.deep_ensemble import train_members
 from subbayes.baselines.trained_network import network_and_likelihood
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
@@ -20,11 +21,15 @@ from subbayes.recommendation.last_layer import LastLayer
 from subbayes.recommendation.recommended import Recommendation
 from subbayes.recommendation.regression import regression
 from subbayes.recommendation.unlike import Unlike, posterior_of
+from subbayes.training.configuration import Training
+from subbayes.training.trainer import swa
 from subbayes.utils.checks import check_choice, check_seed, fail
 from subbayes.utils.trees import leaves
 from subbayes.utils.warning import warn_user
 
+_RATES, _EPOCHS = (1e-3, 1e-2), 15  # of SGD from the network, whose weights are averaged
 Budget = Literal["seconds", "minutes", "ensemble"]
+_MEMBERS = 5  # of an ensemble with the module
 _FEW = 300  # held-out rows, below which a gain is hard to tell from chance
 _SHARED = 0.1  # of the held-out rows that may also be training rows, as in tables with repetitions
 
@@ -37,8 +42,11 @@ def recommend(
     likelihood: str | Likelihood,
     budget: Budget = "seconds",
     members: Sequence[nn.Module] = (),
+    factory: Callable[[], nn.Module] | None = None,
+    training: Training = Training(),
     output: Callable[[Any], Tensor] | None = None,
     seed: int = 0,
+    progress: bool | None = False,
 ) -> Recommendation:
     """The best predictions that a trained network can give, never surely worse than its own.
 
@@ -51,14 +59,22 @@ def recommend(
         validation: held-out data, at least 300 rows.
         likelihood: p(y | f) that the module was trained with, or its name as for `fit`.
         budget: "seconds" keeps the network, and solves its last layer again under priors of
-            several scales; "ensemble" does so for several networks; "minutes" trains on from the
-            network.
+            several scales; of a regression with Gaussian noise it takes a Gauss-Newton step of all
+            weights. "minutes" also trains on from the network at two small rates, and averages the
+            weights. "ensemble" averages several networks, and solves their last layers again.
         members: further trained modules of the same architecture, for "ensemble".
+        factory: makes a module with fresh weights, of which four are trained as members.
+        training: how they are trained.
         output: picks the tensor out of what the module returns, as for `Network`.
-        seed: of the random halves of the held-out rows.
+        seed: of the random halves of the held-out rows, and of training on.
+        progress: show a progress bar of training on; None shows it on a terminal.
 
     Raises:
-        InputError: held-out rows that are training rows, or "ensemble" without members.
+        InputError: held-out rows that are training rows, or that the likelihood does not take;
+            "ensemble" without members or a factory.
+
+    Warns:
+        UserWarning: fewer than 300 held-out rows.
 
     Example:
         >>> import subbayes
@@ -73,19 +89,44 @@ def recommend(
     check_choice("budget", budget, get_args(Budget))
     rows, held_out = Data.of(data), Data.of(validation, "validation")
     network, family = network_and_likelihood(module, likelihood, rows, output)
-    networks = [network]
-    if budget == "ensemble":
-        networks += [network_and_likelihood(one, likelihood, rows, output)[0] for one in members]
-    if budget == "ensemble" and not members:
-        fail("members", "further trained modules for budget='ensemble'", "none")
     check_fit(network, family, held_out)
     _check_held_out(rows, held_out)
     parts = split_targets(held_out.targets(), held_out_has_weights(family, rows, held_out))
-    if family.is_linear_gaussian and family.has_noise_scale:
-        model, names, verdict = regression(network, family, rows, held_out, parts, seed)
+    gaussian = family.is_linear_gaussian and family.has_noise_scale
+    networks, groups = [network], {"network": [0]}
+    if budget == "ensemble":
+        if factory is not None:
+            trained = train_members(
+                module,
+                family,
+                rows,
+                training,
+                members=_MEMBERS - 1,
+                factory=factory,
+                seed=check_seed(seed),
+                output=output,
+                progress=progress,
+            )
+            members = [result.network.module_with() for result in trained.results]
+        if not members:
+            fail("members", "further trained modules for budget='ensemble'", "none")
+        networks += [network_and_likelihood(one, likelihood, rows, output)[0] for one in members]
+        groups = {"ensemble": list(range(len(networks)))}
+    elif budget == "minutes" and not gaussian:
+        for rate in _RATES:
+            training = Training(swa_epochs=_EPOCHS, swa_learning_rate=rate)
+            averaged = swa(
+                network, family, rows, training, seed=check_seed(seed), progress=progress
+            )
+            groups[f"weight average at rate {rate:g}"] = [len(networks)]
+            networks.append(averaged.network)
+    both = Networks.of(networks, rows)
+    if gaussian:
+        model, names, verdict = regression(both, family, rows, held_out, parts, check_seed(seed))
     else:
-        both = Networks.of(networks, rows)
-        model, names, verdict = classes(both, family, rows, held_out, parts, check_seed(seed))
+        model, names, verdict = classes(
+            both, groups, family, rows, held_out, parts, check_seed(seed)
+        )
     last = LastLayer.of(network, rows)
     score = None
     if last is not None:

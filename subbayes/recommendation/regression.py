@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from subbayes.baselines.ensemble import WeightSamples
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.inference.laplace.linearised import LinearisedPosterior, linearised_laplace
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.target_parts import TargetParts
-from subbayes.networks.network import Network
-from subbayes.predictions.predictive import Predictive
+from subbayes.recommendation.classes import Networks
 from subbayes.recommendation.guard import Noisy, Verdict, judge
 
 _PRECISIONS = tuple(10.0**k for k in range(-1, 6))
@@ -29,7 +27,7 @@ _MOST_EXACT = 5500  # weights, up to which the posterior is a matrix of their sq
 
 
 def regression(
-    network: Network,
+    networks: Networks,
     likelihood: Likelihood,
     data: Data,
     held_out: Data,
@@ -38,8 +36,10 @@ def regression(
 ) -> tuple[Predictor, list[str], Verdict]:
     """The model that is chosen, names of the candidates, and what the guard says.
 
+    Of several networks the reference is their mixture, and the posteriors are those of the first.
+
     Args:
-        network: the trained network.
+        networks: the trained network, or several.
         likelihood: Gaussian noise around its outputs.
         data: the training data.
         held_out: rows that were not trained on.
@@ -48,24 +48,31 @@ def regression(
     """
     rows = [x for x, _ in held_out.batches()]
     target = y.values.double().numpy().reshape(len(y.values), -1)
-
-    def moments(model: Predictor) -> tuple[np.ndarray, ...]:
-        return _moments([model.predict(x) for x in rows])
-
-    point = WeightSamples(network, network.weights[None], likelihood, "MAP")
-    mean, _, noise = moments(point)
+    network, several = networks.networks[0], len(networks.networks) > 1
+    name = "deep ensemble" if several else "MAP"
+    point = networks.mixture([(m, None) for m in range(len(networks.networks))], likelihood, name)
+    each = [point.predict(x) for x in rows]
+    means = np.concatenate(
+        [p.likelihood.mean(p.outputs).numpy().reshape(p.n_draws, len(p), -1) for p in each], 1
+    )
+    noise = np.concatenate([p.aleatoric.reshape(len(p), -1) for p in each])
     share = y.counts / y.counts.sum()
-    factor = float(np.sqrt(share @ ((target - mean) ** 2 / noise).mean(1)))
+    factor = float(np.sqrt(share @ ((target - means) ** 2 / noise).mean((0, 2))))
     likelihood, noise = likelihood.scale_noise(factor), factor**2 * noise
-    name = "network with the noise of held-out rows"
-    candidates, posteriors = [Noisy(name, mean, None, noise, target)], []
+    subject = "ensemble" if several else "network"
+    name = f"{subject} with the noise of held-out rows"
+    candidates, posteriors = [Noisy(name, means, None, noise, target)], []
     form: Any = "primal" if network.size <= _MOST_EXACT else "kfac"
     base = linearised_laplace(network, likelihood, data, covariance=form)
     for precision in _PRECISIONS:
         posterior = base.with_prior_precision(precision).with_step(data)
-        mean, variance, _ = moments(posterior)
+        each = [posterior.predict(x) for x in rows]
+        mean, variance = (
+            np.concatenate([getattr(p, what).reshape(len(p), -1) for p in each])
+            for what in ("mean", "epistemic")
+        )
         name = f"linearised posterior, prior precision {precision:.2g}"
-        candidates.append(Noisy(name, mean, variance, noise, target))
+        candidates.append(Noisy(name, mean[None], variance, noise, target))
         posteriors.append(posterior)
     verdict = judge(candidates, y.counts, seed, mix=False)
     chosen = int(np.argmax(verdict.weights))
@@ -74,14 +81,6 @@ def regression(
     if chosen:
         model = _scaled(posteriors[chosen - 1], scale, likelihood.scale_noise(factor))
     return model, [candidate.name for candidate in candidates], verdict
-
-
-def _moments(each: list[Predictive]) -> tuple[np.ndarray, ...]:
-    """Means, epistemic and aleatoric variances, each (N, T)."""
-    return tuple(
-        np.concatenate([getattr(p, name).reshape(len(p), -1) for p in each])
-        for name in ("mean", "epistemic", "aleatoric")
-    )
 
 
 def _scaled(

@@ -162,6 +162,44 @@ def test_an_ensemble_of_networks(classifier, tmp_path):
     np.testing.assert_array_equal(loaded.predict(x).probabilities, model.predict(x).probabilities)
 
 
+def test_weights_averaged_from_a_small_rate_are_candidates(tmp_path):
+    data, held_out, (x, y) = rows(300, 0), rows(400, 1), rows(2000, 2)
+    net = nn.Sequential(nn.Linear(5, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Linear(16, 3))
+    net = net.train()
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(60):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(data[0]), data[1]).backward()
+        optimiser.step()
+    model = recommend(
+        net.eval(), data, validation=held_out, likelihood="categorical", budget="minutes"
+    )
+    names = list(model.table.index)
+    assert sum(name.endswith("with a temperature") for name in names) == 3
+    reference = temperature_scaling(net, held_out, "categorical").predict(x).log_prob(y)
+    assert model.predict(x).log_prob(y).mean() > reference.mean() - 0.005
+    loaded = subbayes.load(model.save(tmp_path / "model"), net)
+    np.testing.assert_array_equal(loaded.predict(x).probabilities, model.predict(x).probabilities)
+
+
+def test_members_are_trained_from_a_factory(classifier):
+    net, data, held_out, *_ = classifier
+
+    def fresh():
+        return nn.Sequential(nn.Linear(5, 20), nn.ReLU(), nn.Linear(20, 3))
+
+    model = recommend(
+        net,
+        data,
+        validation=held_out,
+        likelihood="categorical",
+        budget="ensemble",
+        factory=fresh,
+        training=subbayes.Training(epochs=3),
+    )
+    assert model.reference == "ensemble with a temperature"
+
+
 def test_a_regression_is_corrected_and_saved(tmp_path):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1700, 5, generator=generator)
