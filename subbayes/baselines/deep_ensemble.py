@@ -209,7 +209,7 @@ def ensemble_from_results(
         output: picks the tensor out of what modules return, as for `Network`.
 
     Raises:
-        InputError: no members, different architectures, or modules without a likelihood or the data
+        InputError: different architectures, or modules without a likelihood or the data
             that it needs.
 
     Example:
@@ -217,8 +217,6 @@ def ensemble_from_results(
         >>> ensemble_from_results(modules, "categorical").predict(torch.zeros(1, 2)).n_draws
         5
     """
-    if not results:
-        fail("results", "at least one member", "none")
     members = [network_and_likelihood(one, likelihood, data, output) for one in results]
     first = members[0][0]
     for network, _ in members:

@@ -206,8 +206,6 @@ def rebuild(
     if (n := len(facts.likelihoods)) not in (1, len(weights)):
         fail_damaged(f"likelihoods for {len(weights)} weight vectors, or one for all", n)
     buffers = _buffers(tensors, len(weights))
-    if any(buffers) and not facts.own_buffers:
-        fail_damaged("weight vectors that share their buffers", "buffers of their own")
     n_outputs = known_outputs(facts.network, output)
     if likelihood is None:
         each = [from_config(config, n_outputs) for config in facts.likelihoods]
@@ -232,8 +230,6 @@ def _buffers(tensors: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor
     places = {str(s): own for s, own in enumerate(found)}
     for key, tensor in strip_prefix("buffers", tensors).items():
         place, _, name = key.partition(".")
-        if place not in places:
-            fail_damaged(f"buffers of {count} weight vectors", "those of others")
         places[place][name] = tensor
     return found
 

@@ -269,11 +269,6 @@ def compare_posteriors(
         >>> sorted(row.rank for row in compare_posteriors(models).rows)
         [1, 2]
     """
-    if not isinstance(models, Mapping):
-        wanted = "a dict from names to pairs (posterior, draws) or fitted models"
-        fail_type("models", wanted, models)
-    if not models:
-        fail("models", "at least one posterior with its draws", "none")
     pairs = {name: _pair(name, model) for name, model in models.items()}
     _check_same_observations({name: posterior for name, (posterior, _) in pairs.items()})
     candidates = []

@@ -19,7 +19,7 @@ from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import SubspaceMethod
 from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice, subspace_method
 from subbayes.utils import registry
-from subbayes.utils.checks import check_choice, fail, fail_type
+from subbayes.utils.checks import check_choice, fail
 from subbayes.utils.registry import Registry
 
 __all__ = [
@@ -190,8 +190,6 @@ def _as_method(method: Any) -> ComparedMethod:
         return method
     if isinstance(method, SubspaceMethod):
         return SubspaceInference(method)
-    if not isinstance(method, str):
-        fail_type("methods", "names, methods or subspaces", method)
     if method not in METHODS:
         check_choice("methods", method, METHODS, _LISTING)
     return METHODS[method]

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from subbayes.curvature.block_conjugate_gradients import Solution, block_conjugate_gradients
 from subbayes.curvature.row_noise import RowNoise
-from subbayes.utils.checks import check_choice, check_count, check_positive, check_seed, fail
+from subbayes.utils.checks import check_choice, check_count, check_fraction, check_seed, fail
 from subbayes.utils.progress import estimated_progress
 from subbayes.utils.warning import warn_user
 
@@ -47,7 +47,6 @@ SOLVERS = ("auto", "dual", "primal", "minibatch")
 _VECTORS = 6  # of D numbers in memory at once for each draw while it is solved
 _ROUNDS = 20  # of dual solutions, until the norms of what they give are known
 _INNER = 0.1  # reduction of the residual of a minibatch in one visit
-_MOST_ITERATIONS = 100_000
 
 
 @runtime_checkable
@@ -130,10 +129,8 @@ class SampleThenOptimise:
 
     def __post_init__(self) -> None:
         check_count("samples", self.samples, 2)
-        if not 1e-15 <= check_positive("tolerance", self.tolerance) < 1:
-            fail("tolerance", "a number from 1e-15 to below 1", self.tolerance)
-        if check_count("iterations", self.iterations) > _MOST_ITERATIONS:
-            fail("iterations", f"at most {_MOST_ITERATIONS}", self.iterations, "Raise tolerance")
+        check_fraction("tolerance", self.tolerance)
+        check_count("iterations", self.iterations)
         check_choice("solver", self.solver, SOLVERS)
         check_seed(self.seed)
 

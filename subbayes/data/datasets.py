@@ -249,24 +249,7 @@ def _read(name: str, path: Path, centred: bool) -> tuple[Any, Any, Any]:
         )
     prefix = "gal_" if "gal_X" in arrays and not centred else ""
     masks = "test_mask" if centred else "gal_test_mask"
-    missing = [key for key in (f"{prefix}X", f"{prefix}y", masks) if key not in arrays]
-    if missing:
-        fail(
-            "data_dir",
-            f"the arrays {', '.join(missing)} in '{path}'",
-            ", ".join(sorted(arrays)) or "none",
-            "Replace the file by an intact copy",
-        )
     X, y, mask = arrays[f"{prefix}X"], arrays[f"{prefix}y"].reshape(-1), arrays[masks]
-    numbers = all(array.dtype.kind in "biuf" for array in (X, y, mask))
-    if not (numbers and X.ndim == mask.ndim == 2 and len(X) == len(y) == len(mask)):
-        got = ", ".join(f"{array.dtype} {array.shape}" for array in (X, y, mask))
-        fail(
-            "data_dir",
-            f"numbers of the same rows in X (n, d), y (n,) and masks (n, splits) in '{path}'",
-            got,
-            "Replace the file by an intact copy",
-        )
     return X.astype(np.float64), y.astype(np.float64), np.ascontiguousarray(mask.astype(bool).T)
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from subbayes.diagnostics.metrics import roc_area
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_finite, fail, fail_type
+from subbayes.utils.checks import check_finite, fail
 
 
 def uncertainties(predictive: Predictive) -> dict[str, Float[np.ndarray, "n"]]:
@@ -42,8 +42,6 @@ def uncertainties(predictive: Predictive) -> dict[str, Float[np.ndarray, "n"]]:
         >>> {name: score.round(2).tolist() for name, score in both.items()}
         {'entropy': [0.69, 0.69], 'mutual_information': [0.0, 0.69], 'max_probability': [0.5, 0.5]}
     """
-    if not isinstance(predictive, Predictive):
-        fail_type("predictive", "a Predictive", predictive, "Pass model.predict(inputs)")
     if predictive.likelihood.kind == "classification":
         return {
             "entropy": predictive.entropy,

@@ -181,8 +181,6 @@ def chain_predictions(
             check_target_count(targets, done, last=False)
             terms = batch.component_log_prob(take(targets, rows)).double().cpu().numpy()
             densities.append(terms.reshape(chains, -1, len(batch)))
-    if not parts:
-        fail("predictive", "at least one predictive", "none")
     if targets is not None:
         check_target_count(targets, done)
     agreed, sizes, shares, own, own_sizes = (

@@ -144,8 +144,6 @@ def monte_carlo_error(
             error, _ = errors_of_means(weights, chains, independent)
             densities.append(np.where(known, error, np.nan))
             influence = influence + weights[:, known].sum(1)
-    if not means:
-        fail("predictive", "at least one predictive", "none")
     if targets is not None:
         check_target_count(targets, done)
     if (infinite := np.isnan(np.concatenate(means))).any():

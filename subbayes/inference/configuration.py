@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +15,6 @@ from subbayes.utils.checks import (
     check_positive_or_zero,
     check_seed,
     fail,
-    fail_type,
     suggest_keywords,
 )
 
@@ -85,8 +83,6 @@ class Sampling:
         check_choice("mode", self.mode, ("trace", "compile", "eager"))
         if self.time_limit is not None:
             check_positive("time_limit", self.time_limit)
-        if self.checkpoint is not None and not isinstance(self.checkpoint, (str, os.PathLike)):
-            fail_type("checkpoint", "the path of a folder", self.checkpoint)
         # 0 saves after every step
         check_positive_or_zero("checkpoint_seconds", self.checkpoint_seconds)
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
@@ -26,7 +26,7 @@ from subbayes.artifacts.tensors import fingerprint
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.posterior import reject_undefined
 from subbayes.priors import Normal, check_normal
-from subbayes.utils.checks import check_choice, check_count, fail, fail_type
+from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import Coordinates, LogDensity
 from subbayes.utils.warning import warn_user
 
@@ -105,9 +105,9 @@ class _NumpyFunctions:
     ) -> Float[np.ndarray, "..."]:
         points = z.copy()  # functions may write to them
         if self.vectorized:
-            rows = _copied_numbers(argument, function(points))
+            rows = _copied_numbers(function(points))
         else:
-            each = [_copied_numbers(argument, function(point)) for point in points]
+            each = [_copied_numbers(function(point)) for point in points]
             for row in each:
                 _check_shape(argument, (len(z), *row.shape), (len(z), *shape))
             rows = np.stack(each)
@@ -115,15 +115,9 @@ class _NumpyFunctions:
         return rows
 
 
-def _copied_numbers(argument: str, found: Any) -> Float[np.ndarray, "..."]:
+def _copied_numbers(found: Any) -> Float[np.ndarray, "..."]:
     """A copy of what a function returned, since it may write to the same array in its next call."""
-    try:
-        numbers = np.asarray(found, dtype=np.float64).copy()
-    except (TypeError, ValueError):
-        fail_type(argument, "a function that returns numbers", found)
-    if np.asarray(found).dtype == np.bool_:
-        fail(argument, "a function that returns numbers", "true or false")
-    return numbers
+    return np.asarray(found, dtype=np.float64).copy()
 
 
 @dataclass(frozen=True)
@@ -179,25 +173,14 @@ class _TorchFunctions:
         return self._over_points("grad", self.grad)
 
     def _over_points(self, argument: str, function: Function) -> Function:
-        checked = partial(_tensor_from, argument, function)
         if self.vectorized:
-            return checked
-        return Vectorised(checked, f"vectorising {argument} over points")
+            return function
+        return Vectorised(function, f"vectorising {argument} over points")
 
 
 def _copied(values: Tensor) -> np.ndarray:
     """An array with memory of its own: a function may write to its result in the next call."""
     return values.detach().cpu().numpy().copy()
-
-
-def _tensor_from(argument: str, function: Function, z: Tensor) -> Tensor:
-    found = function(z)
-    if not isinstance(found, Tensor):
-        remedy = "Return a tensor, or pass library='numpy'"
-        fail_type(argument, "a function that returns a tensor", found, remedy)
-    if found.dtype == torch.bool:
-        fail(argument, "a function that returns numbers", "true or false")
-    return found
 
 
 _FUNCTIONS: dict[str, type[_NumpyFunctions] | type[_TorchFunctions]] = {

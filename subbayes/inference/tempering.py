@@ -118,7 +118,7 @@ def choose_temperature(
         progress: show a progress bar; None shows it on a terminal.
 
     Raises:
-        InputError: no candidates, an unknown criterion, validation data that are missing or do
+        InputError: an unknown criterion, validation data that are missing or do
             not fit the network and the likelihood, or "loo" for linearised Laplace, whose
             draws are not those of a posterior of the network itself.
 
@@ -138,8 +138,6 @@ def choose_temperature(
     check_choice("by", by, ("loo", "validation"))
     engine = engine_of(inference)
     candidates = sorted({check_positive("temperatures", t) for t in temperatures})
-    if not candidates:
-        fail("temperatures", "at least one candidate", "none")
     held_out = _held_out(posterior, validation) if by == "validation" else None
     rows: list[tuple[float, float, float]] = []
     found: list[diagnostics.LooResult] = []
@@ -172,8 +170,6 @@ def choose_temperature(
 
 def _held_out(posterior: Posterior, validation: Any) -> Data:
     """Validation data that fit the network and the likelihood."""
-    if validation is None:
-        fail("validation", "held-out data for by='validation'", None, "Pass data, or use by='loo'")
     data, likelihood = Data.of(validation, "validation"), posterior.likelihood.unweighted
     weighted = held_out_has_weights(posterior.likelihood, posterior.data, data)
     check_fit(posterior.network, Weighted(likelihood) if weighted else likelihood, data)

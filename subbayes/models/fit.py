@@ -148,6 +148,8 @@ def fit(
     likelihood = likelihood.for_outputs(outputs, data.first()[1])
     if data.in_memory and data.division is None:
         warn_of_absent_classes(absent_classes(likelihood, outputs, target_values(data.targets())))
+
+    # Check every argument before training, which may take hours.
     sampling = check_settings("sampling", sampling, Sampling) or Sampling()
     on_first(partial(check_checkpoint, sampling.checkpoint))
     engine, prior = engine_of(inference), as_prior(prior)
@@ -177,7 +179,7 @@ def fit(
     settings |= ensemble_settings(sampling)
     check_agreement(network, data, settings, sampling, engine, method)
 
-    # Train, and build the subspace around the trained network.
+    # Train, and build the subspace around the trained network, or resume after that.
     is_tuned = isinstance(prior, EvidencePrior) and likelihood.has_noise_scale
     known = likelihood if likelihood.is_complete and not is_tuned else None  # cannot be saved
     restore = partial(
@@ -208,7 +210,7 @@ def fit(
 
 
 def _train(start: EnsembleStart, prior: Prior) -> Trained:
-    """The network around which a subspace is built, or which an existing subspace is around."""
+    """Train the network of a posterior; an existing subspace is taken as it is."""
     network, likelihood, data, method = start.network, start.likelihood, start.data, start.method
     training, seed = start.training, start.sampling.seed
     if not isinstance(method, FixedSubspace):

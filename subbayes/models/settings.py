@@ -56,14 +56,13 @@ _DECAY = 1e-2  # of AdamW, as in torch
 STOPPING_ROWS, STOPPING_PATIENCE, STOPPING_SHARE = 5000, 20, 0.1
 """Number of rows from which training stops early by default, its patience and held-out share."""
 
-_MOST_LAYERS = 1000  # as in an artifact
 _MOST_SHOWN = 200  # letters of an engine or a subspace that a file does not hold
 Activation = Literal["relu", "tanh", "silu", "gelu"]
 
 
 @dataclass(frozen=True)
 class Perceptron:
-    """Architecture of a multilayer perceptron.
+    """Architecture of a multilayer perceptron; `MLP` checks its values.
 
     Attributes:
         hidden: widths of the hidden layers; empty for a linear model.
@@ -83,11 +82,6 @@ class Perceptron:
         if isinstance(self.hidden, (str, int, float)):
             fail("hidden", "widths of hidden layers, such as (50,)", repr(self.hidden))
         object.__setattr__(self, "hidden", tuple(self.hidden))
-        if len(self.hidden) > _MOST_LAYERS:
-            fail("hidden", f"at most {_MOST_LAYERS} hidden layers", len(self.hidden))
-        for width in self.hidden:
-            check_count("hidden", width)
-        check_choice("activation", self.activation, ("relu", "tanh", "silu", "gelu"))
 
 
 @dataclass(frozen=True)

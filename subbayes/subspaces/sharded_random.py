@@ -22,7 +22,8 @@ from subbayes.subspace import (
     SubspaceFacts,
     check_finite_weights,
 )
-from subbayes.utils.checks import check_count, check_seed, fail
+from subbayes.subspaces.base import check_rank
+from subbayes.utils.checks import check_seed, fail
 from subbayes.utils.memory import check_memory
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class ShardedRandomSubspace(ShardedDenseSubspace):
     """
 
     def __init__(self, network: ShardedNetwork, rank: int, seed: int = 0) -> None:
-        _check_rank(rank, network)
+        check_rank(rank, network)
         self.seed, shift = check_seed(seed), network.weights.detach()
         check_memory(
             "rank",
@@ -107,7 +108,7 @@ class ShardedSparseRandomSubspace(ShardedSubspace):
     """
 
     def __init__(self, network: ShardedNetwork, rank: int, seed: int = 0) -> None:
-        _check_rank(rank, network)
+        check_rank(rank, network)
         size, remedy = network.size, "Use ShardedRandomSubspace with a lower rank"
         check_memory("rank", f"the groups of {size:,} weights", 40 * size, remedy)
         super().__init__(network.layout, network.weights.detach(), rank)
@@ -139,11 +140,6 @@ class ShardedSparseRandomSubspace(ShardedSubspace):
         """What an artifact holds: `config` and `tensors` of a `SparseRandomSubspace`."""
         facts = {"name": SparseRandomSubspace.__name__, "rank": self.rank, "seed": self.seed}
         return facts, {"shift": self.layout.divided(self.shift)}
-
-
-def _check_rank(rank: int, network: ShardedNetwork) -> None:
-    if check_count("rank", rank) > network.size:
-        fail("rank", f"at most {network.size}, the number of weights", rank)
 
 
 def sharded_from_facts(

@@ -342,14 +342,8 @@ def _flat_mask(network: Network, masks: Mapping[str, Any]) -> Tensor:
     whole = torch.zeros(network.size, dtype=torch.bool, device=network.device)
     values = network.unflatten(network.weights)
     for name, mask in masks.items():
-        chosen, shape = torch.as_tensor(mask), values[name].shape
-        if chosen.dtype != torch.bool or chosen.shape != shape:
-            fail(
-                f"mask[{name!r}]",
-                f"booleans of shape {tuple(shape)}",
-                f"{chosen.dtype} of shape {tuple(chosen.shape)}",
-            )
-        kept = network.masks.get(name, torch.ones(shape, dtype=torch.bool))
+        chosen = torch.as_tensor(mask)
+        kept = network.masks.get(name, torch.ones(values[name].shape, dtype=torch.bool))
         whole[network.spans[name]] = chosen.to(whole.device)[kept.to(whole.device)]
     if not bool(whole.any()):
         fail("mask", "at least one weight", "none")

@@ -39,7 +39,7 @@ from subbayes.training.unfinished import (
     warn_of_unfinished,
 )
 from subbayes.training.weight_curve import CurveKind, WeightCurve
-from subbayes.utils.checks import check_choice, check_count, fail, fail_type
+from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.seeding import derive_seed, fork_rng
 
 
@@ -347,8 +347,6 @@ def _weights_of_solutions(
     network: Network, solutions: Sequence[Any], kind: CurveKind, degree: int
 ) -> list[Tensor]:
     """Weight vectors of the solutions to connect."""
-    if not isinstance(solutions, Sequence):
-        fail_type("solutions", "two solutions", solutions)
     if len(solutions) < 2 or (kind == "bezier" and len(solutions) > 2):
         fail(
             "solutions",
@@ -386,8 +384,6 @@ def _weights_of(network: Network, solution: Any, argument: str) -> Float[Tensor,
                 "Train both ends from one architecture",
             )
         weights = weights.weights
-    if not isinstance(weights, Tensor):
-        fail_type(argument, "a weight vector, a Network or a training result", solution)
     return weights.detach().to(network.weights)
 
 

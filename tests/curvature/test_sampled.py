@@ -272,7 +272,7 @@ def test_bad_settings_and_unfinished_solutions():
     net, likelihood, data, new = problem(0)
     for name, value, message in [
         ("samples", 1, "samples: expected a whole number of at least 2"),
-        ("tolerance", 0.0, "tolerance: expected a finite number above 0"),
+        ("tolerance", 0.0, "tolerance: expected a number strictly between 0"),
         ("iterations", 0, "iterations: expected a whole number of at least 1"),
         ("solver", "duel", "solver: expected one of 'auto', 'dual', 'primal', 'minibatch'.*'dual'"),
         ("seed", -1, "seed: expected a whole number of at least 0"),

@@ -154,7 +154,6 @@ def test_a_model_compares_its_chains():
         (lambda: predictive(outputs(0)), 1, "chains: expected at least 2"),
         (lambda: predictive(outputs(0)), 7, "chains: expected a divisor of 240"),
         (lambda: predictive(outputs(0, draws=3)), 4, "predictive: expected at least 4 draws"),
-        (lambda: [], 2, "predictive: expected at least one"),
         (
             lambda: GaussianPredictive(
                 torch.zeros(3, 1), torch.eye(1).expand(3, 1, 1), Gaussian(1.0)

@@ -158,7 +158,6 @@ def test_bad_arguments_are_refused():
         (lambda: monte_carlo_error(one, chains=7), "chains: expected a divisor of 30 draws, got 7"),
         (lambda: monte_carlo_error(one, chains=10), "expected at least 4 draws per chain, got 3"),
         (lambda: monte_carlo_error(one, tolerance=0.0), "tolerance: expected a"),
-        (lambda: monte_carlo_error([]), "predictive: expected at least one predictive, got none"),
         (lambda: monte_carlo_error(one, np.zeros(2)), "y: expected at least 3 targets"),
     ):
         with pytest.raises(InputError, match=message):

@@ -276,8 +276,6 @@ def test_the_best_has_the_highest_score():
     ("options", "message"),
     [
         ({"by": "aic"}, "by: expected one of 'loo', 'validation', got 'aic'"),
-        ({"by": "validation"}, "validation: expected held-out data for by='validation', got None"),
-        ({"temperatures": []}, "temperatures: expected at least one candidate, got none"),
         ({"temperatures": [1.0, -1.0]}, "temperatures: expected a finite number above 0, got -1.0"),
     ],
 )

@@ -145,8 +145,3 @@ def test_every_configuration_is_read_back(name):
         if setting.default is not None
     }
     assert change(config, values) == config
-
-
-def test_a_network_of_too_many_layers_is_refused():
-    with pytest.raises(InputError, match="hidden: expected at most 1000 hidden layers, got 1001"):
-        change(TableSettings(), {"network.hidden": [1] * 1001})

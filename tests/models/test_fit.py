@@ -646,11 +646,6 @@ def test_numbers_of_evaluations_that_are_no_counts_are_refused(interrupted, tmp_
         load(tmp_path / "forged", interrupted[0])
 
 
-def test_a_function_that_returns_no_subspace_is_named():
-    with pytest.raises(InputTypeError, match="^subspace: expected a function that returns a Sub"):
-        fit(net(), data(), **fit_options(**{**OPTIONS, "subspace": lambda trained: None}))
-
-
 def test_the_centre_of_a_module_without_training_is_its_own_weights():
     untrained = {**OPTIONS, "subspace": Random(rank=2), "training": Training(0, swa_epochs=0)}
     model = fit(net(), data(), **fit_options(**untrained))
@@ -1096,12 +1091,6 @@ def test_devices_that_are_not_there(saved, device):
     with pytest.raises(InputError, match="device: expected a device of this machine") as e:
         model.to(device)
     assert "\n" not in str(e.value)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_a_checkpoint_that_is_no_path():
-    with pytest.raises(InputTypeError, match="checkpoint: expected the path of a folder, got int"):
-        Sampling(checkpoint=5)
 
 
 @pytest.mark.usefixtures("unchecked")

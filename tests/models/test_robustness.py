@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from subbayes import MLP, InputError, InputTypeError, Predictive, Training, diagnostics, fit, load
+from subbayes import MLP, InputError, InputTypeError, Predictive, Training, fit, load
 from subbayes.artifacts import folder as artifact
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.targets import Target
@@ -84,7 +84,6 @@ def test_iterable_dataset_equals_its_loader():
 @pytest.mark.parametrize(
     ("call", "pattern"),
     [
-        (lambda: small_fit(inference=lambda *_: None), "inference: expected a function that retur"),
         (lambda: small_fit(validation="nonsense"), "validation: .* temperature=1.0 uses no held-o"),
         (lambda: small_fit(validation=DATA, temperature="loo"), "validation: .*temperature='loo'"),
         (lambda: small_fit(subspace=3), "subspace: expected a name, .*got int"),
@@ -98,7 +97,6 @@ def test_iterable_dataset_equals_its_loader():
             "hidden: expected 1,000,006,000,001 weights for 100000",
         ),
         (lambda: load(3), "path: expected a path, got int"),
-        (lambda: diagnostics.uncertainties(X), "predictive: expected a Predictive, got"),
     ],
 )
 def test_bad_input_is_one_line(call, pattern):

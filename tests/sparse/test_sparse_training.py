@@ -9,7 +9,6 @@ import torch
 from cases import sparse_options
 from torch import nn
 from torch.nn import functional
-from torch.utils.data import Dataset
 
 import subbayes
 from subbayes import InputError, sparse
@@ -185,15 +184,6 @@ def test_elbo_rejects_what_is_not_a_batch(change, error, said):
     made = sparse.convert(net()).train()
     with pytest.raises(error, match=said):
         sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), *change(x, y), 60)
-
-
-def test_empty_datasets_are_rejected():
-    class Empty(Dataset):
-        def __len__(self):
-            return 0
-
-    with pytest.raises(InputError, match="data: expected at least one row, got an empty dataset"):
-        sparse.fit(sparse.convert(net()), subbayes.likelihoods.Gaussian(), Empty(), progress=False)
 
 
 def test_divergence_uses_the_current_parameters():

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sklearn.datasets import make_moons
 from torch import nn
 
-from subbayes import MLP, InputError, InputTypeError, Network, Training, fit, plots, subspaces
+from subbayes import MLP, InputError, Network, Training, fit, plots, subspaces
 from subbayes.data.data import Data
 from subbayes.likelihoods import Categorical, Gaussian, Poisson, Standardized
 from subbayes.models.fitted import FittedModel
@@ -897,16 +897,3 @@ def test_invalid_input_raises(make, message, unchecked):
     with pytest.raises(InputError, match=message) as caught:
         make()
     assert "\n" not in str(caught.value)
-
-
-def test_wrong_types_raise(unchecked):
-    with pytest.raises(InputTypeError, match="points: expected a tensor"):
-        WeightCurve([[0.0], [1.0]])
-    with pytest.raises(InputTypeError, match=r"solutions\[0\]: expected a weight vector"):
-        connect(net(), Gaussian(), table(dtype=torch.float32), solutions=("a", "b"))
-    with pytest.raises(InputError, match="extra: expected at least one tensor to learn, got none"):
-        ExtraParameters({}, lambda f, e, x: f)
-    with pytest.raises(InputTypeError, match="join: expected a function of"):
-        ExtraParameters({"a": A}, None)
-    with pytest.raises(InputTypeError, match="t: expected a number or an array"):
-        WeightCurve(points(3)).point("half")

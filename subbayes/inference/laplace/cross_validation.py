@@ -61,7 +61,7 @@ def cross_validate_prior(
         weighted by their weights if they have any.
 
     Raises:
-        InputError: more folds than rows, folds of streamed data, or `retrain` with a subspace or
+        InputError: fewer than two folds, folds of streamed data, or `retrain` with a subspace or
             with `validation`.
 
     Example:
@@ -76,8 +76,6 @@ def cross_validate_prior(
         5
     """
     check_network(network)
-    if not (len(prior_precisions) and len(noise_factors)):
-        fail("prior_precisions and noise_factors", "at least one candidate of each", "none")
     _check_held_out(validation, retrain, subspace)
     likelihood = as_likelihood(likelihood)
     settings: dict[str, Any] = dict(subspace=subspace, covariance=covariance, **options)
@@ -139,8 +137,7 @@ def _check_held_out(validation: Any, retrain: Any, subspace: Subspace | None) ->
 
 def _folds(rows: Data, folds: int, seed: int) -> Iterator[tuple[Data, Data]]:
     """Pairs of training rows and held-out rows."""
-    if check_count("folds", folds, 2) > rows.n:
-        fail("folds", f"at most {rows.n}, the number of rows", folds)
+    check_count("folds", folds, 2)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(rows.n))
     for held in order.tensor_split(folds):
         kept = torch.ones(rows.n, dtype=torch.bool)

@@ -37,7 +37,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import fail
-from subbayes.utils.trees import leaves, n_rows, take, to_device, tree_map
+from subbayes.utils.trees import leaves, take, to_device, tree_map
 from subbayes.utils.types import Inputs
 
 _FACTORS = [field.name for field in fields(Factors) if field.name != "layer"]
@@ -72,8 +72,8 @@ def precision_tensors(precision: Precision) -> dict[str, Tensor]:
 class _Options(TypedDict, total=False):
     """Settings of the low-rank and of the sampled form."""
 
-    tolerance: Annotated[float, Meta(ge=1e-15, lt=1)] | None
-    iterations: Annotated[int, Meta(ge=1, le=10**5)]
+    tolerance: Annotated[float, Meta(gt=0, lt=1)] | None
+    iterations: _Many
     rounds: _Many
     samples: _Many
     solver: Literal["auto", "dual", "primal", "minibatch"]
@@ -189,8 +189,6 @@ def precision_from(
     prior_precision = facts.prior_precision
     match facts.form:
         case "dual":
-            if len(tensors["matrix"]) != V.rows:
-                fail_damaged(f"a matrix of {V.rows} rows", len(tensors["matrix"]))
             _check_gram(tensors["matrix"], V)
             return Dual(V, prior_precision, tensors["matrix"])
         case "primal":
@@ -207,8 +205,7 @@ def precision_from(
         case "kfac":
             return Kfac(V, prior_precision, (_factors(tensors, facts, V), tensors["diagonal"]))
         case _:
-            if subspace is None:
-                fail_damaged("the subspace of the subspace form", "none")
+            assert subspace is not None
             parts = tensors["matrix"], tensors["metric"]
             return SubspacePrecision(V, subspace, prior_precision, parts)
 
@@ -250,10 +247,7 @@ def _sampled(tensors: Mapping[str, Tensor], facts: PrecisionFacts, V: Jacobian) 
     options = {name: facts.options[name] for name in names if name in facts.options}
     settings, lam = SampleThenOptimise(**options), facts.prior_precision
     x, error = tensors["draws"], facts.residual
-    if len(x) != settings.samples:
-        fail("path", f"{settings.samples} draws", len(x))
-    if error is None:
-        fail_damaged("the error of the draws as 'residual'", "none")
+    assert error is not None
     known = LinearDraws(x, None, tensors["fitted"], float(error), 0)
     return Sampled(V, lam, settings, known=known)
 
@@ -263,9 +257,6 @@ def _factors(
 ) -> tuple[Factors, ...]:
     layers = {layer.name: layer for layer in V.plan.layers if layer.is_matrix}
     names = facts.layers
-    missing = [name for name in names if name not in layers]
-    if missing:
-        fail("module", "the layers that were factored", f"none named {missing[0]!r}")
     found = tuple(
         Factors(layers[name], **{part: tensors[f"{part}.{i}"] for part in _FACTORS})
         for i, name in enumerate(names)
@@ -303,8 +294,6 @@ def _example_rows(leaf: Tensor) -> Tensor:
 
 def _example(tensors: Mapping[str, Tensor], facts: PrecisionFacts) -> Inputs:
     parts = [tensors[f"example.{i}"] for i in range(len(facts.inputs))]
-    if any(n_rows(part) != _ROWS for part in parts):
-        fail("path", f"examples of {_ROWS} rows", "others")
     if facts.structure == "tensor":
         return parts[0]
     if facts.structure == "tuple":

@@ -32,13 +32,7 @@ from subbayes.inference.samplers.mclmc_kernel import Kernel
 from subbayes.inference.samplers.microcanonical import INTEGRATORS, Integrator, check_rank
 from subbayes.inference.samplers.reparameterisation import run_reparameterised
 from subbayes.inference.samplers.stochastic_mclmc import BatchKernel, check_batches
-from subbayes.utils.checks import (
-    check_choice,
-    check_count,
-    check_positive,
-    check_positive_or_zero,
-    fail,
-)
+from subbayes.utils.checks import check_choice, check_count, check_positive, check_positive_or_zero
 
 Metric = Literal["prior", "diagonal", "dense"]
 
@@ -111,13 +105,8 @@ class MCLMC(Sampler):
     decay: float = 1 / 3
 
     def __post_init__(self) -> None:
-        if isinstance(self.target, (tuple, list)):
-            if len(self.target) != 2:
-                fail("target", "a number, or two of them", f"{len(self.target)} numbers")
-            for value in self.target:
-                check_positive("target", value)
-        else:
-            check_positive("target", self.target)
+        for value in self.target if isinstance(self.target, (tuple, list)) else (self.target,):
+            check_positive("target", value)
         if isinstance(self.length, str):
             check_choice("length", self.length, ("scale", "autocorrelation"))
         else:
@@ -173,7 +162,8 @@ class MCLMC(Sampler):
     def _targets(self) -> tuple[float, float]:
         """The targets at the start and at the end of the warm-up."""
         given = self.target if isinstance(self.target, (tuple, list)) else (self.target,) * 2
-        return float(given[0]), float(given[1])
+        first, last = given
+        return float(first), float(last)
 
     def _run_batches(
         self, posterior: GradientDensity, sampling: Sampling, batch_size: int

@@ -15,7 +15,6 @@ from subbayes import InputError, InputTypeError, Network, subspaces
 from subbayes.cli import run
 from subbayes.curvature.precision_factory import precision
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.laplace.cross_validation import cross_validate_prior
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.inference.laplace.subspace_error import compare_subspaces
 from subbayes.subspace import DenseSubspace
@@ -196,15 +195,6 @@ def test_prior_precisions(value):
             call,
             r"prior(_precision)?: expected a (finite )?number above 0"
             r"(, a Normal or 'evidence')?, got",
-        )
-
-
-def test_empty_candidates_are_rejected():
-    net, likelihood, data, _ = problem(0)
-    for options in ({"prior_precisions": ()}, {"noise_factors": ()}):
-        refused(
-            lambda o=options: cross_validate_prior(net, likelihood, data, **o),
-            "prior_precisions and noise_factors: expected at least one candidate of each",
         )
 
 

@@ -190,7 +190,7 @@ def test_evidence_prior_by_draws():
 def test_bad_settings_of_the_engine():
     with pytest.raises(InputError, match="covariance: expected one of 'exact', 'sampled', got"):
         LinearisedLaplace(covariance="kfac")
-    with pytest.raises(InputError, match="tolerance: expected a finite number above 0"):
+    with pytest.raises(InputError, match="tolerance: expected a number strictly between 0"):
         LinearisedLaplace(covariance="sampled", tolerance=-1.0)
 
 
