@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood, Weighted, as_likelihood
-from subbayes.networks.network import Network
+from subbayes.networks.network import Network, as_network
 from subbayes.networks.token_outputs import output_for
 from subbayes.networks.validation import check_fit
 from subbayes.training.pipeline import estimate_parameters
@@ -47,10 +47,8 @@ def network_and_likelihood(
     """
     if isinstance(trained, (TrainingResult, SwaResult)):
         network, likelihood = trained.network, likelihood or trained.likelihood
-    elif isinstance(trained, Network):
-        network = trained
-    elif isinstance(trained, nn.Module):
-        network = Network(trained, output=output_for(likelihood or "gaussian", output))
+    elif isinstance(trained, (Network, nn.Module)):
+        network = as_network(trained, output=output_for(likelihood or "gaussian", output))
     else:
         fail_type("trained", "what train(...) or swa(...) returns, or a trained module", trained)
     if likelihood is None:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.initialisation import fresh_weights, module_with_fresh_weights
-from subbayes.networks.network import Network
+from subbayes.networks.network import Network, as_network
 from subbayes.training.configuration import Training
 from subbayes.training.curve_steps import ControlPoints, ExtraParameters, TrainableCurve
 from subbayes.training.loop import History, run
@@ -142,7 +142,7 @@ def train_curve(
         >>> result.curve, result.curve.subspace()
         (WeightCurve(bezier, degree=2, size=25), DenseSubspace(rank=2, size=25))
     """
-    network = module if isinstance(module, Network) else Network(module)
+    network = as_network(module)
     check_choice("kind", kind, ("bezier", "polygon"))
     check_count("degree", degree, 0)
     training = training.along_curve()
@@ -267,7 +267,7 @@ def connect(
         >>> result.curve
         WeightCurve(polygon, degree=4, size=16)
     """
-    network = module if isinstance(module, Network) else Network(module)
+    network = as_network(module)
     if kind is not None:
         check_choice("kind", kind, ("bezier", "polygon"))
     check_count("degree", degree, 0)
