@@ -20,11 +20,7 @@ from torch import Tensor
 
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
-from subbayes.inference.laplace.linearised import (
-    LinearisedPosterior,
-    linearised_laplace,
-    tune_prior,
-)
+from subbayes.inference.laplace.linearised import Evidence, LinearisedPosterior, linearised_laplace
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 
@@ -36,7 +32,8 @@ _LARGE = 1500  # weights of a last layer, from which on its posterior is approxi
 def posterior_of(network: Network, likelihood: Likelihood, data: Data) -> LinearisedPosterior:
     """The posterior of a last layer under the prior of the largest evidence."""
     form: Any = "exact" if network.size <= _LARGE else "kfac"
-    return tune_prior(linearised_laplace(network, likelihood, data, covariance=form))
+    posterior = linearised_laplace(network, likelihood, data, covariance=form)
+    return posterior.with_prior_and_noise(*Evidence.of(posterior).maximum(noise=True))
 
 
 @dataclass(frozen=True)
