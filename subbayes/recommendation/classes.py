@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.baselines.ensemble import WeightSamples
-from subbayes.baselines.temperature_scaling import TemperatureScaled
+from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood, Weighted
@@ -22,6 +23,7 @@ from subbayes.networks.network import Network
 from subbayes.predictions.averaging import outputs
 from subbayes.recommendation.guard import Candidate, Scaled, Verdict, judge
 from subbayes.recommendation.last_layer import LastLayer, solve
+from subbayes.utils.checks import InputError
 
 _PRECISIONS = tuple(10.0 ** (k / 2) for k in range(6, -5, -1))
 _WORSE = 2  # prior precisions in a row that score less than the best one, after which to stop
@@ -144,7 +146,7 @@ def classes(
         data: the training data.
         held_out: rows that were not trained on.
         y: their targets.
-        seed: of the random halves of held-out rows.
+        seed: of the random divisions of held-out rows.
     """
     tempered = likelihood.kind == "classification"
     candidates: list[Candidate] = []
@@ -182,8 +184,9 @@ def classes(
     rows = [(m, None) for m, _ in mixtures[chosen]]
     name = "deep ensemble" if len(rows) > 1 else "SWA" if chosen else "MAP"
     model: Predictor = networks.mixture(rows, likelihood, name)
-    if verdict.settings[chosen] != 1:
-        model = TemperatureScaled(model, verdict.settings[chosen])
+    if tempered:
+        with suppress(InputError):  # held-out rows that determine no temperature
+            model = temperature_scaling(model, held_out)
     return model, names, verdict
 
 

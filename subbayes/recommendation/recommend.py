@@ -66,7 +66,7 @@ def recommend(
         factory: makes a module with fresh weights, of which four are trained as members.
         training: how they are trained.
         output: picks the tensor out of what the module returns, as for `Network`.
-        seed: of the random halves of the held-out rows, and of training on.
+        seed: of the random divisions of the held-out rows, and of training on.
         progress: show a progress bar of training on; None shows it on a terminal.
 
     Raises:

@@ -44,7 +44,7 @@ def regression(
         data: the training data.
         held_out: rows that were not trained on.
         y: their targets.
-        seed: of the random halves of held-out rows.
+        seed: of the random divisions of held-out rows.
     """
     rows = [x for x, _ in held_out.batches()]
     target = y.values.double().numpy().reshape(len(y.values), -1)
