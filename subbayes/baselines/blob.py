@@ -31,9 +31,12 @@ from subbayes.training.loop import History, run
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.optimizer import make_optimizer
 from subbayes.training.trainable import TrainableNetwork
+from subbayes.training.unfinished import has_converged, losses_up_to, warn_of_unfinished
 from subbayes.utils.checks import check_count, check_positive, check_seed, is_finite
 from subbayes.utils.seeding import fork_rng
 from subbayes.utils.types import Inputs, Targets
+
+_DRAWS_OF_NOISE = 10  # of the weights, with which the learned noise is compared
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,10 @@ def train_mean_field(
     Raises:
         InputError: what `train` raises.
 
+    Warns:
+        sklearn.exceptions.ConvergenceWarning: learned parameters of the likelihood that have not
+            converged.
+
     Source:
         Wang, Shi, Han, Metaxas and Wang (2024), "BLoB: Bayesian low-rank adaptation by
         backpropagation for large language models", NeurIPS, eq. (5) to (9).
@@ -201,7 +208,7 @@ def train_mean_field(
         data, held_out = split_validation(data, training, validation, seed)
         minibatches = Minibatches(data, likelihood, network, training.batch_size, seed)
         task = _MeanField(minibatches, training, held_out, settings)
-        histories, _ = run(
+        histories, epochs = run(
             task,
             training.epochs,
             patience=training.patience,
@@ -210,9 +217,17 @@ def train_mean_field(
         )
     trained = Network(task.module.eval(), random, output, copy_frozen=False)
     trained.fixed_norms = network.fixed_norms
-    return MeanFieldWeights(
+    found = MeanFieldWeights(
         trained, task.learned_likelihood(), task.log_sd.detach().exp(), histories[0]
     )
+
+    def draw_outputs(inputs: Inputs) -> Float[Tensor, "S N C"]:
+        weights = found.sample(_DRAWS_OF_NOISE, seed)
+        return torch.stack([trained(w, inputs) for w in weights])
+
+    learned, losses = task.unconstrained.detach(), losses_up_to(histories[0], epochs[0])
+    warn_of_unfinished([has_converged(trained, minibatches, learned, losses, draw_outputs)])
+    return found
 
 
 class _MeanField(TrainableNetwork):

@@ -36,6 +36,7 @@ from subbayes.sparse.steps import Steps
 from subbayes.sparse.variational_families import Noise
 from subbayes.training.loop import Diverged, History, Trainable, log_scale, run
 from subbayes.training.minibatches import Minibatches
+from subbayes.training.unfinished import has_converged, warn_of_unfinished
 from subbayes.utils.checks import fail, is_finite
 from subbayes.utils.seeding import derive_seed, fork_rng
 from subbayes.utils.trees import n_rows, named_leaves, tree_map
@@ -111,6 +112,7 @@ def count_rows(likelihood: Likelihood, y: Targets) -> Float[Tensor, ""]:
 
 KIND = "sparse-training-checkpoint"
 _SECONDS = 1.0  # between two checkpoints, at least
+_DRAWS_OF_NOISE = 10  # of the network, with which the learned noise is compared
 
 
 def fit(
@@ -151,6 +153,10 @@ def fit(
         InputError: a module without sparse layers, a layer called twice, a checkpoint of another
             run, or data that do not match the likelihood.
 
+    Warns:
+        sklearn.exceptions.ConvergenceWarning: learned parameters of the likelihood that have not
+            converged.
+
     Source: Hubin and Storvik (2024), algorithm 1 and section 4.1.
 
     Example:
@@ -181,6 +187,7 @@ def fit(
         )
     result = task.result(history)
     _warn_of_empty_layers(result)
+    warn_of_unfinished([task.has_converged(result)])
     return result
 
 
@@ -413,6 +420,18 @@ class TrainableSparseNetwork(Trainable):
         """The random generators of the order of rows and of the noise."""
         noise = next(iter(self.layers.values())).noise
         return {"order": self.minibatches.generator, "noise": noise.generator}
+
+    def has_converged(self, result: SparseNetwork) -> bool:
+        """Whether the likelihood's parameters suit the residuals of draws of the weights."""
+        history, n = result.history, self.minibatches.n
+        bounds = zip(history.get("elbo", ()), history.get("kl", ()), strict=True)
+        losses = [-(elbo + divergence) / n for elbo, divergence in bounds]
+
+        def draw_outputs(inputs: Inputs) -> Float[Tensor, "S N C"]:
+            return result.predict(inputs, n_draws=_DRAWS_OF_NOISE).outputs
+
+        learned = self.unconstrained.detach()
+        return has_converged(self.network, self.minibatches, learned, losses, draw_outputs)
 
     def restore(self, states: Sequence[dict[str, Any]]) -> None:
         """Restore a state; the next epoch begins its phase again."""

@@ -8,7 +8,7 @@ loss falls, so do the residuals from which the noise is learned.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -21,6 +21,7 @@ from subbayes.likelihoods.target_parts import has_weights, split_targets
 from subbayes.networks.network import Network
 from subbayes.training.minibatches import Minibatches
 from subbayes.utils.trees import take
+from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
 
 _UNSAID: ContextVar[bool] = ContextVar("_UNSAID", default=False)
@@ -34,6 +35,7 @@ def has_converged(
     minibatches: Minibatches,
     values: Float[Tensor, "p"],
     losses: Sequence[float] = (),
+    draw_outputs: Callable[[Inputs], Float[Tensor, "S N C"]] | None = None,
 ) -> bool:
     """Whether training has ended with learned parameters of the likelihood that fit the rows.
 
@@ -42,10 +44,11 @@ def has_converged(
         minibatches: the training data.
         values: the unconstrained parameters.
         losses: of each epoch, unless the network is that of an earlier one.
+        draw_outputs: outputs for draws of the weights, of a network with random weights.
     """
     if not values.numel():
         return True
-    return not _still_falls(losses) and _fits(network, minibatches, values)
+    return not _still_falls(losses) and _fits(network, minibatches, values, draw_outputs)
 
 
 def _still_falls(losses: Sequence[float]) -> bool:
@@ -57,10 +60,16 @@ def _still_falls(losses: Sequence[float]) -> bool:
     return before - last > max(_FALL, _SHARE * (losses[0] - last))
 
 
-def _fits(network: Network, minibatches: Minibatches, values: Float[Tensor, "p"]) -> bool:
+def _fits(
+    network: Network,
+    minibatches: Minibatches,
+    values: Float[Tensor, "p"],
+    draw_outputs: Callable[[Inputs], Float[Tensor, "S N C"]] | None,
+) -> bool:
     """Whether the log-likelihood of training rows has a slope near 0 in the parameters.
 
-    Of a network with dropout the noise includes that of the dropout, which its outputs lack.
+    Of a network with dropout the noise includes that of the dropout, which its outputs lack. That
+    of a network with random weights suits the mean over draws of them.
     """
     rows = minibatches.some_rows()
     if rows is None or network.has_dropout:
@@ -70,17 +79,19 @@ def _fits(network: Network, minibatches: Minibatches, values: Float[Tensor, "p"]
     counts = split_targets(y, has_weights(likelihood, y)).counts
     if len(counts) < _LEAST_ROWS:
         return True
+    if draw_outputs is None:
+
+        def draw_outputs(inputs: Inputs) -> Float[Tensor, "one N C"]:
+            return network(network.weights, inputs)[None]
+
     starts = range(0, len(counts), minibatches.batch_size or len(counts))
     with torch.no_grad():
-        outputs = torch.cat(
-            [
-                network(network.weights, take(inputs, slice(start, start + starts.step)))
-                for start in starts
-            ]
-        )
+        batches = [draw_outputs(take(inputs, slice(i, i + starts.step))) for i in starts]
+        draws = torch.cat(batches, 1)
     with torch.enable_grad():
         values = values.detach().clone().requires_grad_()
-        total = likelihood.with_parameters(values).log_prob(outputs, y).sum()
+        fitted = likelihood.with_parameters(values)
+        total = torch.stack([fitted.log_prob(outputs, y).sum() for outputs in draws]).mean()
     (slope,) = torch.autograd.grad(total, values)
     return bool((slope.abs() <= _STEEP * counts.sum()).all())
 

@@ -1,5 +1,6 @@
 """BLoB: mean-field inference of some weights while the others are trained."""
 
+import warnings
 from collections import OrderedDict
 
 import adapted
@@ -164,3 +165,43 @@ def test_a_module_without_adapters_is_refused():
     data = torch.zeros(4, 3), torch.zeros(4)
     with pytest.raises(InputError, match=r"parameters: expected a pattern .* got '\*lora_A\*'"):
         blob(nn.Linear(3, 1), "gaussian", data)
+
+
+def _warns_of_noise(record):
+    return any("learned parameters, such as the noise" in str(w.message) for w in record)
+
+
+def test_noise_of_an_unfinished_training_is_warned_of():
+    """It is far from the one of least squares; a longer training is not warned of."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 3, generator=generator, dtype=torch.float64)
+    y = 10 * (x[:, 0] + 0.1 * torch.randn(60, generator=generator, dtype=torch.float64))
+    right = float((y - x @ torch.linalg.lstsq(x, y[:, None]).solution[:, 0]).std())
+    settings, one = MeanFieldSettings(10.0), torch.zeros(1, 1)
+    options = {"learning_rate": 0.05, "batch_size": None, "clip_norm": None}
+    for epochs, converged in ((30, False), (600, True)):
+        training = Training(epochs=epochs, **options)
+        with warnings.catch_warnings(record=True) as record:
+            warnings.simplefilter("always")
+            found = train_mean_field(
+                linear(), Gaussian(), (x, y), training, settings=settings, progress=False
+            )
+        ratio = float(found.likelihood.variance(one).sqrt()) / right
+        assert (ratio < 1.5) == converged
+        assert _warns_of_noise(record) != converged
+
+
+@pytest.mark.slow
+def test_noise_with_the_variance_of_random_weights_is_not_taken_for_unfinished(recwarn):
+    """At the means residuals have 0.4 of the variance of the noise, which suits those of draws."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 25, generator=generator, dtype=torch.float64)
+    y = 10 * (x[:, 0] + torch.randn(40, generator=generator, dtype=torch.float64))
+    found = train_mean_field(
+        linear(25), Gaussian(), (x, y), SLOW, settings=MeanFieldSettings(10.0, 0.1)
+    )
+    variance = float(found.likelihood.variance(torch.zeros(1, 1)))
+    assert float((y - x @ found.mean).square().mean()) < 0.4 * variance
+    drawn = (y - found.sample(2000) @ x.T).square().mean()
+    assert float(drawn) == pytest.approx(variance, rel=0.2)
+    assert not _warns_of_noise(recwarn)

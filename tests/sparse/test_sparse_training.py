@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 import torch
 from cases import sparse_options
+from sklearn.exceptions import ConvergenceWarning
 from torch import nn
 from torch.nn import functional
 
 import subbayes
 from subbayes import InputError, sparse
+from subbayes.likelihoods import Gaussian, Standardized
 
 DOUBLE = torch.float64
 
@@ -108,7 +110,7 @@ def test_a_pooled_weight_has_its_exact_posterior(convolution):
     prior = sparse.SpikeSlab(sparse.NormalSlab(1.0), sparse.Bernoulli(0.5))
     result = sparse.fit(
         sparse.convert(Pooled(convolution), "all", prior=prior, sd=0.1),
-        subbayes.likelihoods.Gaussian(1.0),
+        Gaussian(1.0),
         (x, torch.full((50,), 0.5)),
         sparse.SparseTraining(
             epochs=1500,
@@ -148,11 +150,7 @@ def test_elbo_does_not_depend_on_the_shape_of_outputs():
             return self.net(x)[:, 0]
 
     found = [
-        float(
-            sparse.elbo(
-                sparse.convert(module).train(), subbayes.likelihoods.Gaussian(1.0), x, y, 600
-            )
-        )
+        float(sparse.elbo(sparse.convert(module).train(), Gaussian(1.0), x, y, 600))
         for module in (net(), Squeezed())
     ]
     assert found[0] == pytest.approx(found[1], rel=1e-6)
@@ -163,7 +161,7 @@ def test_elbo_requires_training_mode():
     made = sparse.convert(net())
     made[2].eval()
     with pytest.raises(InputError, match="module: .*in evaluation mode: '2'. Call module.train"):
-        sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), x, y, 60)
+        sparse.elbo(made, Gaussian(1.0), x, y, 60)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -183,7 +181,7 @@ def test_elbo_rejects_what_is_not_a_batch(change, error, said):
     x, y = data()
     made = sparse.convert(net()).train()
     with pytest.raises(error, match=said):
-        sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), *change(x, y), 60)
+        sparse.elbo(made, Gaussian(1.0), *change(x, y), 60)
 
 
 def test_divergence_uses_the_current_parameters():
@@ -224,34 +222,17 @@ def logits(out):
 def test_inputs_and_outputs_may_be_dicts(tmp_path):
     x, y = data()
     named = {"a": x[:, :2], "b": x[:, 2:]}
-    plain = sparse.elbo(
-        sparse.convert(net()).train(), subbayes.likelihoods.Gaussian(1.0), x, y, 600
-    )
+    plain = sparse.elbo(sparse.convert(net()).train(), Gaussian(1.0), x, y, 600)
     made = sparse.convert(Named()).train()
-    found = sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), named, y, 600, output=logits)
+    found = sparse.elbo(made, Gaussian(1.0), named, y, 600, output=logits)
     assert float(found.detach()) == pytest.approx(float(plain.detach()), rel=1e-6)
     with pytest.raises(TypeError, match="module: expected one tensor as its output, got dict"):
-        sparse.fit(
-            made,
-            subbayes.likelihoods.Gaussian(1.0),
-            (named, y),
-            sparse.SparseTraining(epochs=2),
-            progress=False,
-        )
+        sparse.fit(made, Gaussian(1.0), (named, y), sparse.SparseTraining(epochs=2), progress=False)
     settings = {"epochs": 2, "progress": False, "mode": "eager"}
     result = sparse.fit(
-        made,
-        subbayes.likelihoods.Gaussian(1.0),
-        (named, y),
-        output=logits,
-        **sparse_options(**settings),
+        made, Gaussian(1.0), (named, y), output=logits, **sparse_options(**settings)
     )
-    theirs = sparse.fit(
-        sparse.convert(net()),
-        subbayes.likelihoods.Gaussian(1.0),
-        (x, y),
-        **sparse_options(**settings),
-    )
+    theirs = sparse.fit(sparse.convert(net()), Gaussian(1.0), (x, y), **sparse_options(**settings))
     expected = theirs.predict(x, n_draws=3).outputs
     torch.testing.assert_close(result.predict(named, n_draws=3).outputs, expected)
     loaded = subbayes.load(result.save(tmp_path / "saved"), Named(), output=logits)
@@ -264,9 +245,7 @@ def test_elbo_weight_multiplies_the_divergence():
     values = []
     for weight in (0.0, 0.5, 1.0):
         made[0].noise.generator.manual_seed(0)
-        values.append(
-            float(sparse.elbo(made, subbayes.likelihoods.Gaussian(1.0), x, y, 60, weight=weight))
-        )
+        values.append(float(sparse.elbo(made, Gaussian(1.0), x, y, 60, weight=weight)))
     kl = float(sparse.kl(made))
     assert values[0] - values[1] == pytest.approx(0.5 * kl, rel=1e-5)
     assert values[0] - values[2] == pytest.approx(kl, rel=1e-5)
@@ -313,7 +292,7 @@ def test_layers_called_twice_are_rejected(epochs):
     with pytest.raises(InputError, match="layers that are called once"):
         sparse.fit(
             sparse.convert(Twice()),
-            subbayes.likelihoods.Gaussian(),
+            Gaussian(),
             data(),
             sparse.SparseTraining(epochs=epochs, batch_size=30),
             progress=False,
@@ -338,7 +317,7 @@ def test_hooks_are_kept_on_sparse_layers_and_networks():
     made = sparse.convert(module).eval()
     x = data()[0]
     assert float(made(x).mean().detach()) > 90
-    result = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0))
+    result = sparse.SparseNetwork(made, Gaussian(1.0))
     assert float(result.predict(x, n_draws=2).outputs.mean()) > 90
 
 
@@ -370,11 +349,7 @@ def test_frozen_layers_stay_frozen():
     module[:2].requires_grad_(False)
     module[1].eval()
     result = sparse.fit(
-        sparse.convert(module),
-        subbayes.likelihoods.Gaussian(),
-        data(),
-        sparse.SparseTraining(epochs=2),
-        progress=False,
+        sparse.convert(module), Gaussian(), data(), sparse.SparseTraining(epochs=2), progress=False
     )
     assert torch.equal(result.module[1].running_mean, module[1].running_mean)
     assert not any(p.requires_grad for p in result.module[:2].parameters())
@@ -396,12 +371,7 @@ def test_finished_runs_are_loaded_unchanged(tmp_path):
         "checkpoint": tmp_path / "run.pt",
     }
     first, again = (
-        sparse.fit(
-            sparse.convert(net()),
-            subbayes.likelihoods.Gaussian(),
-            data(),
-            **sparse_options(**settings),
-        )
+        sparse.fit(sparse.convert(net()), Gaussian(), data(), **sparse_options(**settings))
         for _ in range(2)
     )
     assert [layer.phase for layer in again.layers.values()] == ["median", "median"]
@@ -442,7 +412,7 @@ def test_the_last_good_network_has_the_phase_of_its_epoch(tmp_path, interrupted)
     def fit(callback):
         return sparse.fit(
             made,
-            subbayes.likelihoods.Gaussian(1.0),
+            Gaussian(1.0),
             data(),
             checkpoint=tmp_path / "run",
             callback=callback,
@@ -473,7 +443,7 @@ def test_a_run_that_its_callback_has_stopped_is_the_same_when_repeated(tmp_path)
     settings = {"training": sparse.SparseTraining(**MEDIAN), "progress": False}
 
     def fit(callback, **options):
-        gaussian = subbayes.likelihoods.Gaussian(1.0)
+        gaussian = Gaussian(1.0)
         return sparse.fit(
             sparse.convert(net()), gaussian, data(), callback=callback, **settings, **options
         )
@@ -500,13 +470,13 @@ def of(**options):
         {"made": lambda: of(prior=sparse.SpikeSlab(inclusion=sparse.Bernoulli(0.3)))},
         {"made": lambda: of(module=nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1)))},
         {"rows": (data()[0] + 1e-3, data()[1])},
-        {"likelihood": subbayes.likelihoods.Gaussian(0.3)},
+        {"likelihood": Gaussian(0.3)},
     ],
 )
 def test_checkpoints_of_other_runs_are_rejected(tmp_path, other):
     settings = {"epochs": 2, "progress": False, "checkpoint": tmp_path / "run.pt"}
 
-    def fit(made=of, likelihood=subbayes.likelihoods.Gaussian(0.5), rows=None):
+    def fit(made=of, likelihood=Gaussian(0.5), rows=None):
         return sparse.fit(
             made(), likelihood, data() if rows is None else rows, **sparse_options(**settings)
         )
@@ -534,7 +504,7 @@ def test_checkpoints_of_other_code_are_rejected(tmp_path):
 
     def fit(activation=torch.tanh, part=0):
         settings = {"epochs": 2, "progress": False, "checkpoint": tmp_path / "run"}
-        likelihood = subbayes.likelihoods.Gaussian(0.5)
+        likelihood = Gaussian(0.5)
         options = sparse_options(**settings) | {"output": lambda pair: pair[part]}
         return sparse.fit(made(activation), likelihood, data(), **options)
 
@@ -546,3 +516,32 @@ def test_checkpoints_of_other_code_are_rejected(tmp_path):
                 fit(**other)
             assert caught.value.argument == "checkpoint"
         fit()
+
+
+@pytest.mark.parametrize("likelihood", [Gaussian(), Standardized(Gaussian(), (0.0,), (10.0,))])
+def test_noise_of_an_unfinished_training_is_warned_of(likelihood):
+    """It is far from the one of least squares."""
+    x, y = data(200)
+    y = 10 * y
+    right = float((y - x @ torch.linalg.lstsq(x, y[:, None]).solution[:, 0]).std())
+    torch.manual_seed(0)
+    module = sparse.convert(nn.Linear(3, 1))
+    with pytest.warns(ConvergenceWarning, match="learned parameters, such as the noise"):
+        found = sparse.fit(
+            module, likelihood, (x, y), sparse.SparseTraining(epochs=30), progress=False
+        )
+    assert float(found.likelihood.variance(torch.zeros(1, 1)).sqrt()) > 1.5 * right
+
+
+def test_noise_of_a_long_training_is_not_warned_of(recwarn):
+    x, y = data(200)
+    torch.manual_seed(0)
+    module = sparse.convert(nn.Linear(3, 1))
+    found = sparse.fit(
+        module, Gaussian(), (x, y), sparse.SparseTraining(epochs=250), progress=False
+    )
+    right = float((y - x @ torch.linalg.lstsq(x, y[:, None]).solution[:, 0]).std())
+    assert float(found.likelihood.variance(torch.zeros(1, 1)).sqrt()) == pytest.approx(
+        right, rel=0.1
+    )
+    assert not [w for w in recwarn if issubclass(w.category, ConvergenceWarning)]
