@@ -164,7 +164,14 @@ def translate_damage(path: Path, suffix: str) -> Iterator[None]:
         )
     except InputError:
         raise
-    except (*_DAMAGE, *_METADATA) as error:
+    except (MemoryError, *_DAMAGE, *_METADATA) as error:
+        if isinstance(error, MemoryError) or "out of memory" in str(error):  # as pandas says it
+            fail(
+                "path",
+                "a table that fits into memory",
+                f"too little of it for '{path}' of {path.stat().st_size / 2**20:,.0f} MiB",
+                "Keep fewer columns or rows, or use a machine with more memory",
+            )
         if isinstance(error, _METADATA) and suffix not in PARQUET:
             raise
         if isinstance(error, UnicodeError):

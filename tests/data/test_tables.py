@@ -284,3 +284,21 @@ def test_names_of_a_header_are_not_compared_with_each_other(tmp_path, monkeypatc
     monkeypatch.setattr(CountedName, "comparisons", 0)
     assert read_table(path, min_rows=1).shape == (1, 2000)
     assert CountedName.comparisons <= 5 * len(names)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError("Unable to allocate 9.9 GiB"), pd.errors.ParserError("C error: out of memory")],
+    ids=["numpy", "parser"],
+)
+@pytest.mark.parametrize("read", [read_table, TableBatches])
+def test_a_table_larger_than_the_memory_is_said_to_be(tmp_path, monkeypatch, read, error):
+    def fails(*_, **__):
+        raise error
+
+    path = written(tmp_path, "t.csv", "a,b\n1,2\n3,4\n")
+    monkeypatch.setattr(pd, "read_csv", fails)
+    with pytest.raises(InputError) as caught:
+        read(path)
+    assert caught.value.argument == "path"
+    assert caught.value.expected == "a table that fits into memory"
