@@ -51,7 +51,7 @@ from subbayes.networks.tracing.vectorised import Vectorised, contiguous
 from subbayes.utils.checks import check_device, fail, fail_type
 from subbayes.utils.memory import BoundedCache
 from subbayes.utils.seeding import torch_lock
-from subbayes.utils.trees import leaves, n_rows, row_kind, take
+from subbayes.utils.trees import leaves, n_rows, row_kind, take, tree_map
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import warn_user
 
@@ -590,7 +590,11 @@ def as_network(
 
 
 def arguments(inputs: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
-    """Positional and keyword arguments of a module: a tuple by position, a dict by name."""
+    """Positional and keyword arguments of a module: a tuple by position, a dict by name.
+
+    A module that calls `requires_grad_` of its inputs changes aliases, and not the data.
+    """
+    inputs = tree_map(lambda tensor: tensor if tensor.requires_grad else tensor.detach(), inputs)
     if isinstance(inputs, dict):
         return (), inputs
     return (inputs, {}) if isinstance(inputs, tuple) else ((inputs,), {})
