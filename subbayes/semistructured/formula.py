@@ -18,7 +18,14 @@ from formulaic import ModelSpec
 from formulaic.errors import FormulaicError
 from jaxtyping import Float
 
-from subbayes.data.levels import check_kinds, check_levels, check_read_differently, kinds_of
+from subbayes.data.levels import (
+    check_kinds,
+    check_levels,
+    check_read_differently,
+    kind_of_level,
+    kinds_of,
+    same_level,
+)
 from subbayes.semistructured import formula_columns
 from subbayes.semistructured.design_layout import Layout, stored_width
 from subbayes.semistructured.formula_checks import (
@@ -245,6 +252,7 @@ class Design:
         with formula_errors(argument, text):
             rest, own = learn_terms(argument, text, frame, prefix, weights)
         spec = formula_columns.learn(argument, rest, frame, read, weights)
+        _check_references(argument, spec)
         names = [str(name) for name in spec.column_names]
         effects: list[int] = []
         offsets: list[int] = []
@@ -570,6 +578,16 @@ class Design:
                     "extrapolation='clip')",
                 )
         fail("data", "values that the formula can use", f"{type(error).__name__}: {error}")
+
+
+def _check_references(argument: str, spec: ModelSpec) -> None:
+    """Raise for a reference level that equals a level of another kind, as 1 equals True."""
+    for expression, levels, contrasts in formula_columns.factors(spec):
+        base = getattr(contrasts, "base", None)
+        equal = [level for level in levels if level == base]
+        if equal and not same_level(equal[0], base):
+            expected = f"a reference level among {kind_of_level(equal[0])}, as the levels are"
+            fail(argument, expected, f"{base!r} in {expression}", f"Write {equal[0]!r}")
 
 
 def _columns(

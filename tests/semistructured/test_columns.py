@@ -457,3 +457,19 @@ def test_errors_name_some_columns_of_many():
     assert len(str(error.value)) < 800
     with pytest.raises(InputError, match="2, 3, 4.* 20 and 480 more, got none called 500"):
         check_columns(map(str, range(1, 501)), frame.set_axis(map(str, range(500)), axis=1))
+
+
+@pytest.mark.parametrize(
+    ("column", "reference", "kind"),
+    [([True, False] * 3, 1, "booleans"), ([0, 1, 2] * 2, True, "numbers")],
+)
+def test_reference_levels_are_of_the_kind_of_the_levels(column, reference, kind):
+    frame = pd.DataFrame({"b": column})
+    with pytest.raises(InputError) as refused:
+        Design({"mu": f"C(b, Treatment({reference}))"}, frame)
+    assert refused.value.argument == "formula of 'mu'"
+    assert kind in refused.value.expected
+    same = type(column[0])(reference)
+    names = Design({"mu": f"C(b, Treatment({same!r}))"}, frame).names
+    others = [str(level) for level in sorted(set(column) - {same})]
+    assert names[1:] == [f"C(b, Treatment({same!r}))[T.{level}]" for level in others]
