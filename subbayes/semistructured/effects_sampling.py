@@ -98,11 +98,8 @@ def draw_effects(
         samplers.append(lambda: _corrected_draws(likelihood, start, sampling))
         samplers.append(lambda: _corrected_draws(likelihood, start, sampling, conditional=True))
     if has_groups(likelihood):
-        penalised = [term for term in structured.design.terms if term.penalised]
-        canonical = isinstance(likelihood.rows, CanonicalRows)
-        alone = canonical and len(penalised) == 1 and others == len(scales)
         samplers.insert(
-            0 if alone else len(samplers),
+            0 if are_groups_alone(likelihood) else len(samplers),
             lambda: _grouped_draws(GroupedImportance(likelihood), start, sampling),
         )
     if len(start) <= _MOST_COORDINATES:
@@ -112,6 +109,19 @@ def draw_effects(
         if draws is not None:
             return draws
     return None
+
+
+def are_groups_alone(likelihood: EffectsLikelihood) -> bool:
+    """Whether the effects of one grouping factor are the only ones with a standard deviation.
+
+    Those of counts and of two classes are integrated out first, and the others proposed.
+    """
+    structured = likelihood.map.structured
+    penalised = [term for term in structured.design.terms if term.penalised]
+    others = structured.size - len(structured.design.names) - len(structured.thresholds)
+    only_scales = others == len(smoothing_coordinates(structured))
+    canonical = isinstance(likelihood.rows, CanonicalRows)
+    return has_groups(likelihood) and canonical and len(penalised) == 1 and only_scales
 
 
 def _most_repeats(sampling: Sampling, numbers: int) -> int:

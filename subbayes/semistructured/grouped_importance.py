@@ -7,10 +7,12 @@ $$ p(D \mid h) = \prod_j \int p(D_j \mid \zeta_j, h)\, N(\zeta_j; 0, I)\, d\zeta
 
 and each integral is estimated without bias by a lattice rule with a random shift of its own
 (Cranley and Patterson 1976, "Randomization of number theoretic methods for multiple integration"),
-in coordinates u of the unit cube with $\zeta_j = \hat\zeta_j(h) + s\, L^{-\top} \log(u / (1 - u))$
-for about the mode $\hat\zeta_j(h)$ and the factor L of the curvature there. The integrand is 0 with
-all its derivatives at the faces of the cube, so that few points are enough: with 6 of a scalar
-integral the logarithm has a variance of about $10^{-5}$, and its sum over 10,000 groups one of 0.1.
+in coordinates u of the unit cube with $\zeta_j = \hat\zeta_j(h) + s\, L^{-\top} t(u)$ and
+$t(u) = (2 u - 1) (u (1 - u))^{-1/5}$, for about the mode $\hat\zeta_j(h)$ and the factor L of the
+curvature there. The integrand is 0 with all its derivatives at the faces of the cube, so that few
+points are enough: with 4 of a scalar integral of counts the logarithm has a variance of about
+$5 \cdot 10^{-6}$, and its sum over 10,000 groups one of 0.05. Of many groups as few are taken as
+give the sum a variance of at most 0.1 at a point near the posterior.
 The estimate takes the place of the density of h in Metropolis-Hastings, and one point of each group
 is chosen by the weights, so that the draws of all coordinates are exact (Andrieu, Doucet and
 Holenstein 2010, "Particle Markov chain Monte Carlo methods", section 4.4). Time and memory are
@@ -21,7 +23,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,18 +50,22 @@ __all__ = ["MOST_BESIDE_GROUPS", "GroupedImportance", "has_groups", "proposals_b
 MOST_BESIDE_GROUPS = 30
 """Coordinates h, for differences of all pairs of them."""
 
-_ELEMENTS = 2**18  # rows or groups times points at once, about the size of a cache
+_ELEMENTS = 400_000  # rows or groups times points at once, about the size of a cache
 _LEAST_REPEATS = 0.5  # share of different loadings below which rows are joined
-_LATTICES = {1: (6, 1, 1.3), 2: (21, 13, 1.3), 3: (64, 11, 1.1)}  # points, generator, scale s
-_LARGE_LATTICE = 101, 40, 1.3  # of more effects of a group
-_MANY_GROUPS, _FINE_LATTICE = 20_000, (10, 1, 1.3)  # of scalar effects
+_COUNT, _COUNTS_OF_MANY = 6, (4, 6, 10)  # of points of scalar effects, and of many of them
+_MOST_VARIANCE, _REPEATS = 0.1, 16  # of the logarithm of an estimate; estimates to find it
+_LATTICES = {2: (21, 13), 3: (64, 11)}  # points and generator, of several effects of a group
+_LARGE_LATTICE = 101, 40  # of more
+_SCALE, _SCALE_OF_SEVERAL, _POWER = 2.5, 2.0, 0.2  # of the points on the real line
 _SHIFTS = 256  # of a lattice along each axis; their mean is a rule that is exact to rounding
 _STEPS, _FEW_STEPS = 25, 2  # of Newton's method
-_ONE_STEP = 1000  # groups from which on one is enough, as all points are near the posterior
+_STEPS_AFTER_MOVE = 3  # where rows have changed since the tangent was found
+_MANY = 1000  # groups from which on all points are so near the posterior that tangents are enough
 _CLOSE = 1e-9  # in standard deviations of the prior
 _LONGEST = 1.0  # step
 _STEP = 1e-4  # of differences
 _FURTHEST = 2.0  # from the mode at the point near the posterior
+_WIDEST = 0.5  # change of the logarithm of its scale
 
 
 def has_groups(likelihood: EffectsLikelihood, most: int = MOST_BESIDE_GROUPS) -> bool:
@@ -70,22 +76,72 @@ def has_groups(likelihood: EffectsLikelihood, most: int = MOST_BESIDE_GROUPS) ->
     return of_rows and bool(len(groups)) and others <= most
 
 
+class _Points(NamedTuple):
+    """Points h, and what coefficients are there.
+
+    Attributes:
+        h: the points.
+        zeta: h as coordinates of the effects of a single group.
+        level: coefficients that groups share.
+        factor: of the covariance of the effects of a group.
+    """
+
+    h: Float[Tensor, "S d"]
+    zeta: Float[Tensor, "S m"]
+    level: Float[Tensor, "S p"]
+    factor: Float[Tensor, "S q q"]
+
+
 class _Given(NamedTuple):
     """What is known of the rows given h.
 
     Attributes:
-        eta: location predictors without the groups; of joined rows, logarithms of summed means.
+        eta: location predictors without the groups; of joined rows 0.
         slopes: their derivatives in the coordinates of the group, (q, rows, S).
         linear: the terms of the log-likelihood without the groups.
         pulled: derivatives of those that are linear in the coordinates of the groups, (q, J, S).
+        weights: of the rows; of joined rows their summed means without the groups.
         predictors: all predictors, (S, rows, C), of families with others than the location.
     """
 
-    eta: Float[Tensor, "n S"]
+    eta: Float[Tensor, "n S"] | Float[Tensor, ""]
     slopes: Float[Tensor, "q n S"]
     linear: Float[Tensor, "S"]
     pulled: Float[Tensor, "q J S"]
-    predictors: Float[Tensor, "S n C"] | None
+    weights: Float[Tensor, "n S"] | Float[Tensor, "n one"] | None = None
+    predictors: Float[Tensor, "S n C"] | None = None
+
+
+class _Tangent(NamedTuple):
+    """Modes of all groups, and their scales, as linear functions near a point of h.
+
+    Attributes:
+        centre: the point.
+        modes: there.
+        slopes: derivatives of the modes.
+        log_factors: logarithms of the factors of the precisions of scalar effects, there.
+        log_slopes: derivatives of these logarithms.
+    """
+
+    centre: Float[Tensor, "d one"]
+    modes: Float[Tensor, "m one"]
+    slopes: Float[Tensor, "m d"]
+    log_factors: Float[Tensor, "J one"]
+    log_slopes: Float[Tensor, "J d"]
+
+    def mode(self, h: Float[Tensor, "S d"]) -> Float[Tensor, "m S"]:
+        """Modes at other points."""
+        moved = self._along(self.slopes, h).clamp_(-_FURTHEST, _FURTHEST)
+        return moved.add_(self.modes)
+
+    def factor(self, h: Float[Tensor, "S d"]) -> Float[Tensor, "J S"]:
+        """Factors of scalar effects at other points."""
+        moved = self._along(self.log_slopes, h).clamp_(-_WIDEST, _WIDEST)
+        return moved.add_(self.log_factors).exp_()
+
+    def _along(self, slopes: Float[Tensor, "m d"], h: Float[Tensor, "S d"]) -> Float[Tensor, "m S"]:
+        """By NumPy, whose products are faster where there are few columns of either."""
+        return torch.from_numpy(slopes.numpy() @ (h.T - self.centre).numpy())
 
 
 class GroupedImportance:
@@ -135,8 +191,9 @@ class GroupedImportance:
             self._offsets = rows.offset[order].double()
         self._one_cell_each = torch.equal(self._codes, torch.arange(len(self.groups)))
         self._members = _sums_over(self._codes, len(self.groups))
-        self._tangent: tuple[Tensor, Tensor, Tensor] | None = None
-        self._lattice = _Lattice(len(self.groups), self.groups.shape[1])
+        self._tangent: _Tangent | None = None
+        self._has_moved = False  # since the tangent was found
+        self._lattice = _Lattice(self.groups.shape[1])
         self.chosen = torch.zeros(0, *self.groups.shape, dtype=torch.float64)
         self.log_likelihood = torch.zeros(0, dtype=torch.float64)
 
@@ -155,6 +212,7 @@ class GroupedImportance:
         """The likelihood with something added to the predictor of each row, of rows not joined."""
         assert isinstance(self.rows, CanonicalRows)
         found, own = copy.copy(self), contributions[self._order, None]
+        found._has_moved = True
         found._offset = own if self._offset is None else self._offset + own
         found._constant = self._constant + float(self.rows.response @ contributions)
         return found
@@ -174,22 +232,20 @@ class GroupedImportance:
 
     # --- rows given h -----------------------------------------------------------------------
 
-    def _given(self, h: Float[Tensor, "S d"]) -> _Given:
+    def _given(self, points: _Points) -> _Given:
         """What is known of the rows at each point."""
-        zeta = h.new_zeros(len(h), self._one.size)
-        zeta[:, self._h_places] = h
-        level = self._one.coefficients(zeta)[:, self._others]
-        factor = self._one.factor_of_groups(int(self.groups[0, 0]), zeta)
+        _, zeta, level, factor = points
         slopes = torch.stack([self._loadings @ factor[..., k].T for k in range(factor.shape[2])])
         if isinstance(self.rows, GeneralRows):
             return self._given_generally(zeta, level, slopes)
         eta = torch.from_numpy(self._design @ level.numpy().T)  # by NumPy: few columns of either
         if self._offset is not None:
             eta += self._offset
+        weights = self._weights
         if self._cells is not None:
-            eta = torch.from_numpy(self._cells @ eta.exp_().numpy()).log_()
+            weights, eta = torch.from_numpy(self._cells @ eta.exp_().numpy()), eta.new_zeros(())
         pulled = torch.stack([self._summed(self._response[:, None] * part) for part in slopes])
-        return _Given(eta, slopes, level @ self._fixed + self._constant, pulled, None)
+        return _Given(eta, slopes, level @ self._fixed + self._constant, pulled, weights)
 
     def _given_generally(self, zeta: Tensor, level: Tensor, slopes: Tensor) -> _Given:
         """The same of families with other predictors than the location."""
@@ -201,7 +257,7 @@ class GroupedImportance:
             predictors = torch.cat([predictors, cuts], -1)
         linear = level.new_zeros(len(level))
         pulled = level.new_zeros(len(slopes), len(self.groups), len(level))
-        return _Given(predictors[..., 0].T, slopes, linear, pulled, predictors)
+        return _Given(predictors[..., 0].T, slopes, linear, pulled, predictors=predictors)
 
     def _summed(self, values: Float[Tensor, "n S"]) -> Float[Tensor, "J S"]:
         """Sums over the rows of each group."""
@@ -210,7 +266,7 @@ class GroupedImportance:
         return torch.from_numpy(self._members @ values.numpy())
 
     def _predictor(self, given: _Given, zeta: Float[Tensor, "q J S"]) -> Float[Tensor, "n S"]:
-        """Predictors of rows, or of cells of joined rows: the logarithms of their summed means."""
+        """Predictors of rows, or what groups add to those of joined rows."""
         eta = given.eta
         for part, own in zip(given.slopes, zeta, strict=True):
             of_row = own if self._one_cell_each else own.index_select(0, self._codes)
@@ -231,8 +287,8 @@ class GroupedImportance:
             value = self._summed(self._densities(given, eta))
         else:
             cumulant = eta.exp_() if self.rows.label == "poisson" else F.softplus(eta)
-            if self._weights is not None:
-                cumulant = cumulant * self._weights
+            if given.weights is not None:
+                cumulant *= given.weights
             value = self._summed(cumulant.neg_())
         for pulled, own in zip(given.pulled, zeta, strict=True):
             value = value.addcmul_(pulled, own).addcmul_(own, own, value=-0.5)
@@ -257,8 +313,8 @@ class GroupedImportance:
         else:
             mean = eta.sigmoid()
             variance = mean * (1 - mean)
-        if self._weights is not None:
-            mean, variance = mean * self._weights, variance * self._weights
+        if given.weights is not None:
+            mean, variance = mean * given.weights, variance * given.weights
         return mean, variance
 
     def _derivatives(
@@ -308,24 +364,60 @@ class GroupedImportance:
         groups, q = self.groups.shape
         if self._tangent is None:
             return h.new_zeros(q, groups, len(h))
-        centre, mode, slope = self._tangent
-        moved = ((h - centre) @ slope).clamp(-_FURTHEST, _FURTHEST)
-        return (mode + moved).T.reshape(q, groups, -1)
+        return self._tangent.mode(h).reshape(q, groups, -1)
+
+    def _centres(
+        self, h: Float[Tensor, "S d"], given: _Given
+    ) -> tuple[Float[Tensor, "q J S"], Float[Tensor, "J S q q"]]:
+        """About the modes of all groups and the factors of their precisions, for estimates."""
+        groups, q = self.groups.shape
+        if self._has_moved:
+            return self._modes(h, given, _STEPS_AFTER_MOVE)
+        if groups < _MANY or self._tangent is None:
+            return self._modes(h, given, _FEW_STEPS)
+        if q > 1:
+            return self._modes(h, given, 1)
+        return self._guess(h), self._tangent.factor(h)[:, :, None, None]
 
     def start_near(self, h: Float[np.ndarray, "d"]) -> None:
         """Set the point near the posterior, which has no influence on the distribution of draws."""
         points = torch.from_numpy(np.concatenate([h[None], h + _STEP * np.eye(len(h))]))
         with torch.no_grad():
-            modes = torch.cat(
-                [self._modes(part, self._given(part))[0] for part in self._parts(points)], 2
-            )
-        flat = modes.flatten(0, 1).T
-        self._tangent = points[0], flat[0], (flat[1:] - flat[0]) / _STEP
+            found = [self._modes(part.h, self._given(part)) for part in self._parts(points)]
+        modes = torch.cat([mode for mode, _ in found], 2).flatten(0, 1)
+        log_factors = torch.cat([factor for _, factor in found], 1)[..., 0, 0].log()
+        self._tangent = _Tangent(
+            points[:1].T,
+            modes[:, :1],
+            (modes[:, 1:] - modes[:, :1]) / _STEP,
+            log_factors[:, :1],
+            (log_factors[:, 1:] - log_factors[:, :1]) / _STEP,
+        )
+        self._has_moved = False
+        groups, q = self.groups.shape
+        if q == 1 and groups >= _MANY:
+            self._choose_lattice(h)
+
+    def _choose_lattice(self, h: Float[np.ndarray, "d"]) -> None:
+        """Take as few points as give estimates a small variance at a point near the posterior."""
+        for count in _COUNTS_OF_MANY:
+            self._lattice = _Lattice(1, count)
+            rng = pilot_generator(4)
+            values = self.estimate(np.tile(h, (_REPEATS, 1)), [rng], choose=False)
+            if values.var(ddof=1) <= _MOST_VARIANCE:
+                break
 
     # --- densities --------------------------------------------------------------------------
 
-    def _parts(self, h: Float[Tensor, "S d"]) -> tuple[Tensor, ...]:
-        return h.split(max(1, _ELEMENTS // max(1, len(self._design), self.groups.numel())))
+    def _parts(self, h: Float[Tensor, "S d"]) -> Iterator[_Points]:
+        """As many points at once as memory close to the processor holds."""
+        zeta = h.new_zeros(len(h), self._one.size)
+        zeta[:, self._h_places] = h
+        level = self._one.coefficients(zeta)[:, self._others]
+        factor = self._one.factor_of_groups(int(self.groups[0, 0]), zeta)
+        size = max(1, _ELEMENTS // max(1, len(self._design), self.groups.numel()))
+        parts = (tensor.split(size) for tensor in (h, zeta, level, factor))
+        return map(_Points, *parts)
 
     def laplace(self, h: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
         """The Laplace approximation of log p(D, h), a smooth function."""
@@ -333,10 +425,10 @@ class GroupedImportance:
         with torch.no_grad():
             for part in self._parts(torch.from_numpy(h)):
                 given = self._given(part)
-                zeta, factor = self._modes(part, given)
+                zeta, factor = self._modes(part.h, given)
                 log_det = factor.diagonal(dim1=2, dim2=3).log().sum((0, 2))
                 value = self._group_values(given, zeta).sum(0) - log_det
-                found.append(value + given.linear - 0.5 * part.square().sum(1))
+                found.append(value + given.linear - 0.5 * part.h.square().sum(1))
         return torch.cat(found).numpy()
 
     def estimate(
@@ -368,13 +460,12 @@ class GroupedImportance:
         return torch.cat(values).numpy()
 
     def _estimate(
-        self, h: Tensor, rng: np.random.Generator, *, choose: bool
+        self, where: _Points, rng: np.random.Generator, *, choose: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Estimates, chosen coordinates of the groups, and their log-likelihood."""
-        (groups, q), points, lattice = self.groups.shape, len(h), self._lattice
-        given = self._given(h)
-        steps = 1 if groups >= _ONE_STEP else _FEW_STEPS
-        mode, factor = self._modes(h, given, steps)
+        h, given, lattice = where.h, self._given(where), self._lattice
+        (groups, q), points = self.groups.shape, len(h)
+        mode, factor = self._centres(h, given)
         inverse = factor[..., 0, 0].reciprocal()  # of a scalar factor
         determinant = factor[..., 0, 0]
         for i in range(1, q):
@@ -388,15 +479,15 @@ class GroupedImportance:
             noise = standard.permute(1, 2, 0).unsqueeze(-1)
             return mode + block_solve(factor, noise, transposed=True)[..., 0].permute(2, 0, 1)
 
-        log_w = mode.new_empty(lattice.count, groups, points)
+        w = mode.new_empty(lattice.count, groups, points)
         for k in range(lattice.count):
-            standard, log_jacobian = lattice.point(k, shift)
-            value = self._group_values(given, effects(standard))
-            torch.add(value, log_jacobian, out=log_w[k])
-        most = log_w.amax(0)
-        w = (log_w - most).exp_()
+            value = self._group_values(given, effects(lattice.standard(k, shift)))
+            torch.add(value, lattice.log_jacobian(k, shift), out=w[k])
+        most = w.amax(0)
+        w.sub_(most).exp_()
         total = w.sum(0)
-        log_sum = (most + (total / determinant).log_()).sum(0) + groups * lattice.constant
+        log_sum = most.sum(0) + _sum_of_logs(total) - _sum_of_logs(determinant)
+        log_sum += groups * lattice.constant
         estimate = log_sum + given.linear - 0.5 * h.square().sum(1)
         left = torch.from_numpy(rng.random((groups, points)))  # the same numbers follow anyway
         if not choose:
@@ -405,54 +496,62 @@ class GroupedImportance:
         passed = torch.zeros(groups, points, dtype=torch.int8)
         for own in w[:-1]:  # the point where the cumulative weights exceed a number
             passed += (left.sub_(own) >= 0).view(torch.int8)
-        which = passed.int()
-        standard, log_jacobian = lattice.point(which, shift)
-        best = effects(standard)
-        place = which * which.numel() + torch.arange(which.numel()).view(which.shape)
-        value = _entries(log_w.flatten(), place) - log_jacobian
-        log_likelihood = (value + 0.5 * best.square().sum(0)).sum(0) + given.linear
-        return estimate, best.permute(2, 1, 0), log_likelihood
+        best = effects(lattice.standard(passed.int(), shift))
+        value = self._group_values(given, best) + 0.5 * best.square().sum(0)  # without the prior
+        return estimate, best.permute(2, 1, 0), value.sum(0) + given.linear
 
 
 class _Lattice:
     """Points of a lattice rule, shifted along each axis, and where they are on the real line.
 
     Args:
-        groups: number of integrals.
-        dimension: of each.
+        dimension: of the integral.
+        count: number of points, of a scalar integral.
 
     Attributes:
         count: number of points.
         constant: of the mean over the points, and of standard normal densities.
     """
 
-    def __init__(self, groups: int, dimension: int) -> None:
-        count, generator, scale = _LATTICES.get(dimension, _LARGE_LATTICE)
-        if dimension == 1 and groups > _MANY_GROUPS:
-            count, generator, scale = _FINE_LATTICE
+    def __init__(self, dimension: int, count: int = _COUNT) -> None:
+        generator, scale = 1, _SCALE
+        if dimension > 1:
+            (count, generator), scale = _LATTICES.get(dimension, _LARGE_LATTICE), _SCALE_OF_SEVERAL
         self.count = count
         self.constant = -math.log(count) - 0.5 * dimension * math.log(2 * math.pi)
         powers = torch.tensor([pow(generator, axis, count) for axis in range(dimension)])
         first = (torch.arange(count)[:, None] * powers % count).double() / count
         u = (first[..., None] + (torch.arange(_SHIFTS).double() + 0.5) / _SHIFTS) % 1.0
-        self._standard = scale * (u / (1 - u)).log()  # (points, axes, shifts)
-        self._log_jacobian = math.log(scale) - (u * (1 - u)).log()
+        product = u * (1 - u)
+        self._standard = scale * (2 * u - 1) * product**-_POWER
+        derivative = 2 * product + _POWER * (2 * u - 1) ** 2
+        self._log_jacobian = (scale * derivative * product ** (-_POWER - 1)).log()
 
-    def point(
+    def standard(
         self, k: int | Int[Tensor, "J S"], shift: Int[Tensor, "q J S"]
-    ) -> tuple[Float[Tensor, "q J S"], Float[Tensor, "J S"]]:
-        """The places of points with these shifts, and the log determinants of their derivatives."""
-        axes, tables = len(shift), (self._standard, self._log_jacobian)
+    ) -> Float[Tensor, "q J S"]:
+        """The places of points with these shifts."""
+        found = self._at(self._standard, k, shift)
+        return found[0][None] if len(found) == 1 else torch.stack(found)
+
+    def log_jacobian(
+        self, k: int | Int[Tensor, "J S"], shift: Int[Tensor, "q J S"]
+    ) -> Float[Tensor, "J S"]:
+        """The log determinants of their derivatives."""
+        found = self._at(self._log_jacobian, k, shift)
+        return found[0] if len(found) == 1 else torch.stack(found).sum(0)
+
+    @staticmethod
+    def _at(
+        table: Float[Tensor, "count q shifts"],
+        k: int | Int[Tensor, "J S"],
+        shift: Int[Tensor, "q J S"],
+    ) -> list[Float[Tensor, "J S"]]:
+        """Entries of a table along each axis."""
         if isinstance(k, int):
-            found = [
-                [_entries(table[k, i], own) for i, own in enumerate(shift)] for table in tables
-            ]
-        else:  # as positions in the flattened tables
-            places = [(k * axes + i) * _SHIFTS + own for i, own in enumerate(shift)]
-            found = [[_entries(table.flatten(), place) for place in places] for table in tables]
-        if axes == 1:
-            return found[0][0][None], found[1][0]
-        return torch.stack(found[0]), torch.stack(found[1]).sum(0)
+            return [_entries(table[k, i], own) for i, own in enumerate(shift)]
+        places = [(k * len(shift) + i) * _SHIFTS + own for i, own in enumerate(shift)]
+        return [_entries(table.flatten(), place) for place in places]
 
 
 def _sums_over(
@@ -462,6 +561,14 @@ def _sums_over(
     values = np.ones(len(codes)) if weights is None else weights[:, 0].numpy()
     places = codes.numpy(), np.arange(len(codes))
     return csr_array((values, places), shape=(count, len(codes)))
+
+
+def _sum_of_logs(values: Float[Tensor, "J S"]) -> Float[Tensor, "S"]:
+    """Of numbers from 1 to $10^{38}$, by logarithms of products of eight, which take far longer."""
+    for _ in range(3):
+        half = len(values) // 2
+        values = torch.cat([values[:half] * values[half : 2 * half], values[2 * half :]])
+    return values.log_().sum(0)
 
 
 def _entries(table: Float[Tensor, "m"], places: Int[Tensor, "J S"]) -> Float[Tensor, "J S"]:

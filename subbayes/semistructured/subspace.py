@@ -22,6 +22,8 @@ from subbayes.networks.network import Network
 from subbayes.networks.selection import select
 from subbayes.priors import Normal
 from subbayes.semistructured.effects_posterior import has_effects_alone
+from subbayes.semistructured.effects_sampling import are_groups_alone
+from subbayes.semistructured.empirical_bayes import smoothing_coordinates
 from subbayes.semistructured.predictors import DeepPredictor, Predictors, pad_thresholds
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.subspace import CoordinateSubspace, FullSubspace, JointSubspace, Subspace
@@ -154,10 +156,17 @@ def _with_best_epoch(training: Training) -> Training:
 
 
 def most_probable_effects(model: PreparedModel) -> Float[np.ndarray, "P"]:
-    """Coordinates of the most probable effects without networks, where training starts."""
+    """Coordinates of the most probable effects without networks, where training starts.
+
+    Of groups that are integrated out they are those at the prior medians of the standard
+    deviations: at the most probable standard deviations, which are far too large, many Newton steps
+    would end.
+    """
     if has_effects_alone(model):
+        likelihood = model.effects_likelihood
         zero = torch.zeros(model.structured.size, dtype=torch.float64)
-        return _as_start(model.effects_likelihood.mode(zero)[0].numpy())
+        fixed = smoothing_coordinates(model.structured) if are_groups_alone(likelihood) else ()
+        return _as_start(likelihood.mode(zero, fixed)[0].numpy())
     batches = []
     for inputs, y in model.data.batches(4096):
         assert isinstance(inputs, dict)

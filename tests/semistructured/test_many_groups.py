@@ -13,9 +13,12 @@ from subbayes.semistructured import (
     collapsed_normal,
     design_layout,
     group_elimination,
+    grouped_importance,
     summary,
 )
 from subbayes.semistructured.collapsed_normal import CollapsedNormal
+from subbayes.semistructured.effects_likelihood import EffectsLikelihood
+from subbayes.semistructured.empirical_bayes import smoothing_coordinates
 from subbayes.semistructured.grouped_importance import GroupedImportance
 from subbayes.semistructured.quadratic_likelihood import QuadraticRows
 from subbayes.semistructured.subspace import most_probable_effects
@@ -238,8 +241,14 @@ def test_the_mode_is_that_of_mixed_linear_models():
     assert np.abs(drawn + level - effects).max() < 5 * sd.max() / np.sqrt(2000)
 
 
-def test_the_evidence_of_counts_is_that_of_quadrature():
-    """A few groups of counts: each integral on a fine grid, and the estimate without bias."""
+@pytest.mark.parametrize("by_tangents", [False, True])
+def test_the_evidence_of_counts_is_that_of_quadrature(by_tangents, monkeypatch):
+    """A few groups of counts: each integral on a fine grid, and the estimate without bias.
+
+    Of many groups integrals are about tangents, here at points far from the one that these touch.
+    """
+    if by_tangents:
+        monkeypatch.setattr(grouped_importance, "_MANY", 4)
     frame = table(24, 4, seed=3)
     model = prepared("c ~ x + (1 | g)", "poisson", frame)
     likelihood = model.effects_likelihood
@@ -247,6 +256,8 @@ def test_the_evidence_of_counts_is_that_of_quadrature():
     zero = torch.zeros(model.structured.size, dtype=torch.float64)
     h = likelihood.mode(zero)[0].numpy()[grouped.rest]
     grouped.start_near(h)
+    if by_tangents:
+        h = h + np.array([0.1, -0.1, 0.2])
     names = [model.structured.names[j] for j in grouped.rest]
     at = dict(zip(names, h, strict=True))
     priors = model.structured.priors
@@ -267,6 +278,42 @@ def test_the_evidence_of_counts_is_that_of_quadrature():
     found = grouped.estimate(np.tile(h, (200, 1)), [np.random.default_rng(0)])
     assert np.abs(found - expected).max() < 0.05
     assert found.mean() == pytest.approx(expected, abs=5 * found.std() / np.sqrt(200) + 1e-6)
+
+
+class Transcendental(TorchDispatchMode):
+    """How many exponentials and logarithms are taken."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if str(function).split(".")[1] in ("exp", "exp_", "log", "log_"):
+            self.numbers += args[0].numel()
+        return function(*args, **(kwargs or {}))
+
+
+def test_an_estimate_of_counts_takes_few_exponentials_a_group():
+    """Two at each of four points, one for the choice of a point, and one for the scale."""
+    groups, points = 1500, 20
+    frame = table(3 * groups, groups)
+    grouped = GroupedImportance(prepared("c ~ x + (1 | g)", "poisson", frame).effects_likelihood)
+    h = np.zeros((points, len(grouped.rest)))
+    grouped.start_near(h[0])
+    with Transcendental() as counted:
+        grouped.estimate(h, [np.random.default_rng(0)])
+    assert counted.numbers < (len(frame) + 10.5 * groups) * points
+
+
+def test_few_newton_steps_lead_to_where_draws_of_counts_start(monkeypatch):
+    """Along the standard deviation of the groups the joint density has its mode far out."""
+    model = prepared("c ~ x + (1 | g)", "poisson", table(6000, 1500))
+    steps, precision = [], EffectsLikelihood._precision
+    monkeypatch.setattr(
+        EffectsLikelihood, "_precision", lambda *args: steps.append(1) or precision(*args)
+    )
+    start = most_probable_effects(model)
+    assert len(steps) < 15
+    (scale,) = smoothing_coordinates(model.structured)
+    assert start[scale] == 0
 
 
 @pytest.mark.few(1)

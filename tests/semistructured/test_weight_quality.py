@@ -99,7 +99,7 @@ def test_contributions_are_added_to_each_row(y, family, options):
     differences = []
     for scale in (0.0, 1.0):
         zeta[0, grouped.groups[:, 0]] = scale * torch.linspace(-1, 1, 6).double()
-        given = apart._given(torch.from_numpy(h))
+        given = apart._given(next(apart._parts(torch.from_numpy(h))))
         own = zeta[:, grouped.groups].permute(2, 1, 0)
         value = apart._group_values(given, own).sum(0) + given.linear
         value = value - 0.5 * float(np.square(h).sum())
