@@ -98,7 +98,7 @@ def deep_ensemble(
         >>> ensemble.predict(data[0]).n_draws
         3
     """
-    found = train_members(
+    trained = train_members(
         module,
         likelihood,
         data,
@@ -111,8 +111,8 @@ def deep_ensemble(
         output=output,
         progress=progress,
     )
-    found.warn_of_unfinished()
-    return ensemble_from_results(found.results)
+    trained.warn_of_unfinished()
+    return ensemble_from_results(trained.results)
 
 
 def train_members(
@@ -147,7 +147,7 @@ def train_members(
     def trained(seeds: list[int]) -> list[TrainingResult]:
         with unfinished_unsaid():
             return train_many(
-                [fresh_module(module, factory, own) for own in seeds],
+                [fresh_module(module, factory, one) for one in seeds],
                 likelihood,
                 data,
                 training,
@@ -163,9 +163,9 @@ def train_members(
     results = trained(seeds)
     diverged = [s for s, result in enumerate(results) if _diverged(result)]
     if diverged:
-        others = [derive_seed(seed, s, 1) for s in diverged]
-        for s, own, result in zip(diverged, others, trained(others), strict=True):
-            seeds[s], results[s] = own, result
+        new_seeds = [derive_seed(seed, s, 1) for s in diverged]
+        for s, new_seed, result in zip(diverged, new_seeds, trained(new_seeds), strict=True):
+            seeds[s], results[s] = new_seed, result
         again = [s for s in diverged if _diverged(results[s])]
         if again:
             raise Diverged(
@@ -223,13 +223,13 @@ def ensemble_from_results(
         if network.architecture != first.architecture:
             fail("results", "members of one architecture", "several")
     weights = torch.stack([network.weights for network, _ in members])
-    own = _own_tensors([network for network, _ in members])
+    tensors_of_members = _own_tensors([network for network, _ in members])
     return WeightSamples(
         first,
         weights,
         stack_likelihoods([likelihood.unweighted for _, likelihood in members]),
         name,
-        own if own[0] else None,
+        tensors_of_members if tensors_of_members[0] else None,
     )
 
 

@@ -172,11 +172,11 @@ class WeightSamples(Predictor):
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
         """The network, the weight vectors, and buffers of each if they differ."""
-        found: dict[str, Tensor | np.ndarray] = {**network_tensors(self.network)}
-        found["weights"] = self.weights
+        tensors: dict[str, Tensor | np.ndarray] = {**network_tensors(self.network)}
+        tensors["weights"] = self.weights
         for s, own in enumerate(self.frozen or ()):
-            found |= add_prefix(f"buffers.{s}", own)
-        return found
+            tensors |= add_prefix(f"buffers.{s}", own)
+        return tensors
 
     def facts(self) -> SamplesFacts:
         """The architecture, the name, and one likelihood or one for each weight vector."""
@@ -226,12 +226,12 @@ def rebuild(
 
 def _buffers(tensors: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
     """The buffers of each weight vector by name, in one pass over the tensors."""
-    found: list[dict[str, Tensor]] = [{} for _ in range(count)]
-    places = {str(s): own for s, own in enumerate(found)}
+    buffers: list[dict[str, Tensor]] = [{} for _ in range(count)]
+    places = {str(s): own for s, own in enumerate(buffers)}
     for key, tensor in strip_prefix("buffers", tensors).items():
         place, _, name = key.partition(".")
         places[place][name] = tensor
-    return found
+    return buffers
 
 
 def _flat(config: dict[str, Any]) -> dict[str, Any]:

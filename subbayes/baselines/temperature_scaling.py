@@ -93,16 +93,18 @@ def temperature_scaling(
     if isinstance(base, nn.Module):
         base = point_estimate(base, likelihood, validation, output=output)
     elif likelihood is not None or output is not None:
-        given = "likelihood" if likelihood is not None else "output"
-        fail(given, f"none for a {type(base).__name__}, which has its own", "one", "Leave it out")
+        argument = "likelihood" if likelihood is not None else "output"
+        fail(
+            argument, f"none for a {type(base).__name__}, which has its own", "one", "Leave it out"
+        )
     data = Data.of(validation, "validation")
-    parts = [_predicted(base, rows, y, data.has_weights) for rows, y in data.batches()]
-    count = sum(float(y.counts.sum()) for _, y in parts)
+    predicted = [_predicted(base, rows, y, data.has_weights) for rows, y in data.batches()]
+    count = sum(float(y.counts.sum()) for _, y in predicted)
 
     def score(log_tau: float) -> float:
         """Mean negative log-likelihood at a temperature."""
         tau = math.exp(log_tau)
-        scores = (scale_predictive(p, tau).log_prob(y.values) @ y.counts for p, y in parts)
+        scores = (scale_predictive(p, tau).log_prob(y.values) @ y.counts for p, y in predicted)
         return -float(sum(scores)) / count
 
     return TemperatureScaled(base, math.exp(_minimum(score)))
@@ -209,14 +211,14 @@ def _minimum(score: Callable[[float], float]) -> float:
     from scipy.optimize import minimize_scalar
 
     reach = math.log(1e4)
-    found = minimize_scalar(
+    optimum = minimize_scalar(
         score, bounds=(-reach, reach), method="bounded", options={"xatol": 1e-8}
     )
-    if not found.fun < min(score(-reach), score(reach)):
+    if not optimum.fun < min(score(-reach), score(reach)):
         fail(
             "validation",
             "held-out data that determine a temperature",
             f"data for which none from {math.exp(-reach):g} to {math.exp(reach):g} is best",
             "Use more held-out data, which the model has not been trained on",
         )
-    return float(found.x)
+    return float(optimum.x)

@@ -82,8 +82,8 @@ class FitCheckpoint:
         if data.division is None:
             tensors |= _tensors(data)
         else:
-            own = fingerprint(_tensors(data) if data.n else {}, {})
-            facts |= {"rows of each process": gathered(data, own)}
+            digest = fingerprint(_tensors(data) if data.n else {}, {})
+            facts |= {"rows of each process": gathered(data, digest)}
         return cls(Path(folder), fingerprint(tensors, facts), data)
 
     @property
@@ -103,16 +103,16 @@ class FitCheckpoint:
         Raises:
             InputError: a damaged checkpoint, or one of another call.
         """
-        found = on_first(lambda: read_checkpoint(self.folder / "trained", PARTS["trained"]))
-        if found is None:
+        checkpoint = on_first(lambda: read_checkpoint(self.folder / "trained", PARTS["trained"]))
+        if checkpoint is None:
             return None
         try:
-            tensors = dict(found.tensors)
-            saved = FirstOutputs(tensors.pop("first_outputs").cpu(), found.facts["device"])
-            trained = restore(tensors, found.facts["model"]["facts"])
+            tensors = dict(checkpoint.tensors)
+            saved = FirstOutputs(tensors.pop("first_outputs").cpu(), checkpoint.facts["device"])
+            trained = restore(tensors, checkpoint.facts["model"]["facts"])
         except InputError as error:
             fail_checkpoint("one of this model", error_text(error))
-        if found.facts["identity"] != self.identity:
+        if checkpoint.facts["identity"] != self.identity:
             expected = "one made with the same model, data and settings"
             fail_checkpoint(expected, f"another in {self.folder}")
         outputs = FirstOutputs.of(trained.network, trained.network.weights, self.data)
@@ -141,9 +141,9 @@ class FitCheckpoint:
                 "seed": options["seed"],
             },
         )
-        found = on_first(lambda: read_checkpoint(path, PARTS["temperature"]))
-        if found is not None and found.facts["identity"] == identity:
-            return TemperatureChoice.of(found.facts["choice"])
+        checkpoint = on_first(lambda: read_checkpoint(path, PARTS["temperature"]))
+        if checkpoint is not None and checkpoint.facts["identity"] == identity:
+            return TemperatureChoice.of(checkpoint.facts["choice"])
         choice = choose_temperature(posterior, by=by, **options)
         facts = {"identity": identity, "choice": dataclasses.asdict(choice)}
         write(path, PARTS["temperature"], {}, facts, overwrite=True)

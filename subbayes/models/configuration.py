@@ -207,8 +207,8 @@ def _convert(text: str, kind: Any) -> Any:
         return lower == "true"
     if isinstance(origin, type) and issubclass(origin, Sequence):
         item = typing.get_args(kind)[0]
-        parts = [part for part in re.split(r"[\s,]+", text.strip("[]() ")) if part]
-        return () if lower in _NONE else tuple(_convert(part, item) for part in parts)
+        items = [part for part in re.split(r"[\s,]+", text.strip("[]() ")) if part]
+        return () if lower in _NONE else tuple(_convert(part, item) for part in items)
     if kind in (int, float, str):
         return kind(text)
     raise ValueError
@@ -216,17 +216,17 @@ def _convert(text: str, kind: Any) -> Any:
 
 def _type_in_words(annotation: Any) -> str:
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a word"}
-    found = []
+    kinds = []
     for kind in _types_in(annotation):
         if kind is type(None):
-            found.append("none")
+            kinds.append("none")
         elif typing.get_origin(kind) is typing.Literal:
-            found.append("one of " + ", ".join(map(repr, typing.get_args(kind))))
+            kinds.append("one of " + ", ".join(map(repr, typing.get_args(kind))))
         elif kind in names:
-            found.append(names[kind])
+            kinds.append(names[kind])
         elif isinstance(typing.get_origin(kind), type):
-            found.append("values separated by commas")
-    return " or ".join(found) or str(annotation)
+            kinds.append("values separated by commas")
+    return " or ".join(kinds) or str(annotation)
 
 
 def _descriptions(doc: str) -> dict[str, str]:
@@ -236,13 +236,13 @@ def _descriptions(doc: str) -> dict[str, str]:
         return {}
     lines = section[1].splitlines()
     indent = len(lines[0]) - len(lines[0].lstrip())
-    found: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     name = ""
     for line in lines:
         entry = re.match(rf" {{{indent}}}(\w+): (.*)", line)
         if entry:
             name = entry[1]
-            found[name] = entry[2]
+            descriptions[name] = entry[2]
         elif name:
-            found[name] += " " + line.strip()
-    return found
+            descriptions[name] += " " + line.strip()
+    return descriptions

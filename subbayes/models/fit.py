@@ -455,8 +455,8 @@ def _maximise_evidence(trained: Trained, covariance: Form) -> tuple[Likelihood, 
     """The likelihood with its Gaussian noise, and the prior scale, that maximise the evidence."""
     from subbayes.inference.laplace.linearised import linearised_laplace, tune_prior
 
-    found = linearised_laplace(
+    laplace = linearised_laplace(
         trained.network, trained.likelihood, trained.data, covariance=covariance
     )
-    tuned = tune_prior(found)
+    tuned = tune_prior(laplace)
     return tuned.likelihood, float(tuned.prior_precision) ** -0.5

@@ -416,26 +416,26 @@ class FittedModel(Predictor):
     def warnings(self) -> list[str]:
         if self.draws is None:
             return []
-        found = self.draws.warnings(separate=self.has_separate_chains)
+        problems = self.draws.warnings(separate=self.has_separate_chains)
         known = "thinned_from" in self.draws.meta  # with the warnings of all draws
         if not known and self.draws.engine in ENGINES:
-            found += ENGINES[self.draws.engine].warnings(self.draws)
+            problems += ENGINES[self.draws.engine].warnings(self.draws)
         if not known and (agreement := self.training_agreement) is not None:
-            found = agreement.warnings() + found
-        return found
+            problems = agreement.warnings() + problems
+        return problems
 
     def tensors(self) -> dict[str, Any]:
         """Network, subspace, draws, and start points of an ensemble."""
         if isinstance(self.network, ShardedNetwork):
-            found = sharded_tensors(self.network)
+            tensors = sharded_tensors(self.network)
         else:
-            found = {**network_tensors(self.network)}
-        found |= add_prefix("subspace", _stored(self.subspace)[1])
+            tensors = {**network_tensors(self.network)}
+        tensors |= add_prefix("subspace", _stored(self.subspace)[1])
         if self.starts is not None:
-            found["starts"] = self.starts
+            tensors["starts"] = self.starts
         if self.draws is not None:
-            found |= self.draws.state()[0]
-        return found
+            tensors |= self.draws.state()[0]
+        return tensors
 
     def facts(self) -> FittedFacts:
         """Everything but the tensors; the posterior and its data are not saved."""
@@ -531,7 +531,7 @@ def describe(model: FittedModel) -> dict[str, str]:
         >>> describe(model)["subspace"]
         'the 2 leading principal components of the SGD trajectory, centred at its mean'
     """
-    parts = {
+    sentences = {
         "network": describe_network(model.network),
         "likelihood": describe_likelihood(model.likelihood),
         "training": _training(model),
@@ -540,7 +540,7 @@ def describe(model: FittedModel) -> dict[str, str]:
         "temperature": _temperature(model),
         "inference": _inference(model),
     }
-    return {name: printable(text) for name, text in parts.items()}  # names may be from a file
+    return {name: printable(text) for name, text in sentences.items()}  # names may be from a file
 
 
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
@@ -616,17 +616,17 @@ def _inference(model: FittedModel) -> str:
         return "not sampled"
     engine = draws.engine.replace("-", " ")
     how = "sampling" if draws.validity == "exact" else draws.validity
-    parts = [f"{engine} {how}, {draws.n_chains} chains of {draws.n_draws} draws".lstrip()]
+    clauses = [f"{engine} {how}, {draws.n_chains} chains of {draws.n_draws} draws".lstrip()]
     if model.starts is not None:
-        parts.append("each from a network of its own")
+        clauses.append("each from a network of its own")
     if "warmup" in draws.meta:
-        parts.append(f"{draws.meta['warmup']} warm-up steps each")
+        clauses.append(f"{draws.meta['warmup']} warm-up steps each")
     if "evaluations" in draws.stats:
         of = "draw" if draws.meta.get("thin", 1) == 1 else "step"
-        parts.append(f"{draws.stats['evaluations'].mean():.1f} density evaluations per {of}")
+        clauses.append(f"{draws.stats['evaluations'].mean():.1f} density evaluations per {of}")
     if "seconds" in draws.meta:
-        parts.append(f"{draws.meta['seconds']:.1f} s")
-    return ", ".join(parts)
+        clauses.append(f"{draws.meta['seconds']:.1f} s")
+    return ", ".join(clauses)
 
 
 def method_label(subspace: str, engine: str) -> str:

@@ -210,8 +210,8 @@ def restored(
         likelihood: replaces the one in the facts; None keeps that.
         device: where to put the model.
     """
-    given = {"module": module, "output": output, "likelihood": likelihood}
-    options = {name: value for name, value in given.items() if value is not None}
+    arguments = {"module": module, "output": output, "likelihood": likelihood}
+    options = {name: value for name, value in arguments.items() if value is not None}
     model: FittedModel = rebuild(FittedModel.kind, to_device(tensors, device), facts, options)
     return model
 
@@ -240,7 +240,9 @@ def check_agreement(
         remedy = "Give the subspace the same inputs in every process"
         processes.agree({"inputs of the subspace": digest}, remedy)
     check_devices(network.device, processes)
-    own = replace(sampling, initial="shift", checkpoint=None, progress=None, checkpoint_seconds=1.0)
+    shared_settings = replace(
+        sampling, initial="shift", checkpoint=None, progress=None, checkpoint_seconds=1.0
+    )
     starts = sampling.initial
     start = {} if isinstance(starts, str) else {"initial": torch.as_tensor(np.asarray(starts))}
     weights = {} if network.is_sharded else {"weights": network.weights}
@@ -251,7 +253,10 @@ def check_agreement(
         "model": fingerprint(weights | network.used_frozen, {"of": network.architecture}),
         "settings": fingerprint({}, settings),
         "inference": without_addresses(repr(engine)),
-        "sampling": [asdict(own), fingerprint(start, {"as": starts if not start else ""})],
+        "sampling": [
+            asdict(shared_settings),
+            fingerprint(start, {"as": starts if not start else ""}),
+        ],
     }
     processes.agree({"data": agreed_rows(data)}, SAME_ROWS)
     processes.agree(facts, _REMEDY)

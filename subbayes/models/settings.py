@@ -223,9 +223,9 @@ class TableSettings:
 
     def with_given(self, names: Iterable[str]) -> TableSettings:
         """A copy of the settings, of which those with these dotted names count as given."""
-        found = replace(self)
-        object.__setattr__(found, "_given", frozenset(names))
-        return found
+        settings = replace(self)
+        object.__setattr__(settings, "_given", frozenset(names))
+        return settings
 
     @property
     def validation_fraction(self) -> float:
@@ -319,15 +319,15 @@ def encode_parameters(params: Mapping[str, Any], defaults: Mapping[str, Any]) ->
         params: by name.
         defaults: the default configurations among them.
     """
-    found = dict(params)
+    encoded = dict(params)
     for name, default in defaults.items():
-        found[name] = to_mapping(_without_checkpoint(configured(name, params[name], default)))
-    if dataclasses.is_dataclass(found.get("prior")):
-        found["prior"] = to_mapping(found["prior"])
+        encoded[name] = to_mapping(_without_checkpoint(configured(name, params[name], default)))
+    if dataclasses.is_dataclass(encoded.get("prior")):
+        encoded["prior"] = to_mapping(encoded["prior"])
     for name in ("subspace", "inference"):
-        if name in found and not isinstance(found[name], (str, Mapping)):
-            found[name] = _recorded(name, found[name])
-    return found
+        if name in encoded and not isinstance(encoded[name], (str, Mapping)):
+            encoded[name] = _recorded(name, encoded[name])
+    return encoded
 
 
 def _recorded(key: str, value: Any) -> dict[str, Any] | str:
@@ -367,17 +367,17 @@ def decode_parameters(values: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     Raises:
         InputError: an unknown field, or a value that cannot be used.
     """
-    found = dict(values)
+    decoded = dict(values)
     for name, default in defaults.items():
-        found[name] = _without_checkpoint(configured(name, values[name], default))
+        decoded[name] = _without_checkpoint(configured(name, values[name], default))
     for name in ("subspace", "inference"):
-        if isinstance(found.get(name), Mapping):
-            found[name] = getattr(TableSettings().change({name: found[name]}), name)
-    if isinstance(found.get("prior"), Mapping):
+        if isinstance(decoded.get(name), Mapping):
+            decoded[name] = getattr(TableSettings().change({name: decoded[name]}), name)
+    if isinstance(decoded.get("prior"), Mapping):
         from subbayes.priors import EvidencePrior
 
-        found["prior"] = change(EvidencePrior(), found["prior"])
-    return found
+        decoded["prior"] = change(EvidencePrior(), decoded["prior"])
+    return decoded
 
 
 _SPARSE = tuple(f"sparse.{f.name}" for f in dataclasses.fields(SparseSettings))
@@ -417,8 +417,14 @@ def unused_settings(method: str) -> tuple[str, ...]:
     if method == "hierarchical":
         return (*OF_TRAINED, "members", *_SPARSE)
     if method == "sparse":
-        others = ("prior_scale", "patience", "validation", "time_limit")
-        return (*_SAMPLED, *_SWA, "effort", "members", *(f"training.{name}" for name in others))
+        of_training = ("prior_scale", "patience", "validation", "time_limit")
+        return (
+            *_SAMPLED,
+            *_SWA,
+            "effort",
+            "members",
+            *(f"training.{name}" for name in of_training),
+        )
     swa = () if method in ("swa", "swag") else _SWA
     members = () if method == "ensemble" else ("members",)
     return (*_SAMPLED, *swa, "effort", *members, *_SPARSE)
@@ -439,5 +445,5 @@ def _remedy_of_settings(value: Any, kind: type) -> str:
     if not isinstance(value, Mapping):
         return f"Pass {kind.__name__}(...), or leave it out for the defaults"
     known = {field.name for field in dataclasses.fields(kind)}
-    given = ", ".join(f"{name}={value[name]!r}" for name in value if name in known)
-    return f"Pass {kind.__name__}({given or '...'})"
+    arguments = ", ".join(f"{name}={value[name]!r}" for name in value if name in known)
+    return f"Pass {kind.__name__}({arguments or '...'})"

@@ -79,8 +79,8 @@ def in_units(
         likelihood.check_targets(target)
         mean = float(np.exp(np.average(np.log(y), weights=weights)))
         return Standardized(likelihood, (0.0,), (mean,))
-    own = None if weights is None else torch.from_numpy(weights)
-    return Standardized.of(likelihood, target, own)
+    row_weights = None if weights is None else torch.from_numpy(weights)
+    return Standardized.of(likelihood, target, row_weights)
 
 
 def without_global_variance(likelihood: Likelihood) -> Likelihood:

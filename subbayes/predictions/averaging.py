@@ -352,8 +352,8 @@ def _second_parameter(forward: Callable[..., Any]) -> inspect.Parameter | None:
         named = inspect.signature(forward).parameters.values()
     except (TypeError, ValueError):  # of a function in C
         return None
-    found = [p for p in named if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return found[1] if len(found) > 1 else None
+    positional = [p for p in named if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return positional[1] if len(positional) > 1 else None
 
 
 def _as_loader(inputs: Any) -> Any:

@@ -65,8 +65,10 @@ def has_logits(likelihood: Likelihood, n_outputs: int) -> bool:
         return False
     outputs = torch.linspace(-1.0, 2.0, n_outputs, dtype=torch.float64)[None]
     logits = torch.nn.functional.pad(outputs, (1, 0)) if n_outputs == 1 else outputs
-    found, expected = likelihood.classes(outputs), logits.softmax(-1)
-    return found.shape == expected.shape and bool(torch.allclose(found.double(), expected))
+    probabilities, expected = likelihood.classes(outputs), logits.softmax(-1)
+    return probabilities.shape == expected.shape and bool(
+        torch.allclose(probabilities.double(), expected)
+    )
 
 
 class GaussianPredictive(Predictive):
@@ -332,12 +334,12 @@ def _class_log_probabilities(
     allowed = mean != -math.inf
     if bool(allowed.all()):
         return _of_finite_logits(mean, covariance, method)
-    found = torch.full_like(mean, -math.inf)
+    log_probabilities = torch.full_like(mean, -math.inf)
     for pattern in allowed.unique(dim=0):  # rows with the same classes: a problem of these alone
         rows, classes = (allowed == pattern).all(1).nonzero(), pattern.nonzero()[:, 0]
         within = covariance[rows[:, :, None], classes[:, None], classes]
-        found[rows, classes] = _of_finite_logits(mean[rows, classes], within, method)
-    return found
+        log_probabilities[rows, classes] = _of_finite_logits(mean[rows, classes], within, method)
+    return log_probabilities
 
 
 def _of_finite_logits(

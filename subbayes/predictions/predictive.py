@@ -267,8 +267,8 @@ class Predictive:
         """
         if self._count_probabilities is not None and _SMALL < q < 1 - _SMALL:
             first, probabilities = self._count_probabilities
-            found = first + (probabilities.cumsum(0) < q).sum(0)
-            return found.unsqueeze(-1).to(self.outputs)
+            counts = first + (probabilities.cumsum(0) < q).sum(0)
+            return counts.unsqueeze(-1).to(self.outputs)
         means = self.likelihood.mean(self.outputs)
         stds = self.likelihood.variance(self.outputs).sqrt()
         # Cantelli's inequality bounds the distance of a quantile from the mean.
@@ -346,9 +346,9 @@ class Predictive:
             >>> Predictive(torch.tensor([[[2.0]]]), Bernoulli()).scaled(0.5).outputs
             tensor([[[1.]]], dtype=torch.float64)
         """
-        found = self._scaled(factor, likelihood or self.likelihood)
-        found.classes, found.index = self.classes, self.index
-        return found
+        predictive = self._scaled(factor, likelihood or self.likelihood)
+        predictive.classes, predictive.index = self.classes, self.index
+        return predictive
 
     def _scaled(self, factor: float, likelihood: Likelihood) -> Predictive:
         return Predictive(factor * self.outputs, likelihood)

@@ -131,7 +131,7 @@ def solve_quantile(
     level = torch.special.ndtri(torch.tensor(q, dtype=torch.float64)).to(start)
     tail, rounding = min(q, 1 - q), torch.finfo(start.dtype).eps
     smooth = torch.zeros_like(start) if smooth is None else smooth
-    found, rows = start.clone(), torch.arange(len(start))
+    roots, rows = start.clone(), torch.arange(len(start))
     x, last = start, torch.full_like(start, math.inf)
     old = (torch.full_like(start, math.nan),) * 3
     settled = torch.zeros_like(start, dtype=torch.bool)  # of some targets of a row
@@ -164,7 +164,7 @@ def solve_quantile(
             small = near & linear
         there = (missing <= rounding) | (mass <= _FINE) & (reach <= _FINE * scale)
         close = (link(high) - link(low) <= resolution) | (new == low) | (new == high)
-        found[rows] = x = torch.where(settled | there & ~(small & trusted), x, new)
+        roots[rows] = x = torch.where(settled | there & ~(small & trusted), x, new)
         settled = settled | trusted & small | there | close
         done = settled.all(1)
         if bool(done.all()):
@@ -176,7 +176,7 @@ def solve_quantile(
             rows, x, low, high = rows[left], x[left], low[left], high[left]
             scale, resolution, smooth = scale[left], resolution[left], smooth[left]
             last, settled = last[left], settled[left]
-    return found
+    return roots
 
 
 def gaussian_mixture_quantile(

@@ -28,7 +28,7 @@ def _targets(
     own = likelihood.select_rows(torch.tensor([row])).select_draws(which)
     generator = torch.Generator().manual_seed(0)
     try:
-        found = own.sample(outputs[which, row : row + 1], generator)
+        drawn = own.sample(outputs[which, row : row + 1], generator)
     except (UndefinedError, NotImplementedError) as error:
         raise UndefinedError(
             "likelihood",
@@ -36,7 +36,7 @@ def _targets(
             f"{likelihood!r} without them",
             "Define cdf or sample; of a Custom family, pass draw=, or cdf_of= and variance_of=",
         ) from error
-    return found[:, 0].double().cpu()
+    return drawn[:, 0].double().cpu()
 
 
 def sampled_quantile(

@@ -175,9 +175,9 @@ def _scores(
     labels = likelihood.kind == "classification"
     loss = error = 0.0
     for inputs, y in data.batches(4096):
-        parts = split_targets(y, data.has_weights)
-        noise = None if parts.noise is None else parts.noise.cpu()
-        target = parts.values.cpu()
+        split = split_targets(y, data.has_weights)
+        noise = None if split.noise is None else split.noise.cpu()
+        target = split.values.cpu()
         with torch.no_grad():
             outputs = network(weights, to_device(inputs, network.device)).cpu()
         predictive = Predictive(outputs[None], with_noise(likelihood, noise, len(target)))

@@ -312,15 +312,15 @@ def _last_layer(network: Network, rank: int | None) -> CoordinateSubspace:
             "Select it, or use another selection",
         )
     places = [torch.arange(network.spans[name].start, network.spans[name].stop) for name in names]
-    found = _sorted_subspace(network, torch.cat(places).to(network.device))
-    if rank not in (None, found.rank):
+    subspace = _sorted_subspace(network, torch.cat(places).to(network.device))
+    if rank not in (None, subspace.rank):
         fail(
             "rank",
-            f"None or {found.rank}, the weights of the last layer",
+            f"None or {subspace.rank}, the weights of the last layer",
             rank,
             "Leave it out, or use another selection",
         )
-    return found
+    return subspace
 
 
 def _trajectory_variance(trajectory: Any, network: Network) -> Float[Tensor, "D"]:

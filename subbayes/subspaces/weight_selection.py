@@ -54,15 +54,21 @@ def greedy_by_distance(H: Float[Tensor, "D D"], rank: int) -> Int[Tensor, "k"]:
         rank: number of weights to select.
     """
     covariance = torch.cholesky_inverse(cholesky(H, "prior_precision"))
-    chosen, others = torch.zeros(0, dtype=torch.long, device=H.device), list(range(len(H)))
+    chosen, candidates = torch.zeros(0, dtype=torch.long, device=H.device), list(range(len(H)))
     for _ in range(rank):
         tried = torch.cat(
-            [chosen.expand(len(others), -1), torch.tensor(others, device=H.device)[:, None]], 1
+            [
+                chosen.expand(len(candidates), -1),
+                torch.tensor(candidates, device=H.device)[:, None],
+            ],
+            1,
         )
         step = max(1, 2**22 // tried.shape[1] ** 2)
-        found = torch.cat([_squared_distances(H, covariance, some) for some in tried.split(step)])
-        chosen = tried[int(found.argmin())]
-        others.remove(int(chosen[-1]))
+        distances = torch.cat(
+            [_squared_distances(H, covariance, some) for some in tried.split(step)]
+        )
+        chosen = tried[int(distances.argmin())]
+        candidates.remove(int(chosen[-1]))
     return chosen
 
 

@@ -274,13 +274,13 @@ def connect(
     if isinstance(solutions, int):
         if check_count("solutions", solutions, 2) > 2 and kind == "bezier":
             fail("kind", "'polygon' to connect more than 2 solutions", "'bezier'")
-        found: Sequence[Any] = _train_solutions(
+        ends: Sequence[Any] = _train_solutions(
             network, likelihood, data, training, solutions, validation, factory, seed, progress
         )
     else:
-        found = solutions
-    kind = kind or ("polygon" if len(found) > 2 else "bezier")
-    fixed = _weights_of_solutions(network, found, kind, degree)
+        ends = solutions
+    kind = kind or ("polygon" if len(ends) > 2 else "bezier")
+    fixed = _weights_of_solutions(network, ends, kind, degree)
     training = training.along_curve()
 
     def initial() -> ControlPoints:
@@ -303,7 +303,7 @@ def connect(
         seed,
         progress,
         callback,
-        likelihood_parameters=_mean_parameters(found),
+        likelihood_parameters=_mean_parameters(ends),
     )
 
 
@@ -361,8 +361,8 @@ def _weights_of_solutions(
             degree,
             "A straight line between the ends is WeightCurve(torch.stack(ends))",
         )
-    found = [_weights_of(network, one, f"solutions[{i}]") for i, one in enumerate(solutions)]
-    for i, (a, b) in enumerate(pairwise(found)):
+    vectors = [_weights_of(network, one, f"solutions[{i}]") for i, one in enumerate(solutions)]
+    for i, (a, b) in enumerate(pairwise(vectors)):
         if torch.equal(a, b):
             fail(
                 "solutions",
@@ -370,7 +370,7 @@ def _weights_of_solutions(
                 f"the same weights twice, at {i} and {i + 1}",
                 "Train the second one from another seed",
             )
-    return found
+    return vectors
 
 
 def _weights_of(network: Network, solution: Any, argument: str) -> Float[Tensor, "D"]:

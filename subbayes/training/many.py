@@ -203,9 +203,9 @@ def swa_many(
     minibatches, likelihood_parameters = [], []
     for start, one, rows, seed in each:
         with fork_rng(seed):
-            network, own = starting_point(start, parameters, output_for(one, output))
+            network, start_values = starting_point(start, parameters, output_for(one, output))
             minibatches.append(Minibatches(rows, one, network, training.batch_size, seed))
-            likelihood_parameters.append(own)
+            likelihood_parameters.append(start_values)
     task = TrainableNetworks.of(minibatches, training, likelihood_parameters=likelihood_parameters)
     if task is None:
         options: dict[str, Any] = {
@@ -236,11 +236,11 @@ def swa_many(
         [
             has_converged(
                 result.network,
-                own,
+                batches,
                 parameters,
                 losses_of_start(start) + result.history["train_loss"],
             )
-            for start, result, own, parameters in zip(
+            for start, result, batches, parameters in zip(
                 starts, results, minibatches, average.parameters, strict=True
             )
         ]

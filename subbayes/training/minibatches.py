@@ -71,20 +71,22 @@ def split_validation(
             "Pass a loader of held-out rows",
         )
     # of sharded rows each process holds out its share of those that are held out in all
-    own = replace(whole, division=None).counted
+    counted = replace(whole, division=None).counted
     processes = None if whole.division is None else current()
-    shares = [own.n] if processes is None else processes.gather(own.n, call="training")
+    shares = [counted.n] if processes is None else processes.gather(counted.n, call="training")
     total, before = sum(shares), sum(shares[: processes.rank]) if processes else 0
     n = round(total * fraction)
     if not 0 < n < total:
         fail("validation", f"a fraction that leaves rows on both sides of {total}", fraction)
-    n = (before + own.n) * n // total - before * n // total
-    rest, held_out = _split(own, n, derive_seed(seed_for(seed, data), 1)) if own.n else (own, own)
+    n = (before + counted.n) * n // total - before * n // total
+    training_rows = held_out = counted
+    if counted.n:
+        training_rows, held_out = _split(counted, n, derive_seed(seed_for(seed, data), 1))
     if whole.division is not None:
-        rest, held_out = (
-            exchanged(replace(part, division=Division())) for part in (rest, held_out)
+        training_rows, held_out = (
+            exchanged(replace(part, division=Division())) for part in (training_rows, held_out)
         )
-    return rest, held_out
+    return training_rows, held_out
 
 
 def _split(whole: Data, n: int, seed: int) -> tuple[Data, Data]:
@@ -96,12 +98,14 @@ def _split(whole: Data, n: int, seed: int) -> tuple[Data, Data]:
 
 def _held_out(validation: Any, data: Any) -> Data:
     """Held-out data, sharded or the same in all processes."""
-    found = Data.of(validation, "validation", divided=is_divided(data) and is_divided(validation))
+    held_out = Data.of(
+        validation, "validation", divided=is_divided(data) and is_divided(validation)
+    )
     processes = current()
-    if found.division is None and is_divided(data) and processes is not None:
+    if held_out.division is None and is_divided(data) and processes is not None:
         remedy = "Pass Data.of(rows, divided=True) if each process has others"
-        processes.agree({"validation": found.digests()}, remedy)
-    return exchanged(found)
+        processes.agree({"validation": held_out.digests()}, remedy)
+    return exchanged(held_out)
 
 
 class Minibatches:

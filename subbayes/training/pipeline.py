@@ -233,10 +233,10 @@ def estimate_parameters(network: Network, likelihood: Likelihood, data: Data) ->
     if network.is_sharded or data.division is not None:
         return likelihood.fit_parameters(*_gathered_outputs(network, likelihood, data))
     with torch.no_grad():
-        parts = [
+        outputs = [
             network(network.weights, to_device(x, network.device)) for x, _ in data.batches(4096)
         ]
-    return likelihood.fit_parameters(torch.cat(parts).cpu(), data.targets())
+    return likelihood.fit_parameters(torch.cat(outputs).cpu(), data.targets())
 
 
 def _gathered_outputs(
@@ -246,12 +246,12 @@ def _gathered_outputs(
     processes, n = joined_processes(), every_row(data)
     size = BlockSize(n, min(n, 4096), 1)
     blocks = Blocks.of(data, size, processes, network.device, in_step=network.is_sharded)
-    found = []
+    evaluated = []
     for start, inputs, y in blocks.steps():
         with torch.no_grad():
             outputs = network(network.weights, inputs)
         if y is not None:
-            found.append((start, outputs.cpu(), to_device(y, torch.device("cpu"))))
-    parts = [part for each in processes.gather(found) for part in each]
+            evaluated.append((start, outputs.cpu(), to_device(y, torch.device("cpu"))))
+    parts = [part for each in processes.gather(evaluated) for part in each]
     targets = join_targets([y for *_, y in parts], ignored_label(likelihood))
     return torch.cat([outputs for _, outputs, _ in parts]), targets

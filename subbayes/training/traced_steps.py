@@ -79,10 +79,10 @@ def traced_gradients(
         unknown: Sequence[Tensor], inputs: Inputs, y: Targets
     ) -> tuple[list[Tensor], Tensor]:
         with torch.enable_grad():
-            at = [tensor.detach().requires_grad_() for tensor in unknown]
-            loss = loss_at(at, inputs, y)
-            found = torch.autograd.grad(loss, at, materialize_grads=True)
-        return list(found), loss.detach()
+            points = [tensor.detach().requires_grad_() for tensor in unknown]
+            loss = loss_at(points, inputs, y)
+            slopes = torch.autograd.grad(loss, points, materialize_grads=True)
+        return list(slopes), loss.detach()
 
     return Tracer(
         gradients,

@@ -201,10 +201,10 @@ class TrainableNetwork(SingleTrainable):
 
     def end_epoch(self, number: int, losses: list[Any], rows: list[int]) -> list[dict[str, float]]:
         """The metrics of an epoch; after the first one all processes compare their modules."""
-        found = super().end_epoch(number, losses, rows)
+        metrics = super().end_epoch(number, losses, rows)
         if number == 0:
             self.check_shared()
-        return found
+        return metrics
 
     def check_shared(self) -> None:
         """Check that processes that train together have the same module."""

@@ -377,12 +377,14 @@ def principal_directions(
     values, vectors = torch.linalg.eigh(gram)
     s = values.flip(0).clamp_min(0).sqrt()
     u = vectors.flip(1).T
-    found = torch.cat([(u @ block.double()).to(rows.dtype) for block in rows.split(_CHUNK, 1)], 1)
+    directions = torch.cat(
+        [(u @ block.double()).to(rows.dtype) for block in rows.split(_CHUNK, 1)], 1
+    )
     if processes is None:
-        largest = _largest(found)
+        largest = _largest(directions)
     else:
-        largest = _largest(torch.cat(processes.gather(_largest(found)), 1))
-    return found * torch.where(largest < 0, -1.0, 1.0).to(rows.dtype), s.to(rows.dtype)
+        largest = _largest(torch.cat(processes.gather(_largest(directions)), 1))
+    return directions * torch.where(largest < 0, -1.0, 1.0).to(rows.dtype), s.to(rows.dtype)
 
 
 def _largest(rows: Float[Tensor, "M D"]) -> Float[Tensor, "M n"]:
