@@ -115,9 +115,9 @@ class _NumpyFunctions:
         return rows
 
 
-def _copied_numbers(found: Any) -> Float[np.ndarray, "..."]:
+def _copied_numbers(result: Any) -> Float[np.ndarray, "..."]:
     """A copy of what a function returned, since it may write to the same array in its next call."""
-    return np.asarray(found, dtype=np.float64).copy()
+    return np.asarray(result, dtype=np.float64).copy()
 
 
 @dataclass(frozen=True)
@@ -221,13 +221,13 @@ class FunctionDensity:
         high, low = np.split(self.functions.value(ends), 2)
         with np.errstate(all="ignore"):
             differences = (high - low) / (2 * steps)
-        given, size = float(gradient @ way), float(np.linalg.norm(gradient)) / np.sqrt(self.rank)
-        off = np.abs(differences - given) - 0.02 * np.maximum(np.abs(differences), max(size, 1e-6))
+        slope, size = float(gradient @ way), float(np.linalg.norm(gradient)) / np.sqrt(self.rank)
+        off = np.abs(differences - slope) - 0.02 * np.maximum(np.abs(differences), max(size, 1e-6))
         finite = np.isfinite(off)
         if finite.any() and (off[finite] > 0).all():
             closest = differences[finite][off[finite].argmin()]
             warn_user(
-                f"grad: its derivative along a line is {given:.4g} where differences of log_prob "
+                f"grad: its derivative along a line is {slope:.4g} where differences of log_prob "
                 f"give {closest:.4g}; engines that follow it are slow or wrong. Check it, or leave "
                 "it to torch"
             )

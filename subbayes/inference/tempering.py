@@ -140,21 +140,21 @@ def choose_temperature(
     candidates = sorted({check_positive("temperatures", t) for t in temperatures})
     held_out = _held_out(posterior, validation) if by == "validation" else None
     rows: list[tuple[float, float, float]] = []
-    found: list[diagnostics.LooResult] = []
+    loo_results: list[diagnostics.LooResult] = []
     with progress_bar(len(candidates), "Choosing a temperature", progress, "temperatures") as steps:
         for temperature in candidates:
             tempered = posterior.with_temperature(temperature)
             sample = engine.sample(tempered, draws=draws, chains=chains, seed=seed, progress=False)
             if held_out is None:
-                found.append(_loo_result(tempered, sample))
-                n = found[-1].n_observations
-                k = float(found[-1].pareto_k.max())
-                rows.append((found[-1].elpd / n, found[-1].se / n, k))
+                loo_results.append(_loo_result(tempered, sample))
+                n = loo_results[-1].n_observations
+                k = float(loo_results[-1].pareto_k.max())
+                rows.append((loo_results[-1].elpd / n, loo_results[-1].se / n, k))
             else:
                 rows.append(_validation_score(tempered, sample, held_out))
             steps.update(1)
     scores, errors, ks = (tuple(float(v) for v in column) for column in zip(*rows, strict=True))
-    bad = tuple(one.n_bad for one in found) or (0,) * len(candidates)
+    bad = tuple(one.n_bad for one in loo_results) or (0,) * len(candidates)
     rule: Any = by
     choice = TemperatureChoice(tuple(candidates), scores, errors, ks, rule, bad)
     if choice.n_bad_of_best:
@@ -163,7 +163,7 @@ def choose_temperature(
             f"temperature: the leave-one-out score of the best, T = {choice.best:g}, is "
             f"unreliable, and probably too high; numbers of unreliable terms are {by_n}. Choose by "
             "held-out data instead (by='validation', of fit temperature='validation'). At T = "
-            f"{choice.best:g} {found[candidates.index(choice.best)].reliability()}"
+            f"{choice.best:g} {loo_results[candidates.index(choice.best)].reliability()}"
         )
     return choice
 
@@ -218,9 +218,9 @@ def _validation_score(posterior: Posterior, draws: Draws, data: Data) -> tuple[f
     weighted = held_out_has_weights(posterior.likelihood, posterior.data, data)
     found = []
     for inputs, y in data.batches(4096):
-        parts = split_targets(y, weighted)
-        predictive = _predict(posterior, draws, inputs, parts.noise)
-        found.append((predictive.log_prob(parts.values), parts.counts))
+        split = split_targets(y, weighted)
+        predictive = _predict(posterior, draws, inputs, split.noise)
+        found.append((predictive.log_prob(split.values), split.counts))
     terms, counts = (np.concatenate(part) for part in zip(*found, strict=True))
     terms, counts = terms[counts > 0], counts[counts > 0]
     n = counts.sum()

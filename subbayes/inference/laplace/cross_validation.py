@@ -146,17 +146,21 @@ def _folds(rows: Data, folds: int, seed: int) -> Iterator[tuple[Data, Data]]:
 
 
 def _retrain(retrain: Callable[[Data], Network], kept: Data, network: Network) -> Network:
-    found = retrain(kept)
-    if found.size != network.size:
-        fail("retrain", f"networks of {network.size} weights, as the network has", found.size)
-    return found
+    network_of_fold = retrain(kept)
+    if network_of_fold.size != network.size:
+        fail(
+            "retrain",
+            f"networks of {network.size} weights, as the network has",
+            network_of_fold.size,
+        )
+    return network_of_fold
 
 
 def _score(posterior: LinearisedPosterior, held: Data, weighted: bool) -> float:
     """Total log density of held-out rows, each as many times as its weight says."""
     total = 0.0
     for inputs, y in held.batches():
-        parts = split_targets(y, weighted)
-        terms = posterior.predict(inputs, noise=parts.noise).log_prob(parts.values)
-        total += float(parts.counts[parts.counts > 0] @ terms[parts.counts > 0])
+        split = split_targets(y, weighted)
+        terms = posterior.predict(inputs, noise=split.noise).log_prob(split.values)
+        total += float(split.counts[split.counts > 0] @ terms[split.counts > 0])
     return total

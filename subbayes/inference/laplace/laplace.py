@@ -133,14 +133,14 @@ def find_mode(
 
     if not np.isfinite(value_and_grad(start[None])[0][0]):
         return -np.inf, start
-    found = minimize(
+    optimum = minimize(
         negative,
         start,
         jac=True,
         method="L-BFGS-B",
         options={"maxiter": iterations, "ftol": 1e-14, "gtol": 1e-8},
     )
-    return -float(found.fun), np.asarray(found.x, dtype=np.float64)
+    return -float(optimum.fun), np.asarray(optimum.x, dtype=np.float64)
 
 
 def _approximate(

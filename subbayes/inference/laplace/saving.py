@@ -57,15 +57,15 @@ _ROWS = 3  # of the random inputs that replace the data
 
 def precision_tensors(precision: Precision) -> dict[str, Tensor]:
     """The fitted matrices of a precision, and random inputs of the shape of the data."""
-    found = {f"example.{i}": leaf for i, leaf in enumerate(leaves(_example_of(precision.V)))}
+    tensors = {f"example.{i}": leaf for i, leaf in enumerate(leaves(_example_of(precision.V)))}
     if isinstance(precision, Sampled):
-        return found | {"draws": precision.draws.x, "fitted": precision.draws.fitted}
+        return tensors | {"draws": precision.draws.x, "fitted": precision.draws.fitted}
     if isinstance(precision, Kfac):
         for i, one in enumerate(precision.factors):
-            found |= {f"{name}.{i}": getattr(one, name) for name in _FACTORS}
+            tensors |= {f"{name}.{i}": getattr(one, name) for name in _FACTORS}
     for kind, names in _MATRICES.items():
         if isinstance(precision, kind):
-            return found | {name: getattr(precision, name) for name in names}
+            return tensors | {name: getattr(precision, name) for name in names}
     fail("precision", "one of the forms of this library", type(precision).__name__)
 
 
@@ -219,8 +219,8 @@ def _check_gram(matrix: Tensor, V: Jacobian) -> None:
 def _check_pairs(values: Tensor, vectors: Tensor, residual: float, V: Jacobian) -> None:
     """Check that V'V q = e q for a random combination of eigenpairs, within their residual."""
     u = _random_numbers(len(values), values, vectors).to(vectors)
-    found = squared_together(V, u @ vectors).to(vectors)
-    _check_product("eigenpairs", found, u * values @ vectors, residual * float(u.abs().sum()))
+    squares = squared_together(V, u @ vectors).to(vectors)
+    _check_product("eigenpairs", squares, u * values @ vectors, residual * float(u.abs().sum()))
 
 
 def _random_numbers(count: int, *tensors: Tensor) -> Tensor:
@@ -257,14 +257,14 @@ def _factors(
 ) -> tuple[Factors, ...]:
     layers = {layer.name: layer for layer in V.plan.layers if layer.is_matrix}
     names = facts.layers
-    found = tuple(
+    factors = tuple(
         Factors(layers[name], **{part: tensors[f"{part}.{i}"] for part in _FACTORS})
         for i, name in enumerate(names)
     )
-    for one in found:
+    for one in factors:
         if (shape := tuple(one.values.shape)) != (expected := factor_shape(one.layer)):
             fail_damaged(f"factors of shape {expected} of layer {one.layer.name!r}", shape)
-    return found
+    return factors
 
 
 def _digest(V: Jacobian) -> str:

@@ -206,7 +206,7 @@ def compare_subspaces(
             "Pass linearised_laplace(network, likelihood, data)",
         )
     X = psi.jacobian(inputs)
-    full, found = psi.covariance(X), []
+    full, errors = psi.covariance(X), []
     scores = None if targets is None else _Scores(psi, X, targets)
     best = (math.nan, math.nan) if scores is None else scores(full)
     for name, space in subspaces.items():
@@ -218,9 +218,9 @@ def compare_subspaces(
                     cholesky(precise, "subspace"), columns[:, :rank].T, upper=False
                 )
                 part = half.T @ half
-                own = (math.nan, math.nan) if scores is None else scores(part)
-                found.append(_subspace_error(name, rank, part, full, noise, (*own, *best)))
-    return found
+                own_scores = (math.nan, math.nan) if scores is None else scores(part)
+                errors.append(_subspace_error(name, rank, part, full, noise, (*own_scores, *best)))
+    return errors
 
 
 class _Scores:
@@ -243,10 +243,10 @@ class _Scores:
         method = default_method(self.likelihood, self.mean)
         if has_logits(self.likelihood, self.mean.shape[1]):
             method = "probit"  # as in the paper's comparison, eq. (12)
-        found = predictive_of(self.mean, blocks, self.likelihood, method, n_draws=200, seed=0)
+        predictive = predictive_of(self.mean, blocks, self.likelihood, method, n_draws=200, seed=0)
         if self.likelihood.kind != "classification":
-            return -float(found.log_prob(self.y).mean()), math.nan
-        return -float(found.log_prob(self.y).mean()), metrics.accuracy(found, self.y)
+            return -float(predictive.log_prob(self.y).mean()), math.nan
+        return -float(predictive.log_prob(self.y).mean()), metrics.accuracy(predictive, self.y)
 
 
 def _subspace_error(

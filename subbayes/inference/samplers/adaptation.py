@@ -208,8 +208,8 @@ def _new_metric(s: Any, rows: np.ndarray, scale: Float[np.ndarray, "k"]) -> None
     found, target = s.window_spread[rows] / np.maximum(n - 1, 1), s.target[rows]
     known = target.reshape(len(rows), -1).any(1)
     least = _LEAST_VARIANCE * (np.diag(scale**2) if dense else scale**2)
-    own = np.maximum(found * np.eye(k) if dense else found, least)
-    target = np.where(known.reshape(n.shape), target, own)
+    windowed = np.maximum(found * np.eye(k) if dense else found, least)
+    target = np.where(known.reshape(n.shape), target, windowed)
     covariance = weight * found + (1 - weight) * target
     s.factor[rows] = cholesky(covariance) if dense else np.sqrt(covariance)
     for name in ("window", "window_mean", "window_spread", "updates", "excess"):

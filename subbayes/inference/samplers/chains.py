@@ -103,18 +103,18 @@ class Store:
         c = (sampled & (phase == thin - 1)).nonzero()[0]
         if not c.size:
             return
-        at = kept[c]
-        self.z[c, at] = state.z[c]
+        places = kept[c]
+        self.z[c, places] = state.z[c]
         stats = {name: values[c] for name, values in info.stats.items()}
         if self.transitions:
             stats |= interval_statistics(
                 {name: values[c] for name, values in self.transitions.items()},
-                self._energy_before(c, at),
+                self._energy_before(c, places),
             )
         for name, values in stats.items():
             if name not in self.stats:
                 self.stats[name] = np.zeros(self.z.shape[:2], dtype=values.dtype)
-            self.stats[name][c, at] = values
+            self.stats[name][c, places] = values
 
     def _add_transitions(self, info: Info, c: np.ndarray, phase: np.ndarray, thin: int) -> None:
         """Keep the statistics that draws not kept have an effect on."""
@@ -125,12 +125,12 @@ class Store:
                     self.transitions[name] = np.zeros((len(values), thin), dtype=values.dtype)
                 self.transitions[name][c, phase[c]] = values[c]
 
-    def _energy_before(self, c: np.ndarray, at: np.ndarray) -> np.ndarray | None:
+    def _energy_before(self, c: np.ndarray, places: np.ndarray) -> np.ndarray | None:
         """The energy of the last draw kept of each chain, NaN if there is none."""
         energy = self.stats.get("energy")
         if energy is None:
             return None
-        return np.where(at > 0, energy[c, at - 1], np.nan)
+        return np.where(places > 0, energy[c, places - 1], np.nan)
 
     def gathered(self, groups: ChainGroups) -> Store:
         """The draws of the chains of all processes."""
@@ -213,14 +213,14 @@ class Checkpoint:
         tensors = self.groups.gather_rows(add_prefix("state", vars(state)))
         tensors |= add_prefix("stats", store.stats) | {"z": store.z, "count": store.count}
         tensors |= add_prefix("transitions", store.transitions)
-        own = [
+        generators = [
             finished_chains[c].rng if c in finished_chains else rng.bit_generator.state
             for c, rng in enumerate(rngs)
         ]
         meta = {
             "identity": self.identity,
             "evaluations": store.evaluations,
-            "rngs": [state for part in self.groups.gather(own) for state in part],
+            "rngs": [state for part in self.groups.gather(generators) for state in part],
         }
         if (outputs := self._first_outputs) is not None:
             tensors["first_outputs"] = outputs.values.numpy()
@@ -233,10 +233,10 @@ class Checkpoint:
         Args:
             rngs: the generator of each chain, whose states are set.
         """
-        found = self.groups.on_first(lambda: read_checkpoint(self.path, KIND))
-        if found is None:
+        checkpoint = self.groups.on_first(lambda: read_checkpoint(self.path, KIND))
+        if checkpoint is None:
             return None
-        tensors, meta, _ = found
+        tensors, meta, _ = checkpoint
         for key, value in self.identity.items():
             if meta["identity"].get(key) != value:
                 default = ", which follows draws unless it is given" if key == "warmup" else ""
@@ -256,11 +256,11 @@ class Checkpoint:
         store = Store(
             tensors["z"].numpy(), stats, tensors["count"].numpy(), meta["evaluations"], transitions
         )
-        own = self.groups.own
-        for rng, rng_state in zip(rngs, meta["rngs"][own], strict=True):
+        chains = self.groups.own
+        for rng, rng_state in zip(rngs, meta["rngs"][chains], strict=True):
             rng.bit_generator.state = rng_state
-        state = self.kernel.state_type(**{name: array[own] for name, array in arrays.items()})
-        return state, store.part(own)
+        state = self.kernel.state_type(**{name: array[chains] for name, array in arrays.items()})
+        return state, store.part(chains)
 
     @cached_property
     def _first_outputs(self) -> FirstOutputs | None:

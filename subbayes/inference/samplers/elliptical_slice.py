@@ -188,12 +188,14 @@ class RelativeDensity:
 
 def laplace_reference(posterior: Density, inflation: float, sampling: Sampling) -> Normal:
     """The Laplace approximation of a posterior with inflated standard deviations."""
-    found = Laplace().sample(
+    approximation = Laplace().sample(
         posterior, draws=1, chains=1, seed=sampling.seed, progress=sampling.progress
     )
-    assert found.moments is not None
-    assert found.moments.covariance is not None
-    return Normal(mean=found.moments.mean, covariance=inflation**2 * found.moments.covariance)
+    assert approximation.moments is not None
+    assert approximation.moments.covariance is not None
+    return Normal(
+        mean=approximation.moments.mean, covariance=inflation**2 * approximation.moments.covariance
+    )
 
 
 @dataclass(frozen=True)

@@ -97,11 +97,11 @@ def evidence_of_ladders(
 def summary_of_ladders(draws: Draws) -> tuple[dict[str, Any], float, float]:
     """Final values of the statistics of draws, the log evidence and its standard error."""
     last = {name: values[:, -1] for name, values in draws.stats.items()}
-    found = {
+    summary = {
         "swap_rate": float(last["swap_rate"].mean()),
         "least_swap_rate": float(last["least_swap_rate"].min()),
         "barrier": float(last["barrier"].mean()),
         "idle": float(last["idle"].mean()),
         "round_trips": int(last["round_trips"].sum()),
     }
-    return found, *evidence_of_ladders(draws.stats["log_evidence"], last["bridge_bias"])
+    return summary, *evidence_of_ladders(draws.stats["log_evidence"], last["bridge_bias"])

@@ -164,8 +164,8 @@ class HamiltonianKernel:
         start = Points.start(posterior, z)
         scale, laplace = prior_scale(posterior), None
         if self.warmup and k <= CURVATURE:
-            start, factor, found = laplace_start(posterior, start, scale, rngs)
-            laplace = factor, found
+            start, factor, has_mode = laplace_start(posterior, start, scale, rngs)
+            laplace = factor, has_mode
         none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
         return adaptation.initial_fields(chains, scale, self.metric, self.step_size, laplace) | {
             "z": start.z,

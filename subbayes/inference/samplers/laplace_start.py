@@ -59,8 +59,8 @@ class Points:
         Raises:
             InputError: a density or a gradient that is not finite there.
         """
-        found = cls.at(posterior, z)
-        bad = ~np.isfinite(found.value)
+        points = cls.at(posterior, z)
+        bad = ~np.isfinite(points.value)
         if bad.any():
             fail(
                 "initial",
@@ -68,7 +68,7 @@ class Points:
                 f"one that is not at {int(bad.sum())} of {len(z)}",
                 "Start elsewhere, or use EllipticalSlice, which needs no gradient",
             )
-        return found
+        return points
 
     def where(self, chosen: Bool[np.ndarray, "chains"], other: Points) -> Points:
         """These points for the chosen chains, and `other` for the rest."""
@@ -96,14 +96,14 @@ def laplace_start(
         rngs: a generator per chain.
     """
     chains, k = start.z.shape
-    mode, factor, found = climb(posterior, start, scale)
+    mode, factor, has_mode = climb(posterior, start, scale)
     eps = np.stack([rng.standard_normal(k) for rng in rngs])
-    drawn = Points.at(posterior, np.where(found[:, None], mode.z + _times(factor, eps), start.z))
+    drawn = Points.at(posterior, np.where(has_mode[:, None], mode.z + _times(factor, eps), start.z))
     # Of a Gaussian, mode minus draw is half a chi-squared variable: mean k / 2, variance k / 2.
     typical = 0.5 * k + 4 * np.sqrt(0.5 * k) + 3
-    low = found & (mode.value - start.value > typical)
+    low = has_mode & (mode.value - start.value > typical)
     moved = drawn.where(mode.value - drawn.value <= 2 * typical, mode)
-    return moved.where(low, start), factor, found
+    return moved.where(low, start), factor, has_mode
 
 
 def _times(
@@ -124,25 +124,25 @@ def climb(
     """
     chains, k = start.z.shape
     unknown = np.broadcast_to(np.diag(scale), (chains, k, k))
-    points, factor, found = start, unknown.copy(), np.zeros(chains, dtype=bool)
+    points, factor, has_mode = start, unknown.copy(), np.zeros(chains, dtype=bool)
     for _ in range(_ROUNDS):
         curvature = _curvature(posterior, points, factor)
         eigenvalues, vectors = np.linalg.eigh(curvature)
         size = np.clip(np.abs(eigenvalues), _FLAT, _STEEP)
         stable = ((size < _STABLE) & (size > 1 / _STABLE)).all(1)
         factor = np.where(
-            found[:, None, None], factor, factor @ (vectors / np.sqrt(size)[:, None, :])
+            has_mode[:, None, None], factor, factor @ (vectors / np.sqrt(size)[:, None, :])
         )
         slope = np.einsum("cij,ci->cj", factor, points.gradient)
         gain = np.einsum("cj,cj->c", slope, slope)
-        found |= stable & (gain <= _CLOSE)
-        if found.all():
+        has_mode |= stable & (gain <= _CLOSE)
+        if has_mode.all():
             break
-        waits = found | (size == _STEEP).any(1)
+        waits = has_mode | (size == _STEEP).any(1)
         points, reached = _line_search(posterior, points, _times(factor, slope), gain, waits)
         # If no point along the step is higher, the curvature belongs to too long a distance.
         factor[~reached] *= 0.5
-    return points, np.where(found[:, None, None], factor, unknown), found
+    return points, np.where(has_mode[:, None, None], factor, unknown), has_mode
 
 
 def _curvature(

@@ -154,15 +154,15 @@ class MCLMC(Sampler):
         else:
             draws = self._run_batches(posterior, sampling, self.batch_size)
         draws = with_log_likelihood(draws, posterior)
-        own = {} if self.batch_size is None else {"batch_size": self.batch_size}
-        meta = draws.meta | own | {"target": self._targets[1]}
+        options = {} if self.batch_size is None else {"batch_size": self.batch_size}
+        meta = draws.meta | options | {"target": self._targets[1]}
         return replace(draws, validity=self.validity, meta=meta)
 
     @property
     def _targets(self) -> tuple[float, float]:
         """The targets at the start and at the end of the warm-up."""
-        given = self.target if isinstance(self.target, (tuple, list)) else (self.target,) * 2
-        first, last = given
+        targets = self.target if isinstance(self.target, (tuple, list)) else (self.target,) * 2
+        first, last = targets
         return float(first), float(last)
 
     def _run_batches(

@@ -151,10 +151,12 @@ class Tuner:
         factor = np.broadcast_to(np.diag(scale) if dense else scale, shape).copy()
         laplace = np.zeros(shape)
         if self.warmup and self.metric != "prior" and k <= CURVATURE:
-            start, d, found = laplace_start(posterior, start, scale, rngs)
-            own = d[found]
-            laplace[found] = own @ own.transpose(0, 2, 1) if dense else np.square(own).sum(2)
-            factor[found] = own if dense else np.sqrt(laplace[found])
+            start, d, has_mode = laplace_start(posterior, start, scale, rngs)
+            factors = d[has_mode]
+            laplace[has_mode] = (
+                factors @ factors.transpose(0, 2, 1) if dense else np.square(factors).sum(2)
+            )
+            factor[has_mode] = factors if dense else np.sqrt(laplace[has_mode])
         none = np.zeros(chains, dtype=np.int64)
         fields = {
             "count": none,
@@ -248,10 +250,10 @@ class Tuner:
                 s.length[rows] = np.maximum(length, 1e-3 * np.sqrt(k))
             return
         least = _LEAST_VARIANCE * (np.diag(scale**2) if dense else scale**2)
-        own = np.maximum(found * np.eye(k) if dense else found, least)
+        windowed = np.maximum(found * np.eye(k) if dense else found, least)
         known = s.laplace[rows].reshape(len(rows), -1).any(1).reshape(n.shape)
         weight = n / (n + _CORRELATED * (k if dense else 1))
-        covariance = weight * found + (1 - weight) * np.where(known, s.laplace[rows], own)
+        covariance = weight * found + (1 - weight) * np.where(known, s.laplace[rows], windowed)
         covariance = np.maximum(covariance, least) if not dense else covariance
         s.factor[rows] = cholesky(covariance) if dense else np.sqrt(covariance)
         self.set_step(s, rows, self.step_size or self.first_step(k))
@@ -269,8 +271,8 @@ class Tuner:
             size = np.asarray(ess_mean(s.trace[c][None]))
             size = size[np.isfinite(size) & (size > 0)]
             if size.size and self.length is None:
-                found = _SHARE * share[c] * s.step[c] * float(np.mean(steps / size))
-                s.length[c] = np.clip(found, s.length[c] / _WIDEST, s.length[c] * _WIDEST)
+                length = _SHARE * share[c] * s.step[c] * float(np.mean(steps / size))
+                s.length[c] = np.clip(length, s.length[c] / _WIDEST, s.length[c] * _WIDEST)
             s.trace[c] = 0.0
 
 

@@ -50,8 +50,8 @@ class Reparameterisation(Protocol):
 
 def reparameterisation_of(posterior: Any, power: float) -> Reparameterisation | None:
     """The coordinates that a density names for a power of its likelihood; None for its own."""
-    at = getattr(posterior, "reparameterisation", None)
-    return None if at is None else at(power)
+    for_power = getattr(posterior, "reparameterisation", None)
+    return None if for_power is None else for_power(power)
 
 
 def forward(change: Reparameterisation, z: Coordinates) -> Coordinates:
@@ -83,9 +83,9 @@ def _vector_product(
     function: Callable[[Tensor], Tensor], points: Coordinates, gradient: Coordinates
 ) -> Coordinates:
     with torch.enable_grad():
-        at = torch.tensor(points, requires_grad=True)
-        (found,) = torch.autograd.grad(function(at), at, torch.tensor(gradient))
-    return found.numpy()
+        start = torch.tensor(points, requires_grad=True)
+        (product,) = torch.autograd.grad(function(start), start, torch.tensor(gradient))
+    return product.numpy()
 
 
 def evaluations_in(
@@ -96,12 +96,12 @@ def evaluations_in(
         return (yield from moves)
     u, with_gradient = next(moves)
     while True:
-        found = yield inverse(change, u)[0], with_gradient
+        evaluated = yield inverse(change, u)[0], with_gradient
         if with_gradient:
-            gradient = pulled_back(change, u, found[:, 1:])
-            found = np.column_stack([found[:, 0], gradient])
+            gradient = pulled_back(change, u, evaluated[:, 1:])
+            evaluated = np.column_stack([evaluated[:, 0], gradient])
         try:
-            u, with_gradient = moves.send(found)
+            u, with_gradient = moves.send(evaluated)
         except StopIteration as stop:
             return stop.value
 
@@ -146,8 +146,8 @@ class ReparameterisedPrior:
             z, log_det = self.change.inverse(points)
             value, gradient = self.prior.value_and_grad(z.detach().numpy())
             total = (z * torch.from_numpy(gradient)).sum() + log_det.sum()
-            (found,) = torch.autograd.grad(total, points)
-        return value + log_det.detach().numpy(), found.numpy()
+            (slopes,) = torch.autograd.grad(total, points)
+        return value + log_det.detach().numpy(), slopes.numpy()
 
     def gradient(self, u: Coordinates) -> Coordinates:
         """Gradient of the log density."""
@@ -197,8 +197,8 @@ class ReparameterisedDensity:
             (_, log_det), product = torch.func.vjp(  # type: ignore[misc]
                 self.change.inverse, u
             )
-            (found,) = product((gradient, torch.ones_like(log_det)))
-            return found
+            (slope,) = product((gradient, torch.ones_like(log_det)))
+            return slope
 
         return Tracer(pull, "the gradient in other coordinates")
 
@@ -210,8 +210,8 @@ class ReparameterisedDensity:
 
     def log_likelihood(self, z: Coordinates) -> LogDensity:
         """Log-likelihood at temperature 1 at coordinates u."""
-        found: LogDensity = self.density.log_likelihood(self._points(z)[0])
-        return found
+        values: LogDensity = self.density.log_likelihood(self._points(z)[0])
+        return values
 
     def value(self, z: Coordinates) -> LogDensity:
         """Tempered log density of coordinates u."""
@@ -223,8 +223,8 @@ class ReparameterisedDensity:
     ) -> tuple[LogDensity, Coordinates]:
         """Tempered log density of coordinates u and its gradient; see `Posterior`."""
         points, log_det = self._points(z)
-        own = () if rows is None else (rows,)
-        value, gradient = self.density.value_and_grad(points, *own)
+        row_arguments = () if rows is None else (rows,)
+        value, gradient = self.density.value_and_grad(points, *row_arguments)
         pulled = self._pull(torch.tensor(z), torch.tensor(gradient))
         return value + log_det, pulled.detach().numpy()
 

@@ -180,11 +180,13 @@ def _advance(
         particles.moves[-1] += 1
         particles.acceptance[-1] = acceptance
         now = _observed(particles, reference)
-        found = _correlation(start, now)
+        correlation = _correlation(start, now)
         squares = slice(particles.z.shape[1], -1)
-        particles.correlation = float(np.delete(found, squares).max())
+        particles.correlation = float(np.delete(correlation, squares).max())
         # A few particles in narrow tails would keep all others moving.
-        particles.dependence = max(particles.correlation, _SQUARES * float(found[squares].max()))
+        particles.dependence = max(
+            particles.correlation, _SQUARES * float(correlation[squares].max())
+        )
         correlations.append(particles.correlation)
         if _is_free(particles):
             break
@@ -247,12 +249,14 @@ def _run_groups(posterior: Density, runs: list[Requests], progress: bool | None)
     with progress_bar(len(runs), "Sampling (smc)", progress, "groups") as steps:
         while requests:
             for with_gradient in (False, True):
-                own = {i: z for i, (z, other) in requests.items() if other == with_gradient}
-                if not own:
+                batch = {i: z for i, (z, other) in requests.items() if other == with_gradient}
+                if not batch:
                     continue
-                found = _evaluate(posterior, np.concatenate(list(own.values())), with_gradient)
-                ends = np.cumsum([len(z) for z in own.values()])[:-1]
-                for i, values in zip(own, np.split(found, ends), strict=True):
+                evaluated = _evaluate(
+                    posterior, np.concatenate(list(batch.values())), with_gradient
+                )
+                ends = np.cumsum([len(z) for z in batch.values()])[:-1]
+                for i, values in zip(batch, np.split(evaluated, ends), strict=True):
                     try:
                         requests[i] = runs[i].send(values)
                     except StopIteration as stop:

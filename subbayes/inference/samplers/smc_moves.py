@@ -79,11 +79,11 @@ class Particles:
     hamiltonian: int = 0
     evaluations: int = 1
 
-    def select(self, at: np.ndarray) -> None:
+    def select(self, positions: np.ndarray) -> None:
         """Keep the particles at these positions."""
-        self.z, self.log_likelihood = self.z[at], self.log_likelihood[at]
+        self.z, self.log_likelihood = self.z[positions], self.log_likelihood[positions]
         if self.gradient is not None:
-            self.gradient = self.gradient[at]
+            self.gradient = self.gradient[positions]
 
     def translate(self, change: Reparameterisation | None, back: bool = False) -> None:
         """Take the particles to the coordinates of a bijection, or back to their own."""
@@ -272,9 +272,9 @@ class Hamiltonian(Move):
                 going = np.isfinite(ahead).all(1)
                 z = np.where(going[:, None], ahead, z)
                 momentum[~going] = np.nan
-                found = yield z, True
+                evaluated = yield z, True
                 particles.evaluations += 1
-                log_likelihood, gradient = found[:, 0], found[:, 1:]
+                log_likelihood, gradient = evaluated[:, 0], evaluated[:, 1:]
                 values, slopes = prior.value_and_grad(z)
                 pull = (power * gradient + slopes) @ factor
                 momentum = momentum + (size if i < count - 1 else 0.5 * size) * pull

@@ -215,9 +215,9 @@ class BatchKernel(Kernel):
         if not s.steps.any():
             return
         change = apply_transposed_factor(s.factor, gradient - s.gradient)
-        found = np.minimum(np.square(change).mean(1) / 2, 1e299)
+        variance = np.minimum(np.square(change).mean(1) / 2, 1e299)
         first = s.noise == 0
-        s.noise[:] = np.where(first, found, _FORGET * s.noise + (1 - _FORGET) * found)
+        s.noise[:] = np.where(first, variance, _FORGET * s.noise + (1 - _FORGET) * variance)
 
     def _step_sizes(self, s: Any) -> Float[np.ndarray, "chains"]:
         """Step sizes in use: also limited by the noise, and decaying after the warm-up."""

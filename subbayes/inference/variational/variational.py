@@ -141,8 +141,10 @@ class VariationalInference(Engine):
             ImportError: "realnvp" without zuko.
         """
         check_gradient(posterior)
-        found = self._maximise(_Fit(self, posterior, check_seed(seed), progress))
-        return Approximation(self.family, found.member, found.elbo, found.converged)
+        approximation = self._maximise(_Fit(self, posterior, check_seed(seed), progress))
+        return Approximation(
+            self.family, approximation.member, approximation.elbo, approximation.converged
+        )
 
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
         """Draw from the approximation; see `Engine.run`."""
