@@ -23,7 +23,7 @@ Metric = Literal["diagonal", "dense"]
 _GAMMA, _DELAY, _KAPPA = 0.05, 10.0, 0.75
 _DENSE = 50  # coordinates
 _SHRINKAGE_DRAWS = 5.0
-_LEAST_VARIANCE = 1e-20  # in units of the prior's, for coordinates that have not moved
+LEAST_VARIANCE = 1e-20  # in units of the prior's, for coordinates that have not moved
 
 
 @dataclass(frozen=True)
@@ -203,20 +203,38 @@ def update_window(s: Any, rows: Int[np.ndarray, "c"]) -> None:
 def _new_metric(s: Any, rows: np.ndarray, scale: Float[np.ndarray, "k"]) -> None:
     """Close a window: set the mass matrix and restart dual averaging."""
     dense, k = s.window_spread.ndim == 3, len(scale)
-    n = s.window[rows].astype(np.float64).reshape(-1, *[1] * (s.window_spread.ndim - 1))
-    weight = n / (n + _SHRINKAGE_DRAWS)
-    found, target = s.window_spread[rows] / np.maximum(n - 1, 1), s.target[rows]
-    known = target.reshape(len(rows), -1).any(1)
-    least = _LEAST_VARIANCE * (np.diag(scale**2) if dense else scale**2)
-    windowed = np.maximum(found * np.eye(k) if dense else found, least)
-    target = np.where(known.reshape(n.shape), target, windowed)
-    covariance = weight * found + (1 - weight) * target
+    covariance = shrunk_covariance(s, rows, s.target, scale, _SHRINKAGE_DRAWS)
     s.factor[rows] = cholesky(covariance) if dense else np.sqrt(covariance)
     for name in ("window", "window_mean", "window_spread", "updates", "excess"):
         getattr(s, name)[rows] = 0
     s.step[rows] = k**-0.25
     s.log_step_mean[rows] = np.log(s.step[rows])
     s.centre[rows] = s.log_step_mean[rows] + np.log(2)
+
+
+def shrunk_covariance(
+    s: Any,
+    rows: np.ndarray,
+    laplace: Float[np.ndarray, "chains ..."],
+    scale: Float[np.ndarray, "k"],
+    draws: float,
+) -> Float[np.ndarray, "c ..."]:
+    """Covariances of windows, shrunk towards that of a Laplace approximation or their diagonal.
+
+    Args:
+        s: the state, with the windows.
+        rows: the chains.
+        laplace: the covariances of their Laplace approximations, 0 where there is none.
+        scale: the prior's scale.
+        draws: how many draws the target of the shrinkage counts as.
+    """
+    dense = s.window_spread.ndim == 3
+    n = s.window[rows].astype(np.float64).reshape(-1, *[1] * (s.window_spread.ndim - 1))
+    covariance, weight = s.window_spread[rows] / np.maximum(n - 1, 1), n / (n + draws)
+    least = LEAST_VARIANCE * (np.diag(scale**2) if dense else scale**2)
+    diagonal = np.maximum(covariance * np.eye(len(scale)) if dense else covariance, least)
+    known = laplace[rows].reshape(len(rows), -1).any(1).reshape(n.shape)
+    return weight * covariance + (1 - weight) * np.where(known, laplace[rows], diagonal)
 
 
 def cholesky(covariance: Float[np.ndarray, "c k k"]) -> Float[np.ndarray, "c k k"]:

@@ -24,7 +24,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from subbayes.diagnostics import ess_mean
-from subbayes.inference.samplers.adaptation import cholesky, update_window
+from subbayes.inference.samplers.adaptation import (
+    LEAST_VARIANCE,
+    cholesky,
+    shrunk_covariance,
+    update_window,
+)
 from subbayes.inference.samplers.chains import Density, GradientDensity, Rngs, prior_scale
 from subbayes.inference.samplers.hamiltonian import CURVATURE
 from subbayes.inference.samplers.laplace_start import Points, laplace_start
@@ -40,7 +45,6 @@ _TRACE, _TRACED = 512, 32  # points and coordinates of the autocorrelation
 _SHARE = 0.4  # of the autocorrelation length
 _WIDEST = 10.0  # factor between the tuned length and that of the scale
 _CORRELATED = 20.0  # steps of a window that count as one draw
-_LEAST_VARIANCE = 1e-20  # in units of the prior's
 
 
 @dataclass(frozen=True)
@@ -240,23 +244,19 @@ class Tuner:
     ) -> None:
         """Set the mass matrix, or the length in units of the prior's, from a window."""
         k, dense = len(scale), s.window_spread.ndim == 3
-        n = s.window[rows].astype(np.float64).reshape(-1, *[1] * (s.window_spread.ndim - 1))
-        found = s.window_spread[rows] / np.maximum(n - 1, 1)
+        if self.metric != "prior":
+            draws = _CORRELATED * (k if dense else 1)
+            covariance = shrunk_covariance(s, rows, s.laplace, scale, draws)
+            if not dense:
+                covariance = np.maximum(covariance, LEAST_VARIANCE * scale**2)
+            s.factor[rows] = cholesky(covariance) if dense else np.sqrt(covariance)
+            self.set_step(s, rows, self.step_size or self.first_step(k))
+        elif self.length is None:
+            variance = s.window_spread[rows] / np.maximum(s.window[rows, None] - 1.0, 1)
+            length = np.sqrt((variance / np.square(scale)).sum(1))
+            s.length[rows] = np.maximum(length, 1e-3 * np.sqrt(k))
         for name in ("window", "window_mean", "window_spread"):
             getattr(s, name)[rows] = 0
-        if self.metric == "prior":
-            if self.length is None:
-                length = np.sqrt((found / np.square(scale)).sum(1))
-                s.length[rows] = np.maximum(length, 1e-3 * np.sqrt(k))
-            return
-        least = _LEAST_VARIANCE * (np.diag(scale**2) if dense else scale**2)
-        windowed = np.maximum(found * np.eye(k) if dense else found, least)
-        known = s.laplace[rows].reshape(len(rows), -1).any(1).reshape(n.shape)
-        weight = n / (n + _CORRELATED * (k if dense else 1))
-        covariance = weight * found + (1 - weight) * np.where(known, s.laplace[rows], windowed)
-        covariance = np.maximum(covariance, least) if not dense else covariance
-        s.factor[rows] = cholesky(covariance) if dense else np.sqrt(covariance)
-        self.set_step(s, rows, self.step_size or self.first_step(k))
 
     def _record(
         self, s: Any, rows: Int[np.ndarray, "c"], phases: Phases, share: Float[np.ndarray, "chains"]
