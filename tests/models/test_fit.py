@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 import warnings
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -25,7 +26,17 @@ from sklearn.exceptions import ConvergenceWarning
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from subbayes import MLP, InputError, InputTypeError, Network, Posterior, Training, fit, load
+from subbayes import (
+    MLP,
+    InputError,
+    InputTypeError,
+    Network,
+    Posterior,
+    Training,
+    fit,
+    load,
+    networks,
+)
 from subbayes.artifacts import folder as artifact
 from subbayes.artifacts import saving
 from subbayes.inference import cross_validate_prior, tune_prior
@@ -58,6 +69,24 @@ def net(features=3, outputs=1, hidden=5, seed=0):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return nn.Sequential(nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, outputs))
+
+
+def test_one_call_checks_once_and_copies_the_module_three_times(monkeypatch):
+    counts = Counter()
+
+    def count(module, name):
+        original = getattr(module, name)
+
+        def call(*arguments, **options):
+            counts[name] += 1
+            return original(*arguments, **options)
+
+        monkeypatch.setattr(module, name, call)
+
+    count(networks.validation, "check_fit")
+    count(networks.network, "private_copy")  # to evaluate, and for each phase of training
+    fit(net(), data(), **fit_options(**OPTIONS))
+    assert counts == {"check_fit": 1, "private_copy": 3}
 
 
 def flat_prior_warnings(training, likelihood="gaussian", n=20):
