@@ -61,7 +61,7 @@ def regression(
     likelihood, noise = likelihood.scale_noise(factor), factor**2 * noise
     subject = "ensemble" if several else "network"
     name = f"{subject} with the noise of held-out rows"
-    candidates, posteriors = [Noisy(name, means, None, noise, target)], []
+    candidates = [Noisy(name, means, None, noise, target)]
     form: Any = "primal" if network.size <= _MOST_EXACT else "kfac"
     base = linearised_laplace(network, likelihood, data, covariance=form)
     for precision in _PRECISIONS:
@@ -73,13 +73,13 @@ def regression(
         )
         name = f"linearised posterior, prior precision {precision:.2g}"
         candidates.append(Noisy(name, mean[None], variance, noise, target))
-        posteriors.append(posterior)
     verdict = judge(candidates, y.counts, seed, mix=False)
     chosen = int(np.argmax(verdict.weights))
     factor, scale = verdict.settings[chosen]
     model: Predictor = replace(point, likelihood=likelihood.scale_noise(factor))
     if chosen:
-        model = _scaled(posteriors[chosen - 1], scale, likelihood.scale_noise(factor))
+        posterior = base.with_prior_precision(_PRECISIONS[chosen - 1]).with_step(data)
+        model = _scaled(posterior, scale, likelihood.scale_noise(factor))
     return model, [candidate.name for candidate in candidates], verdict
 
 
