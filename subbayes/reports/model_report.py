@@ -238,6 +238,8 @@ def _verdict(content: _Content, agreement: ChainPredictions | None) -> list[tupl
     model, boxes = content.fitted, []
     if model is not None and model.draws is not None:
         boxes.append(_convergence(content, model, model.draws, agreement))
+    elif lines := content.model.warnings():
+        boxes.append(("bad", [f"{line[0].upper()}{line[1:]}." for line in lines]))
     if content.comparison is not None:
         for key, lines in content.comparison.warnings().items():
             label = content.comparison.table.loc[key, "method"]

@@ -38,6 +38,7 @@ from subbayes.priors import Normal
 from subbayes.reports import model_report as report
 from subbayes.reports.model_report import WORDS, write_report
 from subbayes.reports.rendering import Table, _environment, render
+from subbayes.tables.stacked import Stack
 
 PLAN = Training(epochs=4, swa_epochs=5, swa_learning_rate=1e-3, batch_size=20)
 VOID = {"meta", "img", "br"}
@@ -313,6 +314,14 @@ def test_converged_chains_are_reported(fitted, tmp_path):
     page = read(write_report(settled, tmp_path / "r.html"))
     assert f"The chains agree. The largest R-hat is {settled.draws.rhat().max():.3f}" in page.words
     assert ("div", {"class": "bad"}) not in page.tags
+
+
+def test_a_stack_whose_intervals_are_too_narrow_is_reported(fitted, tmp_path):
+    for coverage, tag in ((0.75, True), (0.9, False)):
+        stack = Stack((fitted,), (fitted.default_draws,), {"coverage": coverage, "held_out": 200})
+        page = read(write_report(stack, tmp_path / "r.html", test=rows(seed=1)))
+        assert (("div", {"class": "bad"}) in page.tags) == tag
+        assert ("Predictions were too narrow: intervals of 90% held 75.0%" in page.words) == tag
 
 
 def test_chains_around_networks_of_their_own_are_judged_by_their_predictions(tmp_path):
