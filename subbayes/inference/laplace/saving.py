@@ -72,8 +72,8 @@ def precision_tensors(precision: Precision) -> dict[str, Tensor]:
 class _Options(TypedDict, total=False):
     """Settings of the low-rank and of the sampled form."""
 
-    tolerance: Annotated[float, Meta(gt=0, lt=1)] | None
-    iterations: _Many
+    tolerance: Annotated[float, Meta(ge=1e-15, lt=1)] | None
+    iterations: Annotated[int, Meta(ge=1, le=10**5)]
     rounds: _Many
     samples: _Many
     solver: Literal["auto", "dual", "primal", "minibatch"]
