@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.artifacts.arrays import Arrays
-from subbayes.artifacts.facts import Positive
+from subbayes.artifacts.facts import Finite, Positive
 from subbayes.artifacts.saving import KindFacts, Nested, artifact, rebuild
 from subbayes.baselines.map import point_estimate
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
+from subbayes.diagnostics.standard_errors import mean_and_error
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.gaussian import GaussianLike
@@ -36,6 +38,8 @@ class ScaledFacts(KindFacts):
 
     model: Nested
     temperature: Positive
+    gain: Finite | None
+    error: Finite | None
 
     def __post_init__(self) -> None:
         self.model.check_kind("fitted-model", "sparse-network", "weight-samples", "mc-dropout")
@@ -99,15 +103,17 @@ def temperature_scaling(
         )
     data = Data.of(validation, "validation")
     predicted = [_predicted(base, rows, y, data.has_weights) for rows, y in data.batches()]
-    count = sum(float(y.counts.sum()) for _, y in predicted)
+    counts = np.concatenate([y.counts for _, y in predicted])
+    share = counts / counts.sum()
 
-    def score(log_tau: float) -> float:
-        """Mean negative log-likelihood at a temperature."""
-        tau = math.exp(log_tau)
-        scores = (scale_predictive(p, tau).log_prob(y.values) @ y.counts for p, y in predicted)
-        return -float(sum(scores)) / count
+    def log_densities(tau: float) -> Float[np.ndarray, "n"]:
+        """Of the held-out rows at a temperature."""
+        return np.concatenate([scale_predictive(p, tau).log_prob(y.values) for p, y in predicted])
 
-    return TemperatureScaled(base, math.exp(_minimum(score)))
+    tau = math.exp(_minimum(lambda log_tau: -float(log_densities(math.exp(log_tau)) @ share)))
+    return TemperatureScaled(
+        base, tau, *mean_and_error(log_densities(tau) - log_densities(1.0), share)
+    )
 
 
 @dataclass(frozen=True)
@@ -117,18 +123,24 @@ class TemperatureScaled(Predictor):
     Attributes:
         base: the predictor.
         temperature: $\tau$; above 1 if the base is overconfident.
+        gain: mean gain of the held-out rows over the temperature 1, in nats a row; they also chose
+            the temperature.
+        error: standard error of the gain.
     """
 
     kind: ClassVar[str] = "temperature-scaled"
 
     base: Any
     temperature: float
+    gain: float | None = None
+    error: float | None = None
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)
 
     def __repr__(self) -> str:
-        return f"TemperatureScaled({self.base!r}, temperature={self.temperature:.4g})"
+        gain = "" if self.gain is None else f", gain={self.gain:.3f} ± {self.error:.3f}"
+        return f"TemperatureScaled({self.base!r}, temperature={self.temperature:.4g}{gain})"
 
     @property
     def name(self) -> str:
@@ -152,7 +164,12 @@ class TemperatureScaled(Predictor):
 
     def facts(self) -> ScaledFacts:
         """The base and the temperature."""
-        return ScaledFacts(model=Nested.of(self.base), temperature=self.temperature)
+        return ScaledFacts(
+            model=Nested.of(self.base),
+            temperature=self.temperature,
+            gain=self.gain,
+            error=self.error,
+        )
 
     def _parts(self) -> tuple[Any, Any]:
         return self.base.network, self.base.likelihood
@@ -164,7 +181,7 @@ def rebuild_scaled(
 ) -> TemperatureScaled:
     """Rebuild a scaled predictor from its artifact; `options` are those of the base."""
     base = rebuild(facts.model.kind, tensors, facts.model.facts, options)
-    return TemperatureScaled(base, facts.temperature)
+    return TemperatureScaled(base, facts.temperature, facts.gain, facts.error)
 
 
 @dataclass(frozen=True)

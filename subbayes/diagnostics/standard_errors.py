@@ -5,12 +5,14 @@ They include the sampling of test rows, and not the variation over seeds and tra
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from jaxtyping import Float
 
 from subbayes.predictions.predictive import Predictive
 
-__all__ = ["auroc_difference", "auroc_with_error", "standard_errors"]
+__all__ = ["auroc_difference", "auroc_with_error", "mean_and_error", "standard_errors"]
 
 In = Float[np.ndarray, "n"]
 Out = Float[np.ndarray, "m"]
@@ -105,3 +107,18 @@ def _of_placements(inside: In, outside: Out) -> float:
 def _of_mean(terms: np.ndarray) -> float:
     """The standard error of a mean."""
     return float(np.std(terms, ddof=1) / np.sqrt(len(terms)))
+
+
+def mean_and_error(
+    values: Float[np.ndarray, "N"], counts: Float[np.ndarray, "N"]
+) -> tuple[float, float]:
+    """The weighted mean of numbers, and its standard error.
+
+    Example:
+        >>> mean_and_error(np.array([1.0, 3.0]), np.ones(2))
+        (2.0, 1.0)
+    """
+    share = counts / counts.sum()
+    mean = float(share @ values)
+    n = 1 / float(share @ share)
+    return mean, math.sqrt(float(share @ (values - mean) ** 2) / max(n - 1, 1))

@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from subbayes.diagnostics.standard_errors import mean_and_error
 from subbayes.likelihoods import Likelihood
 from subbayes.tables.stacked import stacking_weights
 from subbayes.utils.types import Targets
@@ -187,21 +188,6 @@ def judge(
         ships=ships,
         score=float(scores @ counts / counts.sum()),
     )
-
-
-def mean_and_error(
-    values: Float[np.ndarray, "N"], counts: Float[np.ndarray, "N"]
-) -> tuple[float, float]:
-    """The weighted mean of numbers, and its standard error.
-
-    Example:
-        >>> mean_and_error(np.array([1.0, 3.0]), np.ones(2))
-        (2.0, 1.0)
-    """
-    share = counts / counts.sum()
-    mean = float(share @ values)
-    n = 1 / float(share @ share)
-    return mean, math.sqrt(float(share @ (values - mean) ** 2) / max(n - 1, 1))
 
 
 def _fit(

@@ -563,7 +563,12 @@ def test_two_classes_agree_with_a_grid_search():
     grid = np.exp(np.linspace(-2, 4, 601))
     scores = [TemperatureScaled(base, t).predict(rows(150)).log_prob(labels).mean() for t in grid]
     assert fitted.temperature == pytest.approx(grid[int(np.argmax(scores))], rel=0.01)
-    assert fitted.predict(rows(150)).log_prob(labels).mean() >= max(scores)
+    best = fitted.predict(rows(150)).log_prob(labels)
+    assert best.mean() >= max(scores)
+    gains = best - base.predict(rows(150)).log_prob(labels)
+    assert (fitted.gain, fitted.error) == pytest.approx(
+        (gains.mean(), gains.std(ddof=1) / 150**0.5)
+    )
 
 
 @pytest.mark.parametrize(
