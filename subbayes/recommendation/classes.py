@@ -81,7 +81,7 @@ class Networks:
             return
         lasts, matrices = [self.lasts[m] for m in group], [one for _, one in self.as_trained(group)]
         width = sum(matrix.shape[1] for matrix in matrices)
-        if data.n * width > _MOST_NUMBERS:
+        if data.in_memory and data.n * width > _MOST_NUMBERS:
             data = data.rows(torch.linspace(0, data.n - 1, _MOST_NUMBERS // width).long())
         if data.has_weights and not isinstance(likelihood, Weighted):
             likelihood = Weighted(likelihood)

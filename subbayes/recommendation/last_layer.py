@@ -24,10 +24,11 @@ from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.selection import LAST_LAYER
 from subbayes.utils.checks import InputError
-from subbayes.utils.trees import to_device
-from subbayes.utils.types import Targets
+from subbayes.utils.trees import take, to_device
+from subbayes.utils.types import Inputs, Targets
 
 _CLOSE = 1e-4  # relative difference of outputs that are those of the layer
+_ROWS = 512  # in a call of the network
 _MOST_STEPS = 200  # of L-BFGS for each prior precision
 
 
@@ -50,8 +51,8 @@ class LastLayer:
     @classmethod
     def of(cls, network: Network, data: Data) -> LastLayer | None:
         """The last layer of a network, or None if its outputs are not those of a linear layer."""
-        try:
-            last = Network(network.module_with(), LAST_LAYER, network.output)
+        try:  # a copy, whose other layers need no further one
+            last = Network(network.module_with(), LAST_LAYER, network.output, copy_frozen=False)
         except InputError:
             return None
         owners = [(name, layer) for name, layer, _ in last.owners() if isinstance(layer, nn.Linear)]
@@ -61,13 +62,15 @@ class LastLayer:
         found = cls(last, name, layer.out_features, layer.bias is not None)
         if len(last.names) != 1 + found.has_bias or not last.names[0].endswith("weight"):
             return None
-        features, outputs = found.features(data.rows(torch.arange(min(2, data.n))))
-        if len(features) != len(outputs):
+        seen, outputs = found._call(to_device(take(data.first()[0], slice(2)), last.device))
+        matrix = found.matrix(last.weights)
+        if len(seen) != 1 or seen[0].shape != (len(outputs), matrix.shape[1]):
             return None
-        expected = features @ found.matrix(last.weights).T
+        expected = seen[0] @ matrix.T
+        if expected.shape != outputs.shape:
+            return None
         scale = float(outputs.abs().max()) + 1e-6
-        same = expected.shape == outputs.shape
-        return found if same and float((expected - outputs).abs().max()) < _CLOSE * scale else None
+        return found if float((expected - outputs).abs().max()) < _CLOSE * scale else None
 
     def matrix(self, weights: Float[Tensor, "D"]) -> Float[Tensor, "C H"]:
         """The weights as a matrix, with the bias as its last column."""
@@ -86,21 +89,24 @@ class LastLayer:
 
     def features(self, data: Data) -> tuple[Float[Tensor, "N H"], Float[Tensor, "N C"]]:
         """Inputs of the layer, with a 1 for its bias, and outputs of the network, in float64."""
+        features, outputs = [], []
+        for inputs, _ in data.batches(_ROWS):
+            seen, out = self._call(to_device(inputs, self.network.device))
+            features += seen
+            outputs.append(out)
+        return torch.cat(features), torch.cat(outputs)
+
+    def _call(self, inputs: Inputs) -> tuple[list[Tensor], Float[Tensor, "n C"]]:
+        """What the layer is called with, with a 1 for its bias, and outputs of the network."""
         seen: list[Tensor] = []
-        outputs = []
 
         def keep(module: Any, args: Any, kwargs: Any, out: Any) -> None:
-            inputs = next(iter((*args, *kwargs.values())))
-            seen.append(inputs.detach().double().cpu().reshape(len(inputs), -1))
+            phi = next(iter((*args, *kwargs.values()))).detach().double().cpu()
+            seen.append(nn.functional.pad(phi, (0, 1), value=1.0) if self.has_bias else phi)
 
         with torch.no_grad(), self.network.forward_hooks({self.name: keep}):
-            for inputs, _ in data.batches(512):
-                inputs = to_device(inputs, self.network.device)
-                outputs.append(self.network(self.network.weights, inputs).double().cpu())
-        features = torch.cat(seen)
-        if self.has_bias:
-            features = nn.functional.pad(features, (0, 1), value=1.0)
-        return features, torch.cat(outputs)
+            outputs = self.network(self.network.weights, inputs)
+        return seen, outputs.double().cpu()
 
 
 def solve(

@@ -87,7 +87,10 @@ def recommend(
         (3, 2)
     """
     check_choice("budget", budget, get_args(Budget))
-    rows, held_out = Data.of(data), Data.of(validation, "validation")
+    rows, held_out = (
+        Data.of(part, name).to(torch.device("cpu"))
+        for part, name in ((data, "data"), (validation, "validation"))
+    )
     network, family = network_and_likelihood(module, likelihood, rows, output)
     check_fit(network, family, held_out)
     _check_held_out(rows, held_out)
@@ -187,7 +190,7 @@ def _check_held_out(data: Data, held_out: Data) -> None:
 
 def _keys(data: Data) -> Iterator[int]:
     """A hash of each row."""
-    for inputs, y in data.batches():
+    for inputs, y in data.batches(512):
         columns = [
             t.detach().cpu().reshape(len(t), -1).double() for t in (*leaves(inputs), *leaves(y))
         ]

@@ -9,6 +9,7 @@ network fits them better than others. The reference is the network with the nois
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.target_parts import TargetParts
 from subbayes.recommendation.classes import Networks
 from subbayes.recommendation.guard import Noisy, Verdict, judge
+from subbayes.utils.warning import warn_user
 
 _PRECISIONS = tuple(10.0**k for k in range(-1, 6))
 _MOST_EXACT = 5500  # weights, up to which the posterior is a matrix of their squared number
@@ -57,6 +59,13 @@ def regression(
     )
     noise = np.concatenate([p.aleatoric.reshape(len(p), -1) for p in each])
     share = y.counts / y.counts.sum()
+    squares = share @ ((target - means) ** 2).mean((0, 2))
+    spread = share @ ((target - share @ target) ** 2).mean(1)
+    if squares > spread:
+        warn_user(
+            f"validation: errors of {math.sqrt(squares):.3g} for targets with a standard deviation "
+            f"of {math.sqrt(spread):.3g}; pass held-out targets in the units of training"
+        )
     factor = float(np.sqrt(share @ ((target - means) ** 2 / noise).mean((0, 2))))
     likelihood, noise = likelihood.scale_noise(factor), factor**2 * noise
     subject = "ensemble" if several else "network"

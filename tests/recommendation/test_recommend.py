@@ -245,3 +245,62 @@ def test_bad_rows_are_refused(classifier):
     with pytest.warns(UserWarning, match="^validation: 50 rows, with which gains below"):
         call(validation=tuple(part[:50] for part in held_out))
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_targets_in_other_units_warn():
+    x = torch.randn(700, 5, generator=torch.Generator().manual_seed(0))
+    y = x[:, 0] - x[:, 1]
+    net = trained((x[:300], y[:300]), 1)
+    with pytest.warns(UserWarning, match="^validation: errors of .* in the units of training"):
+        recommend(
+            net, (x[:300], y[:300]), validation=(x[300:], 0.1 * y[300:]), likelihood="gaussian"
+        )
+
+
+def test_one_class_and_fewer_rows_than_outputs():
+    (x, y), (new, _) = rows(8, 0), rows(400, 1)
+    net = trained((x, y), 12, epochs=20)
+    for labels in (torch.zeros(400).long(), torch.arange(400) % 12):
+        model = recommend(net, (x, y), validation=(new, labels), likelihood="categorical")
+        assert np.isfinite(model.predict(new).log_prob(labels)).all()
+
+
+def test_layers_whose_outputs_are_not_those_of_the_network_are_no_last_layers():
+    class Pooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.score = nn.Linear(5, 3)
+
+        def forward(self, x):
+            return self.score(x[:, None].expand(-1, 4, -1)).mean(1)
+
+    data = Data.of(rows(20, 0))
+    for module in (
+        Pooled(),
+        nn.Sequential(nn.Linear(5, 3), nn.LogSoftmax(1)),
+        nn.Sequential(nn.Linear(5, 3), nn.PReLU()),
+        nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)),
+    ):
+        assert LastLayer.of(subbayes.Network(module), data) is None
+
+
+def test_rows_of_a_loader_and_dicts(classifier):
+    net, data, held_out, (x, _), model = classifier
+
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, values):
+            return self.net(values)
+
+    found = recommend(
+        Named(),
+        torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*data), batch_size=64),
+        validation=({"values": held_out[0]}, held_out[1]),
+        likelihood="categorical",
+    )
+    assert found.summary() == model.summary()
+    expected = model.predict(x).probabilities
+    np.testing.assert_allclose(found.predict({"values": x}).probabilities, expected, atol=1e-6)
