@@ -26,6 +26,7 @@ EXPERIMENTS = (
     "enough",
     "laplace_images",
     "laplace_regression",
+    "recommend",
     "sparse_images",
     "sparse_phoneme",
     "sparse_tabular",
