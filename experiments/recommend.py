@@ -275,7 +275,7 @@ def _recommended(
                 validation=sets.validation,
                 likelihood="gaussian" if name in NUMBERS else "categorical",
                 budget=budget,
-                members=list(members) if budget == "ensemble" else None,
+                members=list(members[1:]) if budget == "ensemble" else [],
                 seed=seed,
             )
         except Exception as error:  # a failure is a result too

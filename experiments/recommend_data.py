@@ -61,6 +61,7 @@ _SIZES = {
 _OUTSIDE = 2000
 
 Part = tuple[Tensor, Tensor]
+Parts = tuple[Part, Part, Part]
 
 
 @dataclass(frozen=True)
@@ -86,19 +87,24 @@ def sets_of(name: str, seed: int, data_dir: str | None, most: int | None = None)
     sets = make(name, np.random.default_rng(seed), data_dir)
     if most is None:
         return sets
-    parts = [(x[:most], y[:most]) for x, y in (sets.train, sets.validation, sets.test)]
-    return Sets(*parts, sets.outside[:most])
+
+    def first(part: Part) -> Part:
+        return part[0][:most], part[1][:most]
+
+    return Sets(first(sets.train), first(sets.validation), first(sets.test), sets.outside[:most])
 
 
 # --- data -----------------------------------------------------------------------------------------
 
 
-def _split(x: Tensor, y: np.ndarray, name: str, rng: np.random.Generator) -> list[Part]:
+def _split(x: Tensor, y: np.ndarray, name: str, rng: np.random.Generator) -> Parts:
     """Divide rows at random into training, validation and test rows."""
     order = rng.permutation(len(y))
     ends = np.cumsum(_SIZES[name])
-    y = torch.from_numpy(y.astype(np.float32 if name in NUMBERS else np.int64))
-    return [(x[rows], y[rows]) for rows in np.split(order[: ends[-1]], ends[:-1])]
+    targets = torch.from_numpy(y.astype(np.float32 if name in NUMBERS else np.int64))
+    rows = np.split(order[: ends[2]], ends[:2])
+    train, validation, test = ((x[part], targets[part]) for part in rows)
+    return train, validation, test
 
 
 def _fashion_mnist(name: str, rng: np.random.Generator, data_dir: str | None) -> Sets:
@@ -132,14 +138,17 @@ def _table(name: str, rng: np.random.Generator, data_dir: str | None) -> Sets:
     train, validation, test = _split(torch.from_numpy(x.copy()), y, name, rng)
     center, scale = train[0].mean(0), train[0].std(0)
     scale[scale == 0] = 1.0
-    parts = [((x - center) / scale, y) for x, y in (train, validation, test)]
-    if name in NUMBERS:
-        mean, deviation = train[1].mean(), train[1].std()
-        parts = [(x.float(), ((y - mean) / deviation)[:, None]) for x, y in parts]
-    parts = [(x.float(), y) for x, y in parts]
-    inputs = parts[2][0][:_OUTSIDE]
+    mean, deviation = train[1].double().mean(), train[1].double().std()
+
+    def standardised(part: Part) -> Part:
+        x, y = part
+        target = ((y - mean) / deviation).float()[:, None] if name in NUMBERS else y
+        return ((x - center) / scale).float(), target
+
+    inputs = standardised(test)[0][:_OUTSIDE]
     columns = [column[rng.permutation(len(inputs))] for column in inputs.T]
-    return Sets(*parts, torch.stack(columns, 1))
+    outside = torch.stack(columns, 1)
+    return Sets(standardised(train), standardised(validation), standardised(test), outside)
 
 
 @cache

@@ -119,11 +119,11 @@ def _level(values: Sequence[float]) -> str:
 # --- bars -----------------------------------------------------------------------------------------
 
 
-def bars(records: Sequence[Record]) -> list[list[str]]:
+def bars(records: Sequence[Record]) -> list[list[object]]:
     """What is aimed at, what was measured, over how many fits, and whether it holds."""
     done = [r for r in records if "gain" in r]
     full = select(done, validation="full")
-    rows = []
+    rows: list[list[object]] = []
     for budget in _BUDGETS:
         for shape, tolerance in _TOLERANCE.items():
             own = select(done, budget=budget, validation=shape)
@@ -166,7 +166,7 @@ def bars(records: Sequence[Record]) -> list[list[str]]:
     return rows
 
 
-def _at_least(label: str, records: Sequence[Record], least: float) -> list[list[str]]:
+def _at_least(label: str, records: Sequence[Record], least: float) -> list[list[object]]:
     if not records:
         return []
     held = _mean([r["gain"] for r in records]) >= least
