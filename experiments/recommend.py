@@ -318,18 +318,19 @@ def _outside(
     facts = {"unlike": separation(model.unlike)}
     if regression:
         return facts | {"deviation": separation(lambda x: np.ravel(model.predict(x).std))}
-    ensemble = ensemble_from_results(list(members), "categorical")
     facts["entropy"] = separation(lambda x: model.predict(x).entropy)
     last = None if model.score is None else model.score.posterior
     if last is not None:
         facts["information"] = separation(
             lambda x: last.predict(x, method="monte-carlo", n_draws=100).mutual_information
         )
-    return facts | {
-        "entropy_of_reference": separation(lambda x: reference.predict(x).entropy),
-        "information_of_model": separation(lambda x: model.predict(x).mutual_information),
-        "information_of_ensemble": separation(lambda x: ensemble.predict(x).mutual_information),
-    }
+    facts["entropy_of_reference"] = separation(lambda x: reference.predict(x).entropy)
+    if len(members) > 1:
+        ensemble = ensemble_from_results(list(members), "categorical")
+        facts["information_of_ensemble"] = separation(
+            lambda x: ensemble.predict(x).mutual_information
+        )
+    return facts
 
 
 # --- the command ----------------------------------------------------------------------------------
@@ -384,6 +385,8 @@ def run(options: argparse.Namespace, say: Say) -> Record:
 def _computed(settings: Record, plan: Plan, options: argparse.Namespace) -> Record:
     name, seed = settings["dataset"], settings["seed"]
     sets = sets_of(name, seed, options.data_dir, plan.rows)
+    if settings["budget"] != "ensemble":
+        plan = dataclasses.replace(plan, members=1)
     members = members_of(name, seed, sets, Path(options.results), plan)
     if settings["validation"] == str(_SMALL):
         x, y = sets.validation
