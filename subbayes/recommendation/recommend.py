@@ -114,6 +114,8 @@ def recommend(
         if not members:
             fail("members", "further trained modules for budget='ensemble'", "none")
         networks += [network_and_likelihood(one, likelihood, rows, output)[0] for one in members]
+        if any(torch.equal(one.weights, network.weights) for one in networks[1:]):
+            fail("members", "networks beside the module", "the module itself")
         groups = {"ensemble": list(range(len(networks)))}
     elif budget == "minutes" and not gaussian:
         for rate in _RATES:

@@ -10,11 +10,13 @@ network fits them better than others. The reference is the network with the nois
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.inference.laplace.linearised import LinearisedPosterior, linearised_laplace
@@ -22,6 +24,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.target_parts import TargetParts
 from subbayes.recommendation.classes import Networks
 from subbayes.recommendation.guard import Noisy, Verdict, judge
+from subbayes.utils.checks import InputError
 from subbayes.utils.warning import warn_user
 
 _PRECISIONS = tuple(10.0**k for k in range(-1, 6))
@@ -85,8 +88,11 @@ def regression(
     verdict = judge(candidates, y.counts, seed, mix=False)
     chosen = int(np.argmax(verdict.weights))
     factor, scale = verdict.settings[chosen]
-    model: Predictor = replace(point, likelihood=likelihood.scale_noise(factor))
-    if chosen:
+    model: Predictor = replace(point, likelihood=likelihood)
+    if not chosen:
+        with suppress(InputError):  # held-out rows that determine no noise
+            model = temperature_scaling(model, held_out)
+    else:
         posterior = base.with_prior_precision(_PRECISIONS[chosen - 1]).with_step(data)
         model = _scaled(posterior, scale, likelihood.scale_noise(factor))
     return model, [candidate.name for candidate in candidates], verdict

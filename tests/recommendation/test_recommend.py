@@ -238,6 +238,8 @@ def test_bad_rows_are_refused(classifier):
         call(validation=data)
     with pytest.raises(InputError, match="^members: expected further trained modules"):
         call(budget="ensemble")
+    with pytest.raises(InputError, match="^members: expected networks beside the module"):
+        call(budget="ensemble", members=[net])
     with pytest.raises(InputError, match="budget"):
         call(budget="hours")
     with pytest.raises(InputError, match="labels in 0..2"):
@@ -245,6 +247,19 @@ def test_bad_rows_are_refused(classifier):
     with pytest.warns(UserWarning, match="^validation: 50 rows, with which gains below"):
         call(validation=tuple(part[:50] for part in held_out))
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_a_regression_without_a_gain_has_the_noise_of_held_out_rows():
+    x = torch.randn(900, 5, generator=torch.Generator().manual_seed(0))
+    y = x[:, 0] + 0.5 * torch.randn(900, generator=torch.Generator().manual_seed(1))
+    net = nn.Linear(5, 1)
+    with torch.no_grad():
+        net.weight.copy_(torch.tensor([[1.0, 0, 0, 0, 0]]))
+        net.bias.zero_()
+    model = recommend(net, (x[:500], y[:500]), validation=(x[500:], y[500:]), likelihood="gaussian")
+    noise = float((y[500:] - x[500:, 0]).square().mean().sqrt())
+    assert not model.ships_stack
+    np.testing.assert_allclose(model.predict(x[:4]).std, noise, rtol=1e-5)
 
 
 def test_targets_in_other_units_warn():
