@@ -65,12 +65,10 @@ class Candidate:
     Attributes:
         hidden: widths of its layers.
         harmonics: of the ranks of its columns; None for columns without ranks.
-        relevance: whether its inputs have relevances.
     """
 
     hidden: tuple[int, ...] = (16, 16)
     harmonics: int | None = 4
-    relevance: bool = True
 
 
 @dataclass(frozen=True)
@@ -186,9 +184,8 @@ def fit_network(
     inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     matrix = features(inputs)
     arguments = (matrix.shape[1], candidate.hidden, head.outputs, head.shapes, head.offset)
-    relevance = candidate.relevance
-    whole = HierarchicalMLP(*arguments, relevance, features, seed=sampling.seed)
-    inner = Network(HierarchicalMLP(*arguments, relevance, seed=sampling.seed))
+    whole = HierarchicalMLP(*arguments, features=features, seed=sampling.seed)
+    inner = Network(HierarchicalMLP(*arguments, seed=sampling.seed))
     space = FullSubspace(torch.zeros(inner.size))
     target = to_tensor("y", y, keep_double=True)
 
