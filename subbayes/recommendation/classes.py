@@ -86,9 +86,10 @@ class Networks:
         if data.has_weights and not isinstance(likelihood, Weighted):
             likelihood = Weighted(likelihood)
         features, new = ([last.features(part)[0] for last in lasts] for part in (data, held_out))
+        targets = data.targets()
         for precision in _PRECISIONS:
             matrices = [
-                solve(phi, data.targets(), likelihood, start, precision)
+                solve(phi, targets, likelihood, start, precision)
                 for phi, start in zip(features, matrices, strict=True)
             ]
             found = [phi @ matrix.T for phi, matrix in zip(new, matrices, strict=True)]

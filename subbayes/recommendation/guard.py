@@ -32,8 +32,7 @@ from subbayes.utils.types import Targets
 _LOG_STEP, _STEPS = math.log(1.04), 53  # of the grid of temperatures, from 1/8 to 8
 _SPLITS, _FOLDS = 2, 5  # random divisions of the rows held out, and their parts
 _ERRORS = 2.0  # standard errors that a gain has to exceed
-LEAST_WEIGHT = 0.05
-"""Weight in a stack below which a candidate is left out."""
+_LEAST_WEIGHT = 0.05  # in a stack, below which a candidate is left out
 
 
 class Candidate(ABC):
@@ -132,7 +131,6 @@ class Verdict:
         gain: cross-fitted mean gain of the stack over the reference, in nats a row.
         error: its standard error.
         ships: whether the stack is shipped.
-        score: mean log density of the held-out rows under what is shipped, not cross-fitted.
     """
 
     weights: tuple[float, ...]
@@ -141,7 +139,6 @@ class Verdict:
     gain: float
     error: float
     ships: bool
-    score: float
 
 
 def judge(
@@ -171,11 +168,11 @@ def judge(
     ships = len(candidates) > 1 and gain > _ERRORS * error
     chosen, weights = _fit(candidates, every, counts, mix)
     if ships:
-        weights = np.where(weights < LEAST_WEIGHT, 0.0, weights)
+        least = min(_LEAST_WEIGHT, weights.max())  # which many candidates alike may all be below
+        weights = np.where(weights < least, 0.0, weights)
         weights /= weights.sum()
     else:
         weights = np.eye(len(candidates))[0]
-    scores = _log_mixture(_columns(candidates, chosen, every), weights)
     return Verdict(
         weights=tuple(weights.tolist()),
         settings=tuple(c.settings[t] for c, t in zip(candidates, chosen, strict=True)),
@@ -186,7 +183,6 @@ def judge(
         gain=gain,
         error=error,
         ships=ships,
-        score=float(scores @ counts / counts.sum()),
     )
 
 

@@ -17,7 +17,6 @@ from subbayes.likelihoods.target_parts import held_out_has_weights, split_target
 from subbayes.networks.validation import check_fit
 from subbayes.recommendation.classes import Networks, classes
 from subbayes.recommendation.guard import Verdict
-from subbayes.recommendation.last_layer import LastLayer
 from subbayes.recommendation.recommended import Recommendation
 from subbayes.recommendation.regression import regression
 from subbayes.recommendation.unlike import Unlike, posterior_of
@@ -132,10 +131,9 @@ def recommend(
         model, names, verdict = classes(
             both, groups, family, rows, held_out, parts, check_seed(seed)
         )
-    last = LastLayer.of(network, rows)
     score = None
-    if last is not None:
-        posterior = posterior_of(last.network, family, rows)
+    if both.lasts is not None:
+        posterior = posterior_of(both.lasts[0].network, family, rows)
         score = Unlike.of(model, posterior, held_out)
     return Recommendation(
         model=model,

@@ -121,6 +121,15 @@ def test_candidates_that_are_the_reference_with_errors_are_not_shipped():
     assert shipped <= 1  # where one in 44 is expected of candidates without any gain
 
 
+def test_many_candidates_that_are_alike_share_the_weight():
+    logits = 2 * torch.randn(300, 3, generator=torch.Generator().manual_seed(0)).double()
+    y = torch.distributions.Categorical(logits=logits).sample()
+    every = (torch.zeros_like(logits), *[logits] * 30)
+    verdict = judge([Scaled("", one[None], Categorical(3), y) for one in every], np.ones(300))
+    assert verdict.ships
+    assert sum(verdict.weights) == pytest.approx(1)
+
+
 def test_weights_of_rows_count_as_repetitions():
     x, y = rows(200, 5)
     net = trained((x, y), 3)
