@@ -18,7 +18,7 @@ import pandas as pd
 from benchmarks.harness import bar
 from subbayes import SemiStructuredRegression
 from subbayes.inference import Sampling
-from subbayes.semistructured import Horseshoe
+from subbayes.regression import Horseshoe
 
 __all__ = ["other_responses"]
 

@@ -34,7 +34,7 @@ ORDER = [
         "subspaces",
     ),
     *("posterior", "inference", "draws", "predictions", "diagnostics", "training", "baselines"),
-    *("semistructured", "sparse", "curvature", "distributed", "plots", "reports"),
+    *("regression", "semistructured", "sparse", "curvature", "distributed", "plots", "reports"),
 ]
 
 

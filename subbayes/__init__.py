@@ -52,6 +52,7 @@ _ROOMS = (
     "predictions",
     "priors",
     "recommendation",
+    "regression",
     "reports",
     "semistructured",
     "sparse",

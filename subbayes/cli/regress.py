@@ -72,8 +72,8 @@ class ModelOptions:
     def build(self, formula: str) -> SemiStructuredRegression:
         """The unfitted model of a formula."""
         from subbayes.likelihoods.families import family_from_name
+        from subbayes.regression.design.prior_names import prior_from_text
         from subbayes.semistructured.model import SemiStructuredRegression
-        from subbayes.semistructured.prior_names import prior_from_text
 
         family = family_from_name(self.family, self.link)
         others = dict(_pairs("--parameter", self.parameter))
@@ -179,7 +179,7 @@ def regress(
     from subbayes.cli.regression_model import RegressionModel
     from subbayes.data.columns import warn_about_decimal_commas
     from subbayes.data.tables import read_table
-    from subbayes.semistructured.summary import summary_text
+    from subbayes.regression.questions.summary import summary_text
 
     check_output_file(report, overwrite, ".html", ".htm")
     if out is not None:

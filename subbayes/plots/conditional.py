@@ -10,8 +10,8 @@ from matplotlib.axes import Axes
 from subbayes.plots.style import COLORS, band, label_axes, label_levels, legend, new_axes
 
 if TYPE_CHECKING:
-    from subbayes.semistructured.tools.averages import Averages
-    from subbayes.semistructured.tools.conditional import Conditional
+    from subbayes.regression.questions.averages import Averages
+    from subbayes.regression.questions.conditional import Conditional
 
 
 _LINES, _MARKERS = ("-", "--", ":", "-."), "os^Dv"

@@ -67,7 +67,7 @@ def term_surface(partial: Partial, *, ax: Axes | None = None, sd: bool = False) 
         InputError: an effect of another number of variables than two.
 
     Example:
-        >>> from subbayes.semistructured.formula import Term
+        >>> from subbayes.regression.design.design import Term
         >>> from subbayes.semistructured.partial_effects import Partial
         >>> x = np.stack(np.meshgrid(np.arange(4.0), np.arange(5.0), indexing="ij"), -1)
         >>> term = Term("te(a, b)", "mu", "smooth", (1,), ("a", "b"))

@@ -17,22 +17,22 @@ from subbayes.data.levels import kind_of_level, levels_of, same_level
 from subbayes.diagnostics import LooResult
 from subbayes.likelihoods.families import CategoricalFamily
 from subbayes.predictions.predictive import Predictive
-from subbayes.semistructured.estimand import ESTIMANDS
-from subbayes.semistructured.flat_prior import improper_effects
-from subbayes.semistructured.formula import NewLevels
-from subbayes.semistructured.joint_posterior import FittedState
-from subbayes.semistructured.tools.averages import (
+from subbayes.regression.design.design import NewLevels
+from subbayes.regression.design.flat_prior import improper_effects
+from subbayes.regression.questions.averages import (
     Averages,
     RowAverage,
     contrasts,
     marginal_means,
     marginal_slopes,
 )
-from subbayes.semistructured.tools.comparison import compare_fits
-from subbayes.semistructured.tools.conditional import Conditional, conditional_effect
-from subbayes.semistructured.tools.hypothesis import Hypothesis, evaluate_hypothesis
-from subbayes.semistructured.tools.predictive_checks import Replicates, replicate
-from subbayes.semistructured.tools.survival import survival_curves, times_of
+from subbayes.regression.questions.comparison import compare_fits
+from subbayes.regression.questions.conditional import Conditional, conditional_effect
+from subbayes.regression.questions.hypothesis import Hypothesis, evaluate_hypothesis
+from subbayes.regression.questions.survival import survival_curves, times_of
+from subbayes.semistructured.estimand import ESTIMANDS
+from subbayes.semistructured.joint_posterior import FittedState
+from subbayes.semistructured.predictive_checks import Replicates, replicate
 from subbayes.utils.checks import (
     check_choice,
     check_count,

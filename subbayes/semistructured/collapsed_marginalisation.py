@@ -16,11 +16,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.semistructured.coefficient_likelihood import NormalStatistics
+from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
+from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
+from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.collapsed_networks import ResponseRows
-from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.effect_density import EffectDensity
-from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 
 _MOST = 12  # coordinates h, for differences of all pairs of them
 _STEPS = 40  # of Newton's method

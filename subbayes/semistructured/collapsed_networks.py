@@ -2,7 +2,7 @@ r"""The posterior of networks with the coefficients of a normal response integra
 
 Given the networks' coordinates $\varphi$, with contributions $f(\varphi)$ to the location, a normal
 response is one of $y - f(\varphi)$ without networks. Its coefficients are integrated out in closed
-form, as in `subbayes.semistructured.collapsed_normal`, and what is left,
+form, as in `subbayes.regression.integrals.collapsed_normal`, and what is left,
 
 $$ p(\varphi, h \mid D) \propto p(\varphi)\, p(h)\, p(y - f(\varphi) \mid h), $$
 
@@ -25,9 +25,9 @@ from torch import Tensor
 from subbayes.draws import Draws
 from subbayes.networks.tracing.tracer import Mode, Tracer
 from subbayes.priors import Normal
-from subbayes.semistructured.coefficient_likelihood import NormalStatistics
-from subbayes.semistructured.collapsed_normal import CollapsedNormal
-from subbayes.semistructured.design_layout import Layout
+from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
+from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
+from subbayes.regression.terms.layout import Layout
 from subbayes.semistructured.effect_density import EffectDensity
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Coordinates, LogDensity

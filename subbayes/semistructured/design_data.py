@@ -20,10 +20,10 @@ from subbayes.data.levels import check_kinds, check_read_differently, levels_of
 from subbayes.likelihoods.families import BernoulliFamily, CategoricalFamily, Family, OrdinalFamily
 from subbayes.networks.outputs import HALF
 from subbayes.networks.tracing.private_torch import uncompiled
-from subbayes.semistructured.formula import Design, NewLevels
-from subbayes.semistructured.formula_checks import check_columns, check_complete, plain_columns
-from subbayes.semistructured.formula_grammar import check_formula, formula_errors
-from subbayes.semistructured.formula_numbers import model_matrix
+from subbayes.regression.design.design import Design, NewLevels
+from subbayes.regression.formula.checks import check_columns, check_complete, plain_columns
+from subbayes.regression.formula.grammar import check_formula, formula_errors
+from subbayes.regression.formula.numbers import model_matrix
 from subbayes.semistructured.network_places import check_parameter
 from subbayes.semistructured.predictors import Deep
 from subbayes.utils.checks import fail, fail_type, number_text

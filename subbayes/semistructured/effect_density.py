@@ -10,8 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.likelihoods.families import Family
+from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.semistructured.predictors import pad_thresholds
-from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.types import Targets
 
 _MAX_STEPS = 50  # of Newton's method

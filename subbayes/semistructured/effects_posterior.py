@@ -1,8 +1,8 @@
 """The posterior of a model without networks, evaluated by products with the design matrix.
 
 The density is that of `Posterior` with the module `Predictors`, up to rounding; see
-`subbayes.semistructured.coefficient_likelihood` for how it is evaluated. On many processes, and for
-rows of the data that a caller chooses, the general evaluation is used.
+`subbayes.regression.integrals.coefficient_likelihood` for how it is evaluated. On many processes,
+and for rows of the data that a caller chooses, the general evaluation is used.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from subbayes.networks.network import Network
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
-from subbayes.semistructured.effect_map import coefficients_by_predictor
-from subbayes.semistructured.effects_likelihood import EffectsLikelihood
+from subbayes.regression.integrals.effect_map import coefficients_by_predictor
+from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.subspace import FullSubspace

@@ -15,9 +15,9 @@ from subbayes.artifacts.facts import encode
 from subbayes.draws import Draws
 from subbayes.likelihoods.families import Family, is_own_family
 from subbayes.predictions.averaging import evenly_spaced
-from subbayes.semistructured.effect_priors import names_for_priors, prior_of_term
+from subbayes.regression.design.priors import names_for_priors, prior_of_term
+from subbayes.regression.design.saved_priors import SavedPriors, prior_config
 from subbayes.semistructured.joint_posterior import JointPosterior
-from subbayes.semistructured.saved_priors import SavedPriors, prior_config
 from subbayes.utils.checks import closest, fail, fail_type
 from subbayes.utils.text_table import without_addresses
 from subbayes.utils.warning import unsaid_warnings

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.predictions.predictive import Predictive
-from subbayes.semistructured.formula import Design, NewLevels
-from subbayes.semistructured.formula_checks import check_columns, plain_columns
+from subbayes.regression.design.design import Design, NewLevels
+from subbayes.regression.formula.checks import check_columns, plain_columns
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.orthogonal_columns import OrthogonalNetworks
 from subbayes.utils.checks import fail

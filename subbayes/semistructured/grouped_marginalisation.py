@@ -1,9 +1,9 @@
 r"""Effects integrated out of counts and binary responses where some vary among groups.
 
 The effects of groups are integrated out given all other coordinates h, with an unbiased estimate
-for each group; see `subbayes.semistructured.grouped_importance`. h is integrated out by importance
-sampling from proposals that are fitted without networks, and moved with the mode of h given the
-networks' contributions $f_\varphi$,
+for each group; see `subbayes.regression.integrals.grouped_importance`. h is integrated out by
+importance sampling from proposals that are fitted without networks, and moved with the mode of h
+given the networks' contributions $f_\varphi$,
 
 $$ p(D \mid \varphi) \approx \frac1m \sum_{i=1}^m
    \frac{\hat p(D, h_i + \delta(\varphi) \mid f_\varphi)}{q(h_i)} . $$
@@ -21,15 +21,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.semistructured.coefficient_likelihood import CanonicalRows
-from subbayes.semistructured.effect_density import EffectDensity
-from subbayes.semistructured.effects_likelihood import EffectsLikelihood
-from subbayes.semistructured.grouped_importance import (
+from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows
+from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
+from subbayes.regression.integrals.grouped_importance import (
     GroupedImportance,
     has_groups,
     proposals_beside_groups,
 )
-from subbayes.semistructured.weight_quality import WeightQuality
+from subbayes.regression.integrals.weight_quality import WeightQuality
+from subbayes.semistructured.effect_density import EffectDensity
 
 _MODE_STEPS = 30  # of Newton's method, with the curvature without networks
 _LONGEST, _CLOSE = 5.0, 0.05  # step, in standard deviations

@@ -21,15 +21,15 @@ from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.priors import Normal
-from subbayes.semistructured.centring import Centring, Information
-from subbayes.semistructured.coefficient_likelihood import NormalStatistics
+from subbayes.regression.design.centring import Centring, Information
+from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
+from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
+from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
+from subbayes.regression.integrals.effects_sampling import draw_effects
 from subbayes.semistructured.collapsed_networks import CollapsedNetworks
-from subbayes.semistructured.collapsed_normal import CollapsedNormal
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
-from subbayes.semistructured.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.effects_posterior import EffectsPosterior, has_effects_alone
-from subbayes.semistructured.effects_sampling import draw_effects
 from subbayes.semistructured.estimand import bootstrap_projections
 from subbayes.semistructured.marginalisation import marginalisation_of
 from subbayes.semistructured.orthogonal_columns import (

@@ -32,17 +32,17 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.likelihoods.families import NormalFamily
-from subbayes.semistructured.collapsed_marginalisation import CollapsedDensity
-from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
-from subbayes.semistructured.grouped_marginalisation import GroupedMarginalisation
-from subbayes.semistructured.proposals import (
+from subbayes.regression.integrals.proposals import (
     LARGE_PILOT,
     Mixture,
     Proposals,
     mixture_around,
     pilot_generator,
 )
-from subbayes.semistructured.weight_quality import WeightQuality
+from subbayes.regression.integrals.weight_quality import WeightQuality
+from subbayes.semistructured.collapsed_marginalisation import CollapsedDensity
+from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
+from subbayes.semistructured.grouped_marginalisation import GroupedMarginalisation
 from subbayes.utils.checks import check_choice, check_count, fail
 
 METHODS = ("closed-form", "importance", "quadrature")

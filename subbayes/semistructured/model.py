@@ -18,19 +18,22 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
 from subbayes.inference.samplers.chains import Sampler, check_folder
 from subbayes.likelihoods.families import Family, family_from_name
-from subbayes.reports.semistructured import write_report
-from subbayes.semistructured.design_data import AuxiliaryColumns, networks_from
-from subbayes.semistructured.empirical_bayes import singular_warnings
-from subbayes.semistructured.estimand import ESTIMANDS
-from subbayes.semistructured.flat_prior import check_determined
-from subbayes.semistructured.formula_checks import Missing
-from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
-from subbayes.semistructured.overlap import overlap_warnings
-from subbayes.semistructured.response_terms import (
+from subbayes.regression.design.flat_prior import check_determined
+from subbayes.regression.formula.checks import Missing
+from subbayes.regression.formula.response_terms import (
     ResponseTerms,
     changed_response_terms,
     read_response_terms,
 )
+from subbayes.regression.integrals.empirical_bayes import singular_warnings
+from subbayes.regression.questions.summary import in_order, summary_text
+from subbayes.regression.terms.updating import updated_formula
+from subbayes.reports.semistructured import write_report
+from subbayes.semistructured.design_data import AuxiliaryColumns, networks_from
+from subbayes.semistructured.estimand import ESTIMANDS
+from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
+from subbayes.semistructured.overlap import overlap_warnings
+from subbayes.semistructured.predictive_checks import Replicates, draw_prior
 from subbayes.semistructured.results import Results
 from subbayes.semistructured.saving import SemiStructuredFacts, facts_of, state_from, tensors_of
 from subbayes.semistructured.specification import Specification
@@ -41,9 +44,6 @@ from subbayes.semistructured.subspace import (
     build_space,
     subspace_of,
 )
-from subbayes.semistructured.summary import in_order, summary_text
-from subbayes.semistructured.tools.predictive_checks import Replicates, draw_prior
-from subbayes.semistructured.tools.updating import updated_formula
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_fraction, check_positive, fail, fail_type
 from subbayes.utils.text_table import aligned
@@ -264,7 +264,7 @@ class SemiStructuredRegression(Results):
                 one, and "importance" otherwise, which is refused where too few proposals count.
             smooth: "bayes" draws the standard deviations of smooths and random effects like all
                 other parameters; "reml" sets them to the maximum of the marginal likelihood, for
-                models without networks. See `subbayes.semistructured.empirical_bayes`.
+                models without networks. See `subbayes.regression.integrals.empirical_bayes`.
             training: how the networks are trained, by default `Training(epochs=500,
                 weight_decay=1e-4, clip_norm=None, validation=0.2, patience=100)`. With `validation`
                 the best epoch is used.

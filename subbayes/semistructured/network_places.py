@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from subbayes.likelihoods.families import CategoricalFamily, Family
-from subbayes.semistructured.formula import Design
+from subbayes.regression.design.design import Design
 from subbayes.semistructured.predictors import Deep
 from subbayes.utils.checks import closest, fail
 

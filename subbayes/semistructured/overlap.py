@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.semistructured.formula import Term
+from subbayes.regression.design.design import Term
 from subbayes.semistructured.specification import PreparedModel
 
 COPY = 0.99

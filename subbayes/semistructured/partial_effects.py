@@ -24,12 +24,12 @@ from torch import Tensor
 from subbayes.data.levels import levels_of
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import evenly_spaced
+from subbayes.regression.design.design import Design, Term
+from subbayes.regression.formula.checks import check_columns, has_numbers
+from subbayes.regression.questions.summary import beside_statistics, central
+from subbayes.regression.terms.group_effects import GroupLaw
 from subbayes.semistructured.contributions import Contributions
-from subbayes.semistructured.formula import Design, Term
-from subbayes.semistructured.formula_checks import check_columns, has_numbers
 from subbayes.semistructured.joint_posterior import FittedState
-from subbayes.semistructured.summary import beside_statistics, central
-from subbayes.semistructured.terms.group_effects import GroupLaw
 from subbayes.utils.checks import check_count, fail
 
 _TERM_POINTS, _NETWORK_POINTS = 100, 50

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from subbayes.networks.layer_kinds import batch_norms
 from subbayes.networks.module_copy import shared_copy
-from subbayes.semistructured.structured_predictor import StructuredPredictor
+from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.utils.checks import fail
 
 _PROBE_ROWS = 2  # smaller batches than this only determine shapes of outputs

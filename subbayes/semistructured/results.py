@@ -24,12 +24,21 @@ from subbayes.plots.effects import effects as plot_effects
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
+from subbayes.regression.design.design import NewLevels
+from subbayes.regression.formula.checks import check_columns
+from subbayes.regression.integrals.weight_quality import weight_warnings
+from subbayes.regression.priors.prior import EffectPrior
+from subbayes.regression.questions.summary import (
+    describe_draws,
+    examined_names,
+    in_order,
+    mixing_warnings,
+    scales_of,
+    summary_table,
+)
 from subbayes.semistructured.after_fit import AfterFit
 from subbayes.semistructured.design_data import column_numbers, network_input
-from subbayes.semistructured.effect_prior import EffectPrior
 from subbayes.semistructured.estimand import NOTES
-from subbayes.semistructured.formula import NewLevels
-from subbayes.semistructured.formula_checks import check_columns
 from subbayes.semistructured.group_predictions import encoded_rows, with_new_groups
 from subbayes.semistructured.joint_posterior import FittedState
 from subbayes.semistructured.orthogonal_columns import what_networks_are_orthogonal_to
@@ -42,15 +51,6 @@ from subbayes.semistructured.partial_effects import (
 )
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.subspace import JointSpace
-from subbayes.semistructured.summary import (
-    describe_draws,
-    examined_names,
-    in_order,
-    mixing_warnings,
-    scales_of,
-    summary_table,
-)
-from subbayes.semistructured.weight_quality import weight_warnings
 from subbayes.utils.checks import check_choice, check_count, check_fraction, fail
 from subbayes.utils.warning import warn_user
 

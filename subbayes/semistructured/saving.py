@@ -34,8 +34,10 @@ from subbayes.networks.mlp import MLP, MLPSettings
 from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.priors import Normal
+from subbayes.regression.design.priors import names_for_priors, prior_of_term
+from subbayes.regression.design.saved_priors import SavedPriors, prior_config
+from subbayes.regression.terms.parsing import least_effects
 from subbayes.semistructured.design_data import AuxiliaryColumns, check_network_names, networks_from
-from subbayes.semistructured.effect_priors import names_for_priors, prior_of_term
 from subbayes.semistructured.given_objects import (
     check_given_family,
     check_given_priors,
@@ -43,10 +45,8 @@ from subbayes.semistructured.given_objects import (
 )
 from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
 from subbayes.semistructured.predictors import Deep
-from subbayes.semistructured.saved_priors import SavedPriors, prior_config
 from subbayes.semistructured.specification import PreparedModel, Specification
 from subbayes.semistructured.subspace import SUBSPACES, JointSpace
-from subbayes.semistructured.terms.parsing import least_effects
 from subbayes.subspace import JointSubspace, SubspaceFacts
 from subbayes.training.weight_curve import WeightCurve
 from subbayes.utils.checks import InputError, fail, fail_type

@@ -21,7 +21,22 @@ from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.families import Family
 from subbayes.networks.network import Network
 from subbayes.networks.outputs import CallError
-from subbayes.semistructured.default_priors import default_priors, predictor_sd
+from subbayes.regression.design.default_priors import default_priors, predictor_sd
+from subbayes.regression.design.design import Design, formula_variables, split_formula
+from subbayes.regression.design.flat_prior import flat_columns, with_limits
+from subbayes.regression.design.identifiability import check_identified
+from subbayes.regression.design.predictor import StructuredPredictor
+from subbayes.regression.design.priors import names_for_priors, priors_with, priors_without_term
+from subbayes.regression.formula.checks import (
+    Missing,
+    complete_rows,
+    plain_columns,
+    warn_of_size,
+    with_used_categories,
+)
+from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
+from subbayes.regression.integrals.empirical_bayes import with_default_smoothing
+from subbayes.regression.priors.prior import EffectPrior
 from subbayes.semistructured.design_data import (
     AuxiliaryColumns,
     Response,
@@ -30,23 +45,8 @@ from subbayes.semistructured.design_data import (
     given_values,
     network_input,
 )
-from subbayes.semistructured.effect_prior import EffectPrior
-from subbayes.semistructured.effect_priors import names_for_priors, priors_with, priors_without_term
-from subbayes.semistructured.effects_likelihood import EffectsLikelihood
-from subbayes.semistructured.empirical_bayes import with_default_smoothing
-from subbayes.semistructured.flat_prior import flat_columns, with_limits
-from subbayes.semistructured.formula import Design, formula_variables, split_formula
-from subbayes.semistructured.formula_checks import (
-    Missing,
-    complete_rows,
-    plain_columns,
-    warn_of_size,
-    with_used_categories,
-)
-from subbayes.semistructured.identifiability import check_identified
 from subbayes.semistructured.network_places import check_has_columns, with_classes
 from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors, with_own_statistics
-from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.utils.checks import error_text, fail
 from subbayes.utils.warning import warn_user
 

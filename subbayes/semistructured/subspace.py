@@ -21,9 +21,9 @@ from subbayes.networks.layer_kinds import batch_norms
 from subbayes.networks.network import Network
 from subbayes.networks.selection import select
 from subbayes.priors import Normal
+from subbayes.regression.integrals.effects_sampling import are_groups_alone
+from subbayes.regression.integrals.empirical_bayes import smoothing_coordinates
 from subbayes.semistructured.effects_posterior import has_effects_alone
-from subbayes.semistructured.effects_sampling import are_groups_alone
-from subbayes.semistructured.empirical_bayes import smoothing_coordinates
 from subbayes.semistructured.predictors import DeepPredictor, Predictors, pad_thresholds
 from subbayes.semistructured.specification import PreparedModel
 from subbayes.subspace import CoordinateSubspace, FullSubspace, JointSubspace, Subspace

@@ -23,7 +23,7 @@ from jaxtyping import Float
 from subbayes.draws import Draws
 from subbayes.likelihoods.families import AsymmetricLaplaceFamily, Family
 from subbayes.predictions.averaging import evenly_spaced
-from subbayes.semistructured.effect_priors import NormalPrior, priors_of_columns
+from subbayes.regression.design.priors import NormalPrior, priors_of_columns
 from subbayes.semistructured.specification import PreparedModel
 
 _DRAWS = 200  # over which the variance of the score is averaged

@@ -22,7 +22,7 @@ from subbayes.likelihoods.families import (
     StudentTFamily,
     WeibullFamily,
 )
-from subbayes.semistructured import LKJ, Exponential
+from subbayes.regression import LKJ, Exponential
 
 pytestmark = pytest.mark.slow
 

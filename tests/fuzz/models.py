@@ -36,7 +36,8 @@ from subbayes.likelihoods.families import (
     TruncatedFamily,
 )
 from subbayes.models.settings import TableSettings
-from subbayes.semistructured import LKJ, Dirichlet, SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.regression import LKJ, Dirichlet
+from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.sparse.configuration import SparseTraining
 from subbayes.subspace import DenseSubspace
 from subbayes.tables.data_frame_model import DataFrameModel

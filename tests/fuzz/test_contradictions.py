@@ -21,7 +21,7 @@ import subbayes
 from fuzz.models import FRAME, MODELS, X, Y, _wide
 from subbayes import InputError, InputTypeError
 from subbayes.artifacts import folder as artifact
-from subbayes.semistructured import formula_columns
+from subbayes.regression.terms import columns as formula_columns
 
 Facts = dict[str, Any]
 Tensors = dict[str, Tensor]

@@ -21,8 +21,8 @@ from subbayes.inference.samplers.reparameterisation import (
     pushed_forward,
 )
 from subbayes.priors import Normal
+from subbayes.regression.design.centring import Information
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
-from subbayes.semistructured.centring import Information
 from subbayes.utils.checks import InputError
 
 ROWS, GROUPS = 240, 8

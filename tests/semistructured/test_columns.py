@@ -11,9 +11,9 @@ import torch
 from scipy import stats
 
 from subbayes import InputError, InputTypeError, Sampling, SemiStructuredRegression
-from subbayes.semistructured.effect_priors import Flexible, StudentT
-from subbayes.semistructured.formula import Design
-from subbayes.semistructured.formula_checks import check_columns, plain_columns
+from subbayes.regression.design.design import Design
+from subbayes.regression.design.priors import Flexible, StudentT
+from subbayes.regression.formula.checks import check_columns, plain_columns
 
 N = 200
 RNG = np.random.default_rng(0)

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from subbayes.inference import Sampling
-from subbayes.semistructured import SemiStructuredRegression, conditional_normal
-from subbayes.semistructured.conditional_normal import ConditionalNormal
-from subbayes.semistructured.corrected_draws import corrected_proposals
-from subbayes.semistructured.effect_map import coefficients_by_predictor
-from subbayes.semistructured.effects_likelihood import EffectsLikelihood
+from subbayes.regression.integrals import conditional_normal
+from subbayes.regression.integrals.conditional_normal import ConditionalNormal
+from subbayes.regression.integrals.corrected_draws import corrected_proposals
+from subbayes.regression.integrals.effect_map import coefficients_by_predictor
+from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
+from subbayes.semistructured import SemiStructuredRegression
 
 CASES = [
     ("c ~ x + s(v, k=4) + (1 | g)", "poisson", None),

@@ -7,10 +7,11 @@ import torch
 from scipy import stats
 
 from subbayes.inference import Sampling
-from subbayes.semistructured import Horseshoe, SemiStructuredRegression, corrected_draws
-from subbayes.semistructured.collapsed_normal import CollapsedNormal
-from subbayes.semistructured.effects_likelihood import EffectsLikelihood
-from subbayes.semistructured.proposals import (
+from subbayes.regression import Horseshoe
+from subbayes.regression.integrals import corrected_draws
+from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
+from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
+from subbayes.regression.integrals.proposals import (
     Mixture,
     Proposals,
     fitted_proposals,
@@ -19,7 +20,8 @@ from subbayes.semistructured.proposals import (
     pilot,
     pilot_generator,
 )
-from subbayes.semistructured.quadratic_likelihood import QuadraticRows
+from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
+from subbayes.semistructured import SemiStructuredRegression
 
 SAMPLING = Sampling(draws=1600, chains=4, progress=False)
 HEAVY = ("horseshoe scale", "nu")  # without a variance, or hardly with one
@@ -329,7 +331,7 @@ def test_normal_responses_with_set_scales_have_the_moments_of_collapsed_draws(mo
     """The sampler of `smooth="reml"` where the other coordinates are too many for proposals."""
     found = {}
     for most in (60, 0):
-        monkeypatch.setattr("subbayes.semistructured.effects_sampling._MOST_COORDINATES", most)
+        monkeypatch.setattr(effects_sampling, "_MOST_COORDINATES", most)
         model = SemiStructuredRegression("y ~ x + s(v, k=5)")
         found[most] = model.fit(table(), smooth="reml", sampling=SAMPLING)
     a, b = found[0].summary(), found[60].summary()

@@ -35,18 +35,18 @@ from subbayes.likelihoods.families import (
     ZeroInflatedNegativeBinomialFamily,
     ZeroInflatedPoissonFamily,
 )
-from subbayes.semistructured.default_priors import default_priors
-from subbayes.semistructured.effect_map import EffectMap
-from subbayes.semistructured.effect_priors import (
+from subbayes.regression.design.default_priors import default_priors
+from subbayes.regression.design.design import Design
+from subbayes.regression.design.predictor import StructuredPredictor
+from subbayes.regression.design.priors import (
     Exponential,
     HalfNormal,
     NormalPrior,
     names_for_priors,
     priors_with,
 )
-from subbayes.semistructured.formula import Design
-from subbayes.semistructured.formula_columns import remaining_scales
-from subbayes.semistructured.structured_predictor import StructuredPredictor
+from subbayes.regression.integrals.effect_map import EffectMap
+from subbayes.regression.terms.columns import remaining_scales
 
 FRAME = pd.DataFrame({"x": np.random.default_rng(0).normal(size=80)})
 Y = 3 + FRAME.x.to_numpy() + np.random.default_rng(1).gamma(4.0, 0.5, 80)  # above 0

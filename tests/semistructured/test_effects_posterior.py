@@ -11,20 +11,21 @@ from scipy import special
 from subbayes import Network
 from subbayes.inference import Sampling
 from subbayes.posterior import Posterior
-from subbayes.semistructured import SemiStructuredRegression, coefficient_likelihood, effect_map
-from subbayes.semistructured.coefficient_likelihood import CanonicalRows
-from subbayes.semistructured.collapsed_normal import CollapsedNormal
-from subbayes.semistructured.effects_posterior import EffectsPosterior
-from subbayes.semistructured.effects_sampling import draw_effects
-from subbayes.semistructured.group_elimination import BlockFactor
-from subbayes.semistructured.independence_metropolis import (
+from subbayes.regression.integrals import coefficient_likelihood, effect_map
+from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows
+from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
+from subbayes.regression.integrals.effects_sampling import draw_effects
+from subbayes.regression.integrals.independence_metropolis import (
     independence_chains,
     mixed_draws,
     proposals_per_draw,
 )
+from subbayes.regression.integrals.proposals import Proposals, pilot_generator
+from subbayes.regression.terms.group_elimination import BlockFactor
+from subbayes.semistructured import SemiStructuredRegression
+from subbayes.semistructured.effects_posterior import EffectsPosterior
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.predictors import Predictors
-from subbayes.semistructured.proposals import Proposals, pilot_generator
 from subbayes.semistructured.subspace import TRAINING, build_space, subspace_of
 
 SAMPLING = Sampling(draws=800, chains=4, progress=False)

@@ -11,14 +11,10 @@ from scipy import optimize, stats
 import subbayes
 from subbayes import InputError
 from subbayes.inference import Sampling
-from subbayes.semistructured import (
-    HalfNormal,
-    NormalPrior,
-    SemiStructuredRegression,
-    effects_sampling,
-    empirical_bayes,
-)
-from subbayes.semistructured.empirical_bayes import singular_warnings, smoothing_coordinates
+from subbayes.regression import HalfNormal, NormalPrior
+from subbayes.regression.integrals import effects_sampling, empirical_bayes
+from subbayes.regression.integrals.empirical_bayes import singular_warnings, smoothing_coordinates
+from subbayes.semistructured import SemiStructuredRegression
 
 SAMPLING = Sampling(draws=1000, chains=4, progress=False)
 

@@ -10,7 +10,7 @@ from scipy import optimize
 import subbayes
 from subbayes import InputError, Sampling, SemiStructuredRegression
 from subbayes.networks.mlp import MLP
-from subbayes.semistructured import Flat
+from subbayes.regression import Flat
 
 DRAWS, CHAINS = 1000, 4
 MANY = Sampling(draws=DRAWS, chains=CHAINS, progress=False)

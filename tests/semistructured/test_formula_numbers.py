@@ -6,8 +6,8 @@ import pytest
 
 from subbayes import InputError
 from subbayes.likelihoods.families import NormalFamily
+from subbayes.regression.design.design import Design
 from subbayes.semistructured.design_data import Response
-from subbayes.semistructured.formula import Design
 
 RNG = np.random.default_rng(0)
 FRAME = pd.DataFrame(

@@ -7,9 +7,9 @@ import torch
 from scipy import stats
 
 from subbayes.inference import Sampling
+from subbayes.regression.integrals.effects_sampling import draw_effects
+from subbayes.regression.integrals.grouped_importance import GroupedImportance, has_groups
 from subbayes.semistructured import SemiStructuredRegression
-from subbayes.semistructured.effects_sampling import draw_effects
-from subbayes.semistructured.grouped_importance import GroupedImportance, has_groups
 
 CASES = [
     ("c ~ x + (1 | g)", "poisson"),

@@ -11,9 +11,10 @@ import pytest
 
 from subbayes import InputError, Sampling, SemiStructuredRegression
 from subbayes.likelihoods.families import BinomialFamily
-from subbayes.semistructured import Flat, NormalPrior, separation
-from subbayes.semistructured.formula import Design
-from subbayes.semistructured.separation import separating_columns
+from subbayes.regression import Flat, NormalPrior
+from subbayes.regression.design import separation
+from subbayes.regression.design.design import Design
+from subbayes.regression.design.separation import separating_columns
 
 FEW = Sampling(draws=20, chains=1, progress=False)
 

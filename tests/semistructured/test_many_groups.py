@@ -8,19 +8,16 @@ from scipy import special, stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from subbayes.inference import Sampling
-from subbayes.semistructured import (
-    SemiStructuredRegression,
-    collapsed_normal,
-    design_layout,
-    group_elimination,
-    grouped_importance,
-    summary,
-)
-from subbayes.semistructured.collapsed_normal import CollapsedNormal
-from subbayes.semistructured.effects_likelihood import EffectsLikelihood
-from subbayes.semistructured.empirical_bayes import smoothing_coordinates
-from subbayes.semistructured.grouped_importance import GroupedImportance
-from subbayes.semistructured.quadratic_likelihood import QuadraticRows
+from subbayes.regression.integrals import collapsed_normal, grouped_importance
+from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
+from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
+from subbayes.regression.integrals.empirical_bayes import smoothing_coordinates
+from subbayes.regression.integrals.grouped_importance import GroupedImportance
+from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
+from subbayes.regression.questions import summary
+from subbayes.regression.terms import group_elimination
+from subbayes.regression.terms import layout as design_layout
+from subbayes.semistructured import SemiStructuredRegression
 from subbayes.semistructured.subspace import most_probable_effects
 
 NONE = 10**9

@@ -7,7 +7,8 @@ import torch
 
 from subbayes import MLP, Sampling, SemiStructuredRegression, Training, load
 from subbayes.priors import Normal
-from subbayes.semistructured import NormalPrior, SemiStructuredSubspace
+from subbayes.regression import NormalPrior
+from subbayes.semistructured import SemiStructuredSubspace
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.subspace import DenseSubspace, JointSubspace

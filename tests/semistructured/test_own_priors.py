@@ -9,9 +9,10 @@ from scipy import stats
 from subbayes import InputError, Sampling, SemiStructuredRegression
 from subbayes.artifacts import folder as artifact
 from subbayes.likelihoods.families import LINKS, NormalFamily
-from subbayes.semistructured.default_priors import default_priors
-from subbayes.semistructured.effect_density import EffectDensity
-from subbayes.semistructured.effect_priors import (
+from subbayes.regression.design.default_priors import default_priors
+from subbayes.regression.design.design import Design
+from subbayes.regression.design.predictor import StructuredPredictor
+from subbayes.regression.design.priors import (
     Exponential,
     Flexible,
     HalfNormal,
@@ -19,11 +20,10 @@ from subbayes.semistructured.effect_priors import (
     StudentT,
     is_normal,
 )
-from subbayes.semistructured.formula import Design
+from subbayes.regression.design.saved_priors import prior_config
+from subbayes.regression.priors.truncated import within_range
+from subbayes.semistructured.effect_density import EffectDensity
 from subbayes.semistructured.marginalisation import marginalisation_of
-from subbayes.semistructured.saved_priors import prior_config
-from subbayes.semistructured.structured_predictor import StructuredPredictor
-from subbayes.semistructured.truncated_prior import within_range
 
 SCIPY = {"name": "scipy", "args": [], "kwds": {}, "factor": 1.0, "student": False}
 

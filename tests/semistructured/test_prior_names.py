@@ -13,9 +13,9 @@ from subbayes.likelihoods.families import (
     family_from_name,
 )
 from subbayes.likelihoods.families.literal_calls import literal_call
-from subbayes.semistructured import LKJ, Dirichlet, Horseshoe
-from subbayes.semistructured.effect_priors import prior_of
-from subbayes.semistructured.prior_names import PRIORS_BY_NAME, prior_from_text
+from subbayes.regression import LKJ, Dirichlet, Horseshoe
+from subbayes.regression.design.prior_names import PRIORS_BY_NAME, prior_from_text
+from subbayes.regression.design.priors import prior_of
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from scipy import stats
 
 import subbayes
 from subbayes import InputError, Sampling, SemiStructuredRegression
-from subbayes.semistructured import LKJ, Exponential, HalfNormal, NormalPrior, StudentT
+from subbayes.regression import LKJ, Exponential, HalfNormal, NormalPrior, StudentT
 
 FEW = Sampling(draws=400, chains=2, progress=False)
 

@@ -6,7 +6,8 @@ import pytest
 from scipy import stats
 
 from subbayes.inference.configuration import Sampling
-from subbayes.semistructured import LKJ, Exponential, NormalPrior, SemiStructuredRegression
+from subbayes.regression import LKJ, Exponential, NormalPrior
+from subbayes.semistructured import SemiStructuredRegression
 
 RUNS, DRAWS, BINS = 96, 47, 6
 

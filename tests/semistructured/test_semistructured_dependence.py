@@ -114,7 +114,7 @@ def overlapping(labels, renderer):
     ],
 )
 def test_names_of_levels_do_not_overlap(levels):
-    from subbayes.semistructured.formula import Term
+    from subbayes.regression.design.design import Term
     from subbayes.semistructured.partial_effects import Partial
 
     draws = np.random.default_rng(0).normal(size=(20, len(levels)))

@@ -13,11 +13,11 @@ from in_sample_effects import in_sample
 from torch import nn
 
 from subbayes import InputError, Sampling, SemiStructuredRegression, Training
+from subbayes.regression.questions.summary import summary_text
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.estimand import bootstrap_projections
 from subbayes.semistructured.orthogonal_columns import OrthogonalColumns
 from subbayes.semistructured.subspace import SemiStructuredSubspace
-from subbayes.semistructured.summary import summary_text
 from subbayes.utils.seeding import fork_rng
 
 QUICK = {

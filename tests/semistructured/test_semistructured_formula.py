@@ -14,21 +14,15 @@ from subbayes.likelihoods.families import (
     NormalFamily,
     OrdinalFamily,
 )
-from subbayes.semistructured import (
-    Exponential,
-    Flexible,
-    HalfNormal,
-    NormalPrior,
-    SemiStructuredRegression,
-    StudentT,
-)
-from subbayes.semistructured.default_priors import default_priors
-from subbayes.semistructured.effect_priors import prior_of, priors_with
-from subbayes.semistructured.formula import Design, split_formula
-from subbayes.semistructured.formula_checks import complete_rows
-from subbayes.semistructured.identifiability import collinear
-from subbayes.semistructured.structured_predictor import StructuredPredictor
-from subbayes.semistructured.tools.updating import updated_formula
+from subbayes.regression import Exponential, Flexible, HalfNormal, NormalPrior, StudentT
+from subbayes.regression.design.default_priors import default_priors
+from subbayes.regression.design.design import Design, split_formula
+from subbayes.regression.design.identifiability import collinear
+from subbayes.regression.design.predictor import StructuredPredictor
+from subbayes.regression.design.priors import prior_of, priors_with
+from subbayes.regression.formula.checks import complete_rows
+from subbayes.regression.terms.updating import updated_formula
+from subbayes.semistructured import SemiStructuredRegression
 
 
 @pytest.fixture

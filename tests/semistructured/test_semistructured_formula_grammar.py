@@ -10,10 +10,10 @@ from subbayes import InputError
 from subbayes.artifacts import folder as artifact
 from subbayes.artifacts.saving import rebuild
 from subbayes.inference.configuration import Sampling
+from subbayes.regression.design.design import Design
+from subbayes.regression.formula.grammar import check_formula
 from subbayes.semistructured import SemiStructuredRegression
 from subbayes.semistructured.design_data import Response
-from subbayes.semistructured.formula import Design
-from subbayes.semistructured.formula_grammar import check_formula
 
 FEW = {"inference": "laplace", "sampling": Sampling(draws=4, chains=1, progress=False)}
 

@@ -10,7 +10,8 @@ from scipy import special, stats
 
 from subbayes import InputError
 from subbayes.inference.configuration import Sampling
-from subbayes.semistructured import LKJ, Exponential, SemiStructuredRegression
+from subbayes.regression import LKJ, Exponential
+from subbayes.semistructured import SemiStructuredRegression
 from subbayes.semistructured.group_predictions import _generator
 
 FEW = {

@@ -11,8 +11,8 @@ from scipy import stats
 import subbayes
 from subbayes import InputError, SemiStructuredRegression
 from subbayes.inference import Sampling
-from subbayes.semistructured import Horseshoe
-from subbayes.semistructured.horseshoe import half_cauchy
+from subbayes.regression import Horseshoe
+from subbayes.regression.design.horseshoe import half_cauchy
 
 
 def table(n=60, d=8, seed=0):

@@ -6,8 +6,8 @@ import torch
 from scipy import special, stats
 
 from subbayes import InputError
-from subbayes.semistructured import LKJ, Dirichlet
-from subbayes.semistructured.beta_quantiles import logit_beta
+from subbayes.regression import LKJ, Dirichlet
+from subbayes.regression.priors.beta_quantiles import logit_beta
 
 N = 20_000
 

@@ -16,8 +16,9 @@ from subbayes.data.levels import check_levels
 from subbayes.diagnostics import loo, rhat
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods.families import CensoredFamily, family_from_name
-from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace, formula_checks
-from subbayes.semistructured.summary import mixing_warnings, rhat_limits
+from subbayes.regression.formula import checks as formula_checks
+from subbayes.regression.questions.summary import mixing_warnings, rhat_limits
+from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.utils.checks import InputTypeError
 
 FEW = {

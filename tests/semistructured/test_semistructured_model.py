@@ -12,12 +12,11 @@ from torch import nn
 from subbayes import InputError, Training
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.smc import SMC
+from subbayes.regression import Exponential, NormalPrior
 from subbayes.semistructured import (
     Deep,
     DeepEnsemble,
-    Exponential,
     NaiveSubspace,
-    NormalPrior,
     SemiStructuredRegression,
     SemiStructuredSubspace,
 )

@@ -7,8 +7,9 @@ import torch
 
 from subbayes import InputError
 from subbayes.inference.configuration import Sampling
-from subbayes.semistructured import Dirichlet, HalfNormal, SemiStructuredRegression
-from subbayes.semistructured.terms.gaussian_process import log_spectral_density
+from subbayes.regression import Dirichlet, HalfNormal
+from subbayes.regression.terms.gaussian_process import log_spectral_density
+from subbayes.semistructured import SemiStructuredRegression
 
 FEW = {
     "inference": "elliptical-slice",

@@ -5,7 +5,8 @@ import pandas as pd
 import pytest
 
 from subbayes.inference.configuration import Sampling
-from subbayes.semistructured import NormalPrior, SemiStructuredRegression
+from subbayes.regression import NormalPrior
+from subbayes.semistructured import SemiStructuredRegression
 
 pytestmark = pytest.mark.slow
 numpyro = pytest.importorskip("numpyro", reason="numpyro is not installed")

@@ -17,8 +17,8 @@ from subbayes.likelihoods.families import (
     TruncatedFamily,
     WeibullFamily,
 )
-from subbayes.semistructured import LKJ
-from subbayes.semistructured.response_terms import read_response_terms
+from subbayes.regression import LKJ
+from subbayes.regression.formula.response_terms import read_response_terms
 
 SAMPLING = Sampling(draws=40, chains=2, warmup=5, seed=1, progress=False, mode="eager")
 

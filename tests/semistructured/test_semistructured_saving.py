@@ -18,17 +18,9 @@ from subbayes import MLP, InputError, Training, load
 from subbayes.artifacts import folder as artifact
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods.families import Custom, NormalFamily, StudentTFamily
-from subbayes.semistructured import (
-    DeepEnsemble,
-    EffectPrior,
-    Exponential,
-    HalfNormal,
-    NormalPrior,
-    SemiStructuredRegression,
-    SemiStructuredSubspace,
-    StudentT,
-    saved_priors,
-)
+from subbayes.regression import EffectPrior, Exponential, HalfNormal, NormalPrior, StudentT
+from subbayes.regression.design import saved_priors
+from subbayes.semistructured import DeepEnsemble, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.specification import Specification
 
 QUICK = {

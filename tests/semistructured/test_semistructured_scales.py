@@ -4,7 +4,7 @@ import pytest
 
 from subbayes.likelihoods.families import family_from_name
 from subbayes.likelihoods.families.classes import CategoricalFamily, OrdinalFamily
-from subbayes.semistructured.summary import scales_of
+from subbayes.regression.questions.summary import scales_of
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from scipy.linalg import subspace_angles
 
 from subbayes import InputError
 from subbayes.inference.configuration import Sampling
+from subbayes.regression.terms.bases import basis_of
+from subbayes.regression.terms.smooths import Margin
 from subbayes.semistructured import SemiStructuredRegression
-from subbayes.semistructured.terms.bases import basis_of
-from subbayes.semistructured.terms.smooths import Margin
 
 FEW = {
     "inference": "elliptical-slice",

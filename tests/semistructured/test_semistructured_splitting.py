@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subbayes import InputError
-from subbayes.semistructured.terms.group_effects import parse_group_term
-from subbayes.semistructured.terms.splitting import split_terms
+from subbayes.regression.formula.splitting import split_terms
+from subbayes.regression.terms.group_effects import parse_group_term
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from subbayes import InputError, SemiStructuredRegression
 from subbayes.inference.configuration import Sampling
 from subbayes.plots.effects import effect
 from subbayes.plots.term_surfaces import is_far
-from subbayes.semistructured.formula import Term
+from subbayes.regression.design.design import Term
 from subbayes.semistructured.partial_effects import Partial
 
 FEW = {

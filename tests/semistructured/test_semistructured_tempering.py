@@ -15,19 +15,15 @@ from subbayes.likelihoods.families import (
     OrdinalFamily,
     PoissonFamily,
 )
-from subbayes.semistructured import (
-    Deep,
-    NormalPrior,
-    SemiStructuredRegression,
-    SemiStructuredSubspace,
-)
+from subbayes.regression import NormalPrior
+from subbayes.regression.design.default_priors import default_priors
+from subbayes.regression.design.design import Design
+from subbayes.regression.design.predictor import StructuredPredictor
+from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.collapsed_marginalisation import CollapsedDensity
-from subbayes.semistructured.default_priors import default_priors
 from subbayes.semistructured.effect_density import EffectDensity
-from subbayes.semistructured.formula import Design
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.marginalisation import marginalisation_of
-from subbayes.semistructured.structured_predictor import StructuredPredictor
 from subbayes.semistructured.subspace import build_space
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations

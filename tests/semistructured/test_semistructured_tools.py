@@ -15,13 +15,14 @@ from subbayes.inference import Sampling
 from subbayes.likelihoods.families import NormalFamily
 from subbayes.plots.checks import predictive_check
 from subbayes.plots.conditional import conditional
-from subbayes.semistructured import NormalPrior, SemiStructuredSubspace
-from subbayes.semistructured.formula import Design
-from subbayes.semistructured.tools.averages import Averages, RowAverage, marginal_slopes
-from subbayes.semistructured.tools.conditional import Conditional
-from subbayes.semistructured.tools.hypothesis import density_at_zero, evaluate_hypothesis
-from subbayes.semistructured.tools.predictive_checks import Replicates
-from subbayes.semistructured.tools.updating import updated_formula
+from subbayes.regression import NormalPrior
+from subbayes.regression.design.design import Design
+from subbayes.regression.questions.averages import Averages, RowAverage, marginal_slopes
+from subbayes.regression.questions.conditional import Conditional
+from subbayes.regression.questions.hypothesis import density_at_zero, evaluate_hypothesis
+from subbayes.regression.terms.updating import updated_formula
+from subbayes.semistructured import SemiStructuredSubspace
+from subbayes.semistructured.predictive_checks import Replicates
 
 SAMPLING = Sampling(draws=300, chains=2, progress=False)
 

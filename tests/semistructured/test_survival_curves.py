@@ -18,7 +18,7 @@ from subbayes.likelihoods.families import (
     WeibullFamily,
 )
 from subbayes.plots.conditional import conditional
-from subbayes.semistructured.tools.survival import log_survival, times_of
+from subbayes.regression.questions.survival import log_survival, times_of
 from subbayes.utils.checks import InputError
 
 SAMPLING = Sampling(draws=60, chains=2, warmup=60, seed=1, progress=False)

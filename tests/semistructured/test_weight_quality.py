@@ -7,12 +7,12 @@ import torch
 from scipy import stats
 
 from subbayes import MLP, Draws, InputError, Sampling, Training
+from subbayes.regression.integrals.weight_quality import WeightQuality, weight_warnings
+from subbayes.regression.questions.summary import describe_draws
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
 from subbayes.semistructured.grouped_marginalisation import GroupedMarginalisation
 from subbayes.semistructured.marginalisation import ImportanceSampling, marginalisation_of
-from subbayes.semistructured.summary import describe_draws
-from subbayes.semistructured.weight_quality import WeightQuality, weight_warnings
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 

@@ -8,8 +8,8 @@ from torch import nn
 
 from subbayes import Sampling, SemiStructuredRegression, Training
 from subbayes.likelihoods.families import FAMILIES
-from subbayes.semistructured.default_priors import default_priors
-from subbayes.semistructured.formula import Design
+from subbayes.regression.design.default_priors import default_priors
+from subbayes.regression.design.design import Design
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*have not mixed")
 rng = np.random.default_rng(0)

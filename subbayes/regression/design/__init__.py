@@ -1,0 +1,1 @@
+"""The design matrix of a formula, its predictors and the priors of its effects."""

@@ -1,0 +1,606 @@
+"""Formulas: from a formula and a data frame to named columns of a design matrix.
+
+formulaic parses and evaluates formulas. This module adds terms, penalties, offsets, the same
+columns for new rows, and errors that name columns and levels.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NoReturn
+
+import numpy as np
+import pandas as pd
+import torch
+from formulaic import ModelSpec
+from formulaic.errors import FormulaicError
+from jaxtyping import Float
+
+from subbayes.data.levels import (
+    check_kinds,
+    check_levels,
+    check_read_differently,
+    kind_of_level,
+    kinds_of,
+    same_level,
+)
+from subbayes.regression.formula.checks import (
+    check_columns,
+    check_complete,
+    check_different,
+    check_terms,
+)
+from subbayes.regression.formula.grammar import check_length, check_size, formula_errors
+from subbayes.regression.formula.names import written_as
+from subbayes.regression.formula.numbers import factor_column
+from subbayes.regression.formula.splitting import sides_of, without_r_names
+from subbayes.regression.terms import columns as formula_columns
+from subbayes.regression.terms.columns import (
+    column_means,
+    column_scales,
+    factors,
+    kind_of_term,
+    prior_scales,
+)
+from subbayes.regression.terms.group_effects import GroupEffects, GroupLaw, NewGroups
+from subbayes.regression.terms.law import Law, LearnedTerm
+from subbayes.regression.terms.layout import Layout, stored_width
+from subbayes.regression.terms.parsing import check_right_side, learn_terms
+from subbayes.regression.terms.reference_levels import (
+    unseen_levels,
+    unseen_levels_of_smooth,
+    with_reference,
+)
+from subbayes.utils.checks import InputError, check_choice, closest, fail, fail_type, one_of
+from subbayes.utils.warning import warn_user
+
+NewLevels = Literal["error", "reference", "sample"]
+
+
+@dataclass(frozen=True)
+class Term:
+    """A term of a formula and its columns of the design matrix.
+
+    Attributes:
+        name: the term as written in the formula.
+        parameter: distribution parameter whose predictor the term belongs to.
+        kind: "intercept", "linear", "factor", "smooth", "random", "spline", "monotonic", or
+            "network" for the partial dependence of a network.
+        columns: positions of its columns in the design matrix.
+        variables: columns of the data frame that the term reads.
+        fixed: number of the first columns of a smooth whose coefficients are not penalised.
+        law: of the penalised coefficients; None if they share a standard deviation.
+        at: values of the variables that do not vary in the effect of the term.
+        groups: columns whose combinations are the groups of random effects; empty for other terms.
+    """
+
+    name: str
+    parameter: str
+    kind: str
+    columns: tuple[int, ...]
+    variables: tuple[str, ...]
+    fixed: int = 1
+    law: Law | None = None
+    at: Mapping[str, Any] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+
+    @property
+    def penalised(self) -> tuple[int, ...]:
+        """Positions of the columns whose coefficients depend on a parameter of their scale."""
+        if self.kind in ("random", "monotonic"):
+            return self.columns
+        return self.columns[self.fixed :] if self.kind == "smooth" else ()
+
+    @property
+    def along(self) -> tuple[str, ...]:
+        """Variables that vary in the effect of the term."""
+        return tuple(name for name in self.variables if name not in self.at)
+
+    @property
+    def unpenalised(self) -> list[int]:
+        """Positions of the other columns."""
+        penalised = set(self.penalised)
+        return [i for i in self.columns if i not in penalised]
+
+
+def split_formula(formula: str | Mapping[str, str], location: str) -> tuple[str, dict[str, str]]:
+    """Split formulas into the response and the right-hand side of each parameter.
+
+    Args:
+        formula: "y ~ x", or one formula per parameter, where that of the location has a response.
+        location: name of the location parameter.
+
+    Raises:
+        InputError: no response, or more than one.
+    """
+    if not isinstance(formula, (str, Mapping)):
+        fail_type("formula", "a string, or a dict of one per parameter", formula)
+    parts = {location: formula} if isinstance(formula, str) else dict(formula)
+    if not all(isinstance(part, str) for part in [*parts, *parts.values()]):
+        fail_type("formula", "a string, or one per parameter", formula)
+    if location not in parts:
+        fail("formula", f"one for {location!r}, the location", ", ".join(parts) or "none")
+    sides = {name: [side.strip() for side in sides_of(part)] for name, part in parts.items()}
+    if len(sides[location]) != 2 or not sides[location][0]:
+        fail("formula", "a response and effects, such as 'y ~ age + C(sex)'", repr(parts[location]))
+    for name, side in sides.items():
+        if len(side) > 2 or (name != location and len(side) == 2 and side[0]):
+            fail(f"formula of {name!r}", "effects alone, such as '~ age'", repr(parts[name]))
+    right = {name: without_r_names(side[-1]) or "1" for name, side in sides.items()}
+    return sides[location][0], right
+
+
+def formula_variables(right: Mapping[str, str], frame: pd.DataFrame) -> tuple[str, ...]:
+    """Columns of the data frame that the right-hand sides of formulas read.
+
+    Raises:
+        InputError: a formula that cannot be parsed, or unknown columns.
+    """
+    columns = [c for name, text in right.items() for c in _columns(name, text, frame)[0]]
+    return tuple(dict.fromkeys(columns))
+
+
+@dataclass(frozen=True)
+class _ParameterFormula:
+    """The formula of one parameter, its variables, and the positions of its effects and offsets.
+
+    `column_terms` holds the term of each column of formulaic's terms.
+    `read` are the variables of formulaic's terms; `own` are the other terms.
+    """
+
+    spec: ModelSpec
+    variables: tuple[str, ...]
+    read: tuple[str, ...]
+    effects: list[int]
+    offsets: list[int]
+    column_terms: list[str]
+    own: list[LearnedTerm] = field(default_factory=list)
+
+
+class Design:
+    """The design matrix of a model: its columns, terms and centres, learned from training rows.
+
+    Args:
+        right: right-hand side by parameter, in the order of the family's parameters.
+        frame: rows without missing values, which determine levels, knots and centres.
+        without_intercept: parameters whose intercept is dropped, because thresholds replace it.
+        most: the largest number of columns of all parameters; further formulas are not evaluated.
+        weights: how many times each row counts in centres and scales; by default once.
+
+    Attributes:
+        parameters: the parameters, the location first.
+        names: name of each column, prefixed by its parameter unless that is the location.
+        terms: the terms, in order.
+        column_parameters: parameter of each column.
+        center: mean of each column, subtracted from it; 0 if its parameter has no intercept.
+        centred: parameters with an intercept, or with thresholds in its place.
+        scale: standard deviation of each column; 1 for those of many groups.
+        layout: how rows are stored; see `rows`.
+        prior_scale: scale of each column in default priors; see `formula_columns.prior_scales`.
+
+    Raises:
+        InputError: unknown columns, or a formula that cannot be parsed.
+    """
+
+    def __init__(
+        self,
+        right: Mapping[str, str],
+        frame: pd.DataFrame,
+        without_intercept: Iterable[str] = (),
+        most: int | None = None,
+        weights: Float[np.ndarray, "n"] | None = None,
+    ) -> None:
+        without_intercept = tuple(without_intercept)
+        self.parameters = tuple(right)
+        self._formulas: dict[str, _ParameterFormula] = {}
+        self.names: list[str] = []
+        self.terms: list[Term] = []
+        self.column_parameters: list[str] = []
+        for parameter, text in right.items():
+            self._add(parameter, text, frame, parameter not in without_intercept, weights)
+            if most is not None and len(self.names) > most:
+                fail("formula", f"at most {most} effects", f"at least {len(self.names)}")
+            width = sum(
+                stored_width(len(term.columns), term.law.n_groups)
+                if isinstance(term.law, GroupLaw)
+                else len(term.columns)
+                for term in self.terms
+            )
+            check_size(f"formula of {parameter!r}", text, width, len(frame))
+        numeric = frame.columns[[pd.api.types.is_numeric_dtype(dtype) for dtype in frame.dtypes]]
+        self._ranges = {
+            name: (float(frame[name].min()), float(frame[name].max()))
+            for name in self.variables
+            if name in numeric
+        }
+        self._values_of_kinds = {
+            name: list(kinds_of(frame[name]).values()) for name in self.variables
+        }
+        self.layout = self._layout()
+        columns = self._evaluate(frame)[0][:, : len(self.layout.dense)]
+        stored = self.layout.dense.numpy()
+        self.center = np.zeros(len(self.names))
+        self.centred: set[str] = set()
+        for parameter in self.parameters:
+            terms = [t for t in self.terms if t.parameter == parameter]
+            if parameter in without_intercept or any(t.kind == "intercept" for t in terms):
+                own = [i for t in terms if t.kind not in ("intercept", "random") for i in t.columns]
+                self.center[own] = column_means(columns[:, self.layout.places(own)], weights)
+                self.centred.add(parameter)
+        self.scale = np.ones(len(self.names))
+        if len(columns):
+            self.scale[stored] = column_scales(columns, weights=weights)
+        self.prior_scale = self.scale.copy()
+        self.prior_scale[stored] = prior_scales(columns, self._dense_terms(), self.centred, weights)
+
+    def _add(
+        self,
+        parameter: str,
+        text: str,
+        frame: pd.DataFrame,
+        intercept: bool,
+        weights: Float[np.ndarray, "n"] | None,
+    ) -> None:
+        """Add the columns and terms of one parameter's formula."""
+        columns, read = _columns(parameter, text, frame)
+        for name in columns:
+            check_read_differently(name, frame[name])
+        prefix = "" if parameter == self.parameters[0] else f"{parameter}."
+        argument = f"formula of {parameter!r}"
+        with formula_errors(argument, text):
+            rest, own = learn_terms(argument, text, frame, prefix, weights)
+        spec = formula_columns.learn(argument, rest, frame, read, weights)
+        _check_references(argument, spec)
+        names = [str(name) for name in spec.column_names]
+        effects: list[int] = []
+        offsets: list[int] = []
+        column_terms = [""] * len(names)
+        for term, places in spec.term_indices.items():
+            name = str(term)
+            for place in places:
+                column_terms[place] = name
+            if any(str(factor).startswith("offset(") for factor in term.factors):
+                if len(term.factors) > 1:
+                    fail(f"term {name!r}", "offset(...) on its own", "an interaction")
+                offsets += places
+                continue
+            if name == "1" and not intercept:
+                continue
+            start = len(self.names)
+            effects += places
+            self.names += [prefix + names[i] for i in places]
+            self.column_parameters += [parameter] * len(places)
+            named = map(str, spec.term_variables.get(term, ()))
+            variables = tuple(sorted(v for v in named if v in read))
+            kind = kind_of_term(spec, term, places)
+            self.terms.append(
+                Term(
+                    prefix + ("Intercept" if name == "1" else name),
+                    parameter,
+                    kind,
+                    tuple(range(start, start + len(places))),
+                    variables,
+                    groups=variables if kind == "random" else (),
+                )
+            )
+        for term in own:
+            start = len(self.names)
+            self.names += term.labels
+            self.column_parameters += [parameter] * len(term.labels)
+            places = tuple(range(start, len(self.names)))
+            self.terms.append(
+                Term(
+                    *(term.name, parameter, term.kind, places, term.variables),
+                    *(term.fixed, term.law, term.at),
+                    term.groups if isinstance(term, GroupEffects) else (),
+                )
+            )
+        check_different(argument, "terms", (term.name for term in self.terms))
+        check_different(argument, "effects", self.names)
+        self._formulas[parameter] = _ParameterFormula(
+            spec, columns, read, effects, offsets, column_terms, own
+        )
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Columns of the data frame that the formulas read."""
+        return tuple(dict.fromkeys(v for f in self._formulas.values() for v in f.variables))
+
+    @property
+    def variables_of_groups(self) -> tuple[str, ...]:
+        """Columns of the data frame that random effects alone read."""
+        random, others = set[str](), set[str]()
+        for formula in self._formulas.values():
+            spec = formula.spec
+            for term, places in spec.term_indices.items():
+                kind = kind_of_term(spec, term, places)
+                names = map(str, spec.term_variables.get(term, ()))
+                (random if kind == "random" else others).update(names)
+            for own in formula.own:
+                (random if isinstance(own, GroupEffects) else others).update(own.variables)
+        return tuple(name for name in self.variables if name in random - others)
+
+    def term(self, name: str) -> Term:
+        """Return the term of a name, or of a variable that only one term reads.
+
+        Raises:
+            InputError: no such term.
+        """
+        name = written_as(name, [*(term.name for term in self.terms), *self.variables])
+        for term in self.terms:
+            if term.name == name:
+                return term
+        readers = [t for t in self.terms if t.variables == (name,)]
+        if len(readers) == 1:
+            return readers[0]
+        known = [term.name for term in self.terms]
+        fail("term", one_of(known, "summary()"), repr(name), closest(name, known))
+
+    def levels(self) -> dict[str, list[Any]]:
+        """Levels of each factor, by the column of the data frame or the expression."""
+        found: dict[str, list[Any]] = {}
+        for formula in self._formulas.values():
+            for expression, levels, _ in factors(formula.spec):
+                found[factor_column(expression)] = levels
+            for term in formula.own:
+                found |= term.levels
+        return found
+
+    def warn_of_numbers_as_text(self, frame: pd.DataFrame) -> None:
+        """Warn of columns of text that are factors, though each of their values is a number."""
+        levels = self.levels()
+        for term in self.terms:
+            for name in term.variables if term.kind == "factor" else ():
+                by_name = name in term.name.removeprefix(f"{term.parameter}.").split(":")
+                chosen = isinstance(frame[name].dtype, pd.CategoricalDtype) or not by_name
+                if not chosen and _numbers_as_text(levels.get(name, ())):
+                    warn_user(
+                        f"{name}: its {len(levels[name])} values are numbers as text, which the "
+                        f"formula takes as levels of a factor; convert it by data[{name!r}]."
+                        f"astype(float), or write C({name}) for a factor"
+                    )
+
+    def matrix(
+        self, frame: pd.DataFrame, new_levels: NewLevels = "error"
+    ) -> tuple[Float[np.ndarray, "n p"], Float[np.ndarray, "n K"]]:
+        """Centred columns (n, p) and offsets of the predictors (n, K) of new rows.
+
+        Args:
+            frame: the rows.
+            new_levels: "error"; "reference", which gives rows of unseen levels the effect of the
+                reference level, or of the average group; or "sample", which accepts new groups of
+                random effects.
+
+        Raises:
+            InputError: unknown columns, missing values, or unseen levels, by name.
+        """
+        rows, offsets = self.rows(frame, new_levels)
+        return self.layout.expand(torch.from_numpy(rows)).numpy(), offsets
+
+    def rows(
+        self, frame: pd.DataFrame, new_levels: NewLevels = "error"
+    ) -> tuple[Float[np.ndarray, "n w"], Float[np.ndarray, "n K"]]:
+        """As `matrix`, with the rows as `layout` stores them: without the zeros of other groups."""
+        check_choice("new_levels", new_levels, ("error", "reference", "sample"))
+        self._check(frame, new_levels)
+        rows, offsets = self._evaluate(frame)
+        if new_levels == "reference":
+            self._use_reference_levels(rows, frame)
+        stored = self.layout.dense.numpy()
+        rows[:, : len(stored)] -= self.center[stored]
+        return rows, offsets
+
+    def _layout(self) -> Layout:
+        """How rows are stored."""
+        place = {name: i for i, name in enumerate(self.parameters)}
+        random = {term.name for term in self._group_effects()}
+        groups = [
+            (term.columns[0], term.law.n_groups, len(term.law.names))
+            for term in self.terms
+            if term.name in random and isinstance(term.law, GroupLaw)
+        ]
+        places = [place[name] for name in self.column_parameters]
+        return Layout.of(places, len(place), groups)
+
+    def with_one_group(self, first: int) -> tuple[Design, list[int]]:
+        """The design with the first group alone of the effects of groups that begin at a column.
+
+        Returns:
+            A design for coefficients, not for rows, and the positions of its columns in this one.
+        """
+        (term,) = (t for t in self.terms if t.columns and t.columns[0] == first)
+        effects = len(term.law.names) if isinstance(term.law, GroupLaw) else 1
+        left_out = {*term.columns[effects:]}
+        columns = [i for i in range(len(self.names)) if i not in left_out]
+        place = {column: i for i, column in enumerate(columns)}
+        design = copy.copy(self)
+        design.terms = [
+            replace(
+                t,
+                columns=tuple(place[i] for i in t.columns if i in place),
+                law=replace(t.law, n_groups=1)
+                if t is term and isinstance(t.law, GroupLaw)
+                else t.law,
+            )
+            for t in self.terms
+        ]
+        design.names = [self.names[i] for i in columns]
+        design.column_parameters = [self.column_parameters[i] for i in columns]
+        design.center, design.scale = self.center[columns], self.scale[columns]
+        design.layout = design._layout()
+        return design, columns
+
+    def _dense_terms(self) -> list[Term]:
+        """The terms that are stored as numbers, with their positions in a stored row."""
+        return [
+            replace(term, columns=tuple(self.layout.places(term.columns).tolist()))
+            for term in self.terms
+            if self.layout.term_of(term.columns[0]) is None
+        ]
+
+    def _use_reference_levels(self, rows: Float[np.ndarray, "n w"], frame: pd.DataFrame) -> None:
+        """Give rows of unseen levels the columns of the reference level, in place.
+
+        Left alone they are 0, which is the reference level only beside an intercept.
+        """
+        for parameter, formula in self._formulas.items():
+            known = list(factors(formula.spec))
+            if unseen := unseen_levels(known, frame):
+                replaced, _ = self._evaluate(with_reference(frame, unseen))
+                for term in self.terms:
+                    factor = term.kind == "factor" and term.parameter == parameter
+                    for name in unseen.keys() & set(term.variables if factor else ()):
+                        places = np.ix_(unseen[name][0], self.layout.places(term.columns))
+                        rows[places] = replaced[places]
+            for own in formula.own:
+                if isinstance(own, GroupEffects):
+                    unseen = unseen_levels(factors(own.spec), frame)
+                else:
+                    unseen = unseen_levels_of_smooth(own, known, frame)
+                if unseen:
+                    known_rows = with_reference(frame, unseen)
+                    first = self.term(own.name).columns[0]
+                    values = self._stored(own, first, known_rows)
+                    many = self.layout.term_of(first)
+                    place = self.layout.places([first])[0] if many is None else many.place
+                    rows[:, place : place + values.shape[1]] = values
+
+    def _check(self, frame: pd.DataFrame, new_levels: NewLevels) -> None:
+        check_columns(self.variables, frame)
+        check_complete(self.variables, frame)
+        of_factors = [(n, levels) for n, levels in self.levels().items() if n in frame.columns]
+        of_levels = {name for name, _ in of_factors} | {g for t in self.terms for g in t.groups}
+        for name, values in self._values_of_kinds.items():
+            if name in of_levels or name not in self._ranges:  # other booleans are numbers too
+                check_kinds(name, values, frame[name])
+        for name in self._ranges:
+            if not pd.api.types.is_numeric_dtype(frame[name]):
+                got = f"values such as {frame[name].iloc[0]!s}" if len(frame) else "none"
+                remedy = f"Convert it by pandas.to_numeric(data[{name!r}]), or booleans by .map"
+                fail(name, "numbers, as in training", f"dtype {frame[name].dtype}, {got}", remedy)
+        if new_levels == "reference":
+            return
+        remedy = "Pass new_levels='reference' to give them the effect of the reference level"
+        for name, levels in of_factors:
+            check_levels(name, levels, frame[name], remedy)
+        if new_levels == "error":
+            remedy = (
+                "Pass new_levels='sample' to draw the effects of new groups, or 'reference' for "
+                "the average group"
+            )
+            for name, levels in self._groups().values():
+                check_levels(name, levels, frame[name], remedy)
+            for term in self._group_effects():
+                term.check_groups(frame)
+
+    def _group_effects(self) -> list[GroupEffects]:
+        """The terms `(... | ...)`."""
+        own = [term for formula in self._formulas.values() for term in formula.own]
+        return [term for term in own if isinstance(term, GroupEffects)]
+
+    def _groups(self) -> dict[str, tuple[str, list[Any]]]:
+        """Column and levels of the groups of random effects, by term."""
+        found = {}
+        for term in self.terms:
+            if term.kind != "random":
+                continue
+            columns = [self.names[i] for i in term.columns]
+            for state in self._formulas[term.parameter].spec.transform_state.values():
+                levels = state.get("levels", ())
+                if [f"{term.name}[{level}]" for level in levels] == columns:
+                    found[term.name] = term.variables[0], list(levels)
+        return found
+
+    def new_groups(self, frame: pd.DataFrame) -> dict[str, NewGroups]:
+        """The new groups of rows, by random term that has some."""
+        found = {}
+        for effects in self._group_effects():
+            if (new := effects.new_groups(frame)) is not None:
+                found[effects.name] = new
+        for term, (name, levels) in self._groups().items():
+            rows = np.flatnonzero(~frame[name].isin(levels))
+            if len(rows):
+                keys = [(label,) for label in frame[name].iloc[rows].tolist()]
+                found[term] = NewGroups.of(rows, keys, np.ones((len(rows), 1)))
+        return found
+
+    def _evaluate(
+        self, frame: pd.DataFrame
+    ) -> tuple[Float[np.ndarray, "n w"], Float[np.ndarray, "n K"]]:
+        """Stored rows before centring, and offsets by parameter."""
+        columns: list[np.ndarray] = []
+        of_groups: list[np.ndarray] = []
+        offsets: list[np.ndarray] = []
+        for formula in self._formulas.values():
+            values = self._all_columns(formula, frame)
+            columns.append(values[:, formula.effects])
+            for term in formula.own:
+                first = self.term(term.name).columns[0]
+                many = self.layout.term_of(first) is not None
+                (of_groups if many else columns).append(self._stored(term, first, frame))
+            offsets.append(values[:, formula.offsets].sum(1))
+        return np.column_stack([*columns, *of_groups]), np.column_stack(offsets)
+
+    def _stored(
+        self, term: LearnedTerm, first: int, frame: pd.DataFrame
+    ) -> Float[np.ndarray, "n c"]:
+        """The numbers of a term in stored rows."""
+        if self.layout.term_of(first) is None:
+            return term.columns(frame)
+        assert isinstance(term, GroupEffects)
+        return term.stored(frame)
+
+    def _all_columns(
+        self, formula: _ParameterFormula, frame: pd.DataFrame
+    ) -> Float[np.ndarray, "n columns"]:
+        """All columns of a parameter's formula, offsets included."""
+        try:
+            values = formula_columns.evaluate(formula.spec, frame, formula.read)
+        except (FormulaicError, ValueError) as error:
+            self._fail_at_values(error, frame)
+        formula_columns.check_defined(values, formula.column_terms)
+        return values
+
+    def _fail_at_values(self, error: Exception, frame: pd.DataFrame) -> NoReturn:
+        """Raise an error that names the values that a term does not accept."""
+        if isinstance(error, InputError):
+            raise error
+        for name, (low, high) in self._ranges.items():
+            beyond = int(((frame[name] < low) | (frame[name] > high)).sum())
+            if beyond:
+                fail(
+                    name,
+                    f"values from {low:g} to {high:g}, the range of the splines in training",
+                    f"{beyond} of {len(frame)} rows outside",
+                    f"Use s({name}), which continues linearly, or bs({name}, ..., "
+                    "extrapolation='clip')",
+                )
+        fail("data", "values that the formula can use", f"{type(error).__name__}: {error}")
+
+
+def _check_references(argument: str, spec: ModelSpec) -> None:
+    """Raise for a reference level that equals a level of another kind, as 1 equals True."""
+    for expression, levels, contrasts in formula_columns.factors(spec):
+        base = getattr(contrasts, "base", None)
+        equal = [level for level in levels if level == base]
+        if equal and not same_level(equal[0], base):
+            expected = f"a reference level among {kind_of_level(equal[0])}, as the levels are"
+            fail(argument, expected, f"{base!r} in {expression}", f"Write {equal[0]!r}")
+
+
+def _columns(
+    parameter: str, text: str, frame: pd.DataFrame
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Check a right-hand side, and return the columns that it and formulaic's part of it read."""
+    argument = f"formula of {parameter!r}"
+    check_length(argument, text)
+    check_terms(argument, text)
+    with formula_errors(argument, text):
+        return check_right_side(argument, text, frame)
+
+
+def _numbers_as_text(levels: Sequence[Any]) -> bool:
+    text = bool(levels) and all(isinstance(level, str) for level in levels)
+    return text and bool(pd.to_numeric(pd.Series(levels), errors="coerce").notna().all())

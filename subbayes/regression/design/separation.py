@@ -1,0 +1,248 @@
+"""Separated rows: columns along which the likelihood increases without end, or stays as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from jaxtyping import Float
+from scipy import optimize
+
+from subbayes.likelihoods.families import (
+    BernoulliFamily,
+    BinomialFamily,
+    CategoricalFamily,
+    CensoredFamily,
+    Family,
+    HurdleNegativeBinomialFamily,
+    HurdlePoissonFamily,
+    NegativeBinomialFamily,
+    OrdinalFamily,
+    PiecewiseExponentialFamily,
+    PoissonFamily,
+    ZeroInflatedNegativeBinomialFamily,
+    ZeroInflatedPoissonFamily,
+)
+from subbayes.regression.design.design import Design
+from subbayes.regression.design.flat_prior import flat_columns
+from subbayes.regression.design.horseshoe import Horseshoe
+from subbayes.regression.design.priors import priors_of_columns
+from subbayes.regression.priors.prior import EffectPrior
+from subbayes.utils.checks import fail
+from subbayes.utils.warning import warn_user
+
+_ROWS, _ROUNDS = 2000, 6  # of a linear program, to which rows are added that its solution misses
+_MOST_COLUMNS = 200
+_MOST_NUMBERS = 2**26  # of the rows of several classes, one for each other class
+_SMALL = 1e-6  # of columns of unit size
+_HURDLE = (HurdlePoissonFamily, HurdleNegativeBinomialFamily)
+_ZERO_INFLATED = (ZeroInflatedPoissonFamily, ZeroInflatedNegativeBinomialFamily)
+_CLASSES = "the classes of the response"
+_ONLY_ZEROS = "rows whose counts are 0"
+_ZEROS = f"{_ONLY_ZEROS} from the others"
+
+
+def check_separation(
+    design: Design,
+    columns: Float[np.ndarray, "n p"],
+    y: Float[np.ndarray, "n *m"],
+    family: Family,
+    priors: Mapping[str, EffectPrior],
+    trials: Float[np.ndarray, "n"] | None,
+) -> None:
+    """Warn of columns that separate rows which bound effects on one side, or raise if flat.
+
+    Args:
+        design: the design matrix.
+        columns: its centred columns at the training rows, as `Design.rows` has them.
+        y: the response, with its status where it may be censored.
+        family: its distribution.
+        priors: the priors of the model.
+        trials: of binomial responses.
+
+    Raises:
+        InputError: separated rows where the priors are flat.
+    """
+    several = isinstance(family, CategoricalFamily)
+    classes = int(y.max()) + 1 if isinstance(family, (CategoricalFamily, OrdinalFamily)) else 0
+    sides = {"": None} if several else _sides(family, y, trials)
+    for parameter, found in sides.items():
+        places = [
+            i
+            for term in design.terms
+            if several or term.parameter == parameter
+            for own, prior in priors_of_columns(term, design.names, priors)
+            if not isinstance(prior, Horseshoe)
+            for i in own
+        ]
+        numbers = len(y) * classes * (len(places) + classes)
+        if not 0 < len(places) <= _MOST_COLUMNS or numbers > _MOST_NUMBERS:
+            continue
+        at = columns[:, design.layout.places(places)]
+        if several:
+            _check_places(design, places, *_beside_other_classes(design, places, at, y), priors)
+        elif isinstance(family, OrdinalFamily):
+            _check_places(design, places, *_above_thresholds(at, y), priors)
+        elif found is not None and found[0].any():
+            side, words = found
+            words = _ONLY_ZEROS if words == _ZEROS and not y.any() else words
+            _check_places(design, places, at, side, words, priors)
+
+
+def _sides(
+    family: Family, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
+) -> dict[str, tuple[Float[np.ndarray, "n"], str] | None]:
+    """For each parameter, where its predictor may go without end in each row, and what that is.
+
+    It is 1 or -1 for a row whose likelihood does not fall in this direction, and 0 for one that
+    bounds the predictor on both sides.
+    """
+    location, last = family.parameters[0], family.parameters[-1]
+    if isinstance(family, OrdinalFamily):
+        return {location: None}
+    if isinstance(family, CensoredFamily):
+        status = y[:, 1]
+        seen = _sides(family.family, y[:, 0], trials).get(location)
+        later = -1.0 if _is_hazard(family.family) else 1.0
+        side = np.where(np.abs(status) == 1, later * status, 0.0)
+        words = "censored rows from the others"
+        if seen is not None:
+            side = np.where(status == 0, seen[0], side)
+            words = f"{seen[1]}, and {words}"
+        return {location: (side, words)}
+    zero = -(y == 0).astype(float)
+    if isinstance(family, (BernoulliFamily, BinomialFamily)):
+        side = (y > 0).astype(float) - (y < (1.0 if trials is None else trials))
+        return {location: (side, _CLASSES)}
+    if isinstance(family, (PoissonFamily, NegativeBinomialFamily)):
+        return {location: (zero, _ZEROS)}
+    of_zeros = np.where(y == 0, 1.0, -1.0), _ZEROS
+    if isinstance(family, _ZERO_INFLATED):
+        return {location: (zero, _ZEROS), last: of_zeros}
+    if isinstance(family, _HURDLE):  # zeros say nothing about the mean, and 1 is the least count
+        few = -(y <= 1).astype(float)
+        return {location: (few, "rows whose counts are at most 1 from the others"), last: of_zeros}
+    return {}
+
+
+def _is_hazard(family: Family) -> bool:
+    """Whether times are shorter where the location is larger."""
+    return isinstance(getattr(family, "family", family), PiecewiseExponentialFamily)
+
+
+def _check_places(
+    design: Design,
+    places: list[int],
+    columns: Float[np.ndarray, "m q"],
+    side: Float[np.ndarray, "m"],
+    separated: str,
+    priors: Mapping[str, EffectPrior],
+) -> None:
+    """Warn or raise for some columns of the design; further ones of `columns` are thresholds."""
+    flat, count = set(flat_columns(design, priors)), len(places)
+    thresholds = range(count, columns.shape[1])
+    for effects in ([k for k in range(count) if places[k] in flat], range(count)):
+        own = [*effects, *thresholds]
+        along = [own[k] for k in separating_columns(columns[:, own], side)]
+        found = [places[k] for k in along if k < count]
+        if not found:
+            continue
+        intercepts = {i for t in design.terms if t.kind == "intercept" for i in t.columns}
+        shown = [design.names[i] for i in found if i not in intercepts or len(found) == 1]
+        names = ", ".join(shown[:5]) + ", ..." * (len(shown) > 5)
+        if set(found) <= flat:
+            got = f"Flat() where a combination of {names} separates {separated}"
+            fail(
+                "priors", "proper priors of effects that the rows do not bound", got, "Pass a scale"
+            )
+        what = f"a combination of {names} separates {separated} (in all rows, or in all but those "
+        what += "where it is 0)"
+        if separated == _ONLY_ZEROS:
+            what = f"there are only {separated}"
+        warn_user(
+            f"formula: {what}, so that nothing but the priors bounds these effects, and other "
+            "priors give others; pass priors that you believe in, or leave columns out"
+        )
+
+
+def _beside_other_classes(
+    design: Design, places: list[int], columns: Float[np.ndarray, "n p"], y: Float[np.ndarray, "n"]
+) -> tuple[Float[np.ndarray, "m p"], Float[np.ndarray, "m"], str]:
+    """Predictor of the class of a row minus that of each other class, which may be the reference.
+
+    Rows are separated if none of these differences falls along b (Albert and Anderson 1984).
+    """
+    of_column = {i: term.parameter for term in design.terms for i in term.columns}
+    parameter = np.array([of_column[i] for i in places], dtype=object)
+    of_class = [columns * (parameter == name) for name in design.parameters]
+    rows = [
+        of_class[label][y == label] - other[y == label]
+        for label in range(len(of_class))
+        for k, other in enumerate(of_class)
+        if k != label
+    ]
+    found = np.concatenate(rows)
+    return found, np.ones(len(found)), _CLASSES
+
+
+def _above_thresholds(
+    columns: Float[np.ndarray, "n p"], y: Float[np.ndarray, "n"]
+) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m"], str]:
+    """Predictor minus each threshold, and whether the class is above it."""
+    thresholds = int(y.max())
+    below = -np.eye(thresholds)[:, None].repeat(len(y), 1)
+    rows = [np.hstack([columns, below[k]]) for k in range(thresholds)]
+    sides = [np.where(y > k, 1.0, -1.0) for k in range(thresholds)]
+    return np.concatenate(rows), np.concatenate(sides), _CLASSES
+
+
+def separating_columns(
+    columns: Float[np.ndarray, "n p"], side: Float[np.ndarray, "n"]
+) -> list[int]:
+    r"""Positions of columns with a combination that separates the rows of two classes; or none.
+
+    Rows are separated if there is b with $s_i x_i^\top b \ge 0$ for all, above 0 for some, and
+    $x_i^\top b = 0$ for rows of both classes (Albert and Anderson 1984; Konis 2007): the likelihood
+    then increases along b without end. A linear program finds b for some rows, to which those are
+    added that b leaves on the wrong side.
+
+    Args:
+        columns: the columns, with that of the intercept.
+        side: 1 and -1 for the classes, 0 for a row of both.
+
+    Example:
+        >>> x = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
+        >>> separating_columns(x, np.array([-1.0, -1.0, 1.0, 1.0]))
+        [0, 1]
+        >>> separating_columns(x, np.array([-1.0, 1.0, -1.0, 1.0]))
+        []
+    """
+    size = np.abs(columns).max(0)
+    used = np.flatnonzero(size)
+    if not len(used):
+        return []
+    unit = columns[:, used] / size[used]
+    signed = np.where(side == 0, 1.0, side)[:, None] * unit
+    both, count = side == 0, len(columns)
+    chosen = np.unique(np.linspace(0, count - 1, min(count, _ROWS)).round().astype(int))
+    for _ in range(_ROUNDS):
+        rows, equal = signed[chosen], both[chosen]
+        solution = optimize.linprog(
+            -rows[~equal].sum(0),
+            A_ub=-rows[~equal] if (~equal).any() else None,
+            b_ub=np.zeros(int((~equal).sum())) if (~equal).any() else None,
+            A_eq=rows[equal] if equal.any() else None,
+            b_eq=np.zeros(int(equal.sum())) if equal.any() else None,
+            bounds=(-1, 1),
+            method="highs",
+        )
+        if solution.x is None:
+            return []
+        along = signed @ solution.x
+        if not (along[chosen] * ~equal > _SMALL).any():
+            return []
+        wrong = np.flatnonzero(np.where(both, np.abs(along) > _SMALL, along < -_SMALL))
+        if not len(wrong):
+            return used[np.abs(solution.x) > _SMALL].tolist()
+        chosen = np.union1d(chosen, wrong[:_ROWS])
+    return []

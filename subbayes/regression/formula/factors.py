@@ -1,0 +1,348 @@
+"""Factors of a formula: which functions, options and constants each may contain.
+
+A factor is parsed as formulaic does, by Python's parser, and never evaluated here.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+import numpy as np
+import pandas as pd
+
+from subbayes.data.columns import as_numpy
+from subbayes.regression.formula.checks import check_no_dates, different_values, random_intercepts
+from subbayes.regression.formula.numbers import CONVERSION, FUNCTIONS, without_quotes
+from subbayes.utils.checks import InputError, closest, fail
+
+SHAPE = "a formula such as 'y ~ age + C(sex) + s(bmi)'"
+"""What a formula looks like, for errors."""
+
+SUMMANDS = ("te", "ti", "t2", "mo", "gp")
+"""Functions of terms that are summands alone, which `subbayes.semistructured.terms` reads."""
+
+_LARGEST = 1e15  # constants, which remain exact integers in float64
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: operator.pow,
+}
+
+# --- functions and their options ----------------------------------------------------------------
+
+Option = tuple[str, Callable[[Any], bool]]
+"""What an option has to be, in words and as a predicate of its value."""
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) <= _LARGEST
+
+
+def _is_label(value: Any) -> bool:
+    if isinstance(value, str):  # formulaic writes labels into the code that it evaluates
+        return not any(char in value for char in '"\\')
+    return _is_number(value)
+
+
+def _whole(low: int, high: int) -> Option:
+    return f"a whole number from {low} to {high}", lambda v: type(v) is int and low <= v <= high
+
+
+def _text(*choices: str) -> Option:
+    return "one of " + ", ".join(map(repr, choices)), lambda v: v in choices
+
+
+def _list(items: str, allowed: Callable[[Any], bool]) -> Option:
+    return f"a list of {items}", lambda v: isinstance(v, (list, tuple)) and all(map(allowed, v))
+
+
+_FLAG: Option = ("True or False", lambda v: isinstance(v, bool))
+_NUMBER: Option = ("a number", _is_number)
+_CONTRASTS: Option = ("contrasts such as Treatment('a') or contr.sum", lambda v: False)
+_DEGREE = _whole(0, 20)
+_EXTRAPOLATION = _text("raise", "clip", "na", "zero", "extend")
+_SPLINE = {"df": _whole(1, 1000), "knots": _list("numbers", _is_number)}
+_BOUNDS = {"lower_bound": _NUMBER, "upper_bound": _NUMBER}
+_CUBIC = {**_SPLINE, **_BOUNDS, "constraints": _text("center"), "extrapolation": _EXTRAPOLATION}
+
+_NUMPY = {
+    **dict.fromkeys(FUNCTIONS, 1),
+    **dict.fromkeys(("arctan2", "maximum", "minimum", "power"), 2),
+    **dict.fromkeys(("clip", "where"), 3),
+}
+"""Functions of NumPy and their numbers of arguments; those of one may be written without `np.`."""
+_ELEMENTWISE: dict[str, dict[str, Option]] = {name: {} for name in ("I", *FUNCTIONS)}
+_TERMS: dict[str, dict[str, Option]] = {
+    "s": {"df": _whole(1, 1000), "degree": _whole(1, 20)},
+    "re": {},
+    "offset": {},
+    "C": {"contrasts": _CONTRASTS, "levels": _list("levels", _is_label), "spans_intercept": _FLAG},
+    "bs": {
+        **_SPLINE,
+        "degree": _DEGREE,
+        "include_intercept": _FLAG,
+        **_BOUNDS,
+        "extrapolation": _EXTRAPOLATION,
+    },
+    **dict.fromkeys(("cc", "cr", "cs"), _CUBIC),
+}
+"""Functions that are a factor of their own, with the options that follow their argument."""
+_TRANSFORMS: dict[str, dict[str, Option]] = {
+    **_ELEMENTWISE,
+    "center": {},
+    "scale": {"center": _FLAG, "scale": _FLAG, "ddof": _NUMBER},
+    "standardize": {"center": _FLAG, "rescale": _FLAG, "ddof": _NUMBER},
+    "poly": {"degree": _whole(1, 50), "raw": _FLAG},
+}
+_OF_NUMBERS = {*_TRANSFORMS, *_TERMS} - {"I", "C", "re"}
+_CODINGS: dict[str, dict[str, Option]] = {
+    **dict.fromkeys(
+        ("Treatment", "contr.treatment", "contr.SAS"),
+        {"reference": ("a level", _is_label), "base": ("a level", _is_label)},
+    ),
+    **dict.fromkeys(("Sum", "contr.sum"), {}),
+    **dict.fromkeys(("Poly", "contr.poly"), {"scores": _list("numbers", _is_number)}),
+    **dict.fromkeys(("Helmert", "contr.helmert"), {"reverse": _FLAG, "scale": _FLAG}),
+    **dict.fromkeys(("Diff", "contr.diff"), {"backward": _FLAG}),
+}
+"""Contrasts of `C(...)`."""
+
+
+@contextmanager
+def parse_errors(argument: str, factor: str) -> Iterator[None]:
+    """Convert errors of Python's parser to `InputError`."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        fail(argument, SHAPE, f"{factor[:80]!r}, which Python cannot parse")
+
+
+class Factor:
+    """A factor of a formula, and the names that it reads.
+
+    Attributes:
+        names: names outside comparisons, in order.
+        compared: names in comparisons.
+        numeric: names that have to be columns of numbers, because arithmetic with Python objects
+            takes unlimited time.
+        functions: functions that it calls, without their module.
+        splines: the largest number of splines or powers that its options ask for.
+        least: the fewest columns of its splines; at most two are lost to constraints.
+        is_python: whether it is more than a name, and read by Python's parser.
+    """
+
+    def __init__(self, argument: str, text: str, response: bool) -> None:
+        self.argument, self.text, self.response = argument, text, response
+        self.names: list[str] = []
+        self.compared: set[str] = set()
+        self.numeric: set[str] = set()
+        self.functions = {CONVERSION}  # which evaluation adds
+        self.splines = self.least = 1
+        self.aliases: dict[str, str] = {}
+        self.is_python = False
+
+    @property
+    def columns(self) -> set[str]:
+        """Columns that the factor reads."""
+        return self.compared | set(self.names)
+
+    def parse(self) -> None:
+        """Check the factor as Python code; it is parsed as formulaic does, and not evaluated."""
+        self.is_python = True
+        code, self.aliases = without_quotes(self.text)
+        with parse_errors(self.argument, self.text):
+            self._expression(ast.parse(code, mode="eval").body, whole=True)
+
+    def check_with(self, columns: tuple[str, ...], frame: pd.DataFrame) -> None:
+        """Check the factor against the columns that its formula reads."""
+        hidden = sorted(self.functions & set(columns))
+        if hidden:
+            got = f"a column {hidden[0]!r} beside {self.text!r}"
+            expected = "columns with other names than the functions"
+            fail(self.argument, expected, got, "Rename the column")
+        for name in sorted(self.numeric):
+            if not pd.api.types.is_numeric_dtype(frame[name].dtype):
+                got = f"{name!r} of dtype {frame[name].dtype} in {self.text!r}"
+                fail(self.argument, "columns of numbers in arithmetic", got, "Convert the column")
+        if not self.is_python and not self.response:
+            for name in self.names:
+                check_no_dates(name, frame[name])
+
+    def width(self, frame: pd.DataFrame) -> int:
+        """The largest number of columns that it can have."""
+        levels = [1]
+        for name in self.names:
+            values = as_numpy(frame[name])
+            if isinstance(values.dtype, pd.CategoricalDtype):
+                levels.append(len(values.dtype.categories))
+            elif self.functions & {"C", "re"} or not pd.api.types.is_numeric_dtype(values.dtype):
+                levels.append(len(different_values(values.dropna())))
+        return max(min(math.prod(levels), max(len(frame), *levels)), self.splines)
+
+    def _refuse(self, got: str) -> NoReturn:
+        known = [*(_ELEMENTWISE if self.response else _TERMS | _TRANSFORMS)]
+        if not self.response:
+            known += SUMMANDS
+        known += [f"np.{name}" for name in _NUMPY if name not in FUNCTIONS]
+        expected = "columns, numbers, operators and functions of docs/methods/semi-structured.md"
+        remedy = closest(got.strip("'\"").partition("(")[0], known)
+        if self.response and "cbind(" in self.text:
+            remedy = "Write 'successes | trials(n)' in the place of cbind(successes, n - successes)"
+        fail(self.argument, expected, f"{got} in {self.text!r}", remedy)
+
+    def _expression(self, node: ast.expr, *, whole: bool = False) -> float | None:
+        """Check an expression, and return its value if it is a constant."""
+        match node:
+            case ast.Name(id=name):
+                self.names.append(self.aliases.get(name, name))
+                return None
+            case ast.Constant(value=int() | float() as number) if _is_number(number):
+                return float(number)
+            case ast.Attribute(value=ast.Name(id="np"), attr="pi" | "e" as name):
+                self.functions.add("np")
+                return float(getattr(np, name))
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
+                value = self._number(operand)
+                return value if value is None or isinstance(node.op, ast.UAdd) else -value
+            case ast.BinOp(left=left, right=right, op=op) if type(op) in _BINARY:
+                return self._folded(op, self._number(left), self._number(right))
+            case ast.BinOp(op=ast.BitAnd() | ast.BitOr(), left=left, right=right):
+                self._number(left)
+                self._number(right)
+                return None
+            case ast.UnaryOp(op=ast.Invert(), operand=operand):
+                self._number(operand)
+                return None
+            case ast.BinOp(op=ast.BitXor()):
+                remedy = f"Write {self.text.replace(' ', '').replace('^', '**')}"
+                fail(self.argument, "powers with **", repr(self.text), remedy)
+            case ast.Compare(left=left, ops=[op], comparators=[right]):
+                if isinstance(op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)):
+                    self._refuse(repr(ast.unparse(node)))
+                start = len(self.names)
+                for side in (left, right):
+                    if not isinstance(side, ast.Constant) or not isinstance(side.value, str):
+                        self._expression(side)
+                    elif not _is_label(side.value):
+                        self._refuse(repr(ast.unparse(side)))
+                self.compared |= set(self.names[start:])
+                del self.names[start:]
+                return None
+            case ast.Call():
+                self._call(node, whole)
+                return None
+        self._refuse(repr(ast.unparse(node)))
+
+    def _number(self, node: ast.expr) -> float | None:
+        """Check an expression whose columns have to be numbers."""
+        start = len(self.names)
+        value = self._expression(node)
+        self.numeric |= set(self.names[start:])
+        return value
+
+    def _folded(self, op: ast.operator, left: float | None, right: float | None) -> float | None:
+        """The value of an operator of two constants, or None if one reads columns."""
+        if left is None or right is None:
+            return None
+        value: Any = math.inf
+        with suppress(OverflowError, ZeroDivisionError):
+            value = _BINARY[type(op)](left, right)
+        if isinstance(value, complex) or not abs(value) <= _LARGEST:
+            fail(self.argument, f"constants of at most {_LARGEST:g}", f"others in {self.text!r}")
+        return float(value)
+
+    def _call(self, node: ast.Call, whole: bool) -> None:
+        """Check the call of a function."""
+        function = ast.unparse(node.func)
+        if any(isinstance(arg, ast.Starred) for arg in node.args):
+            self._refuse(repr(ast.unparse(node)))
+        self.functions.add(function.split(".")[0])
+        if isinstance(node.func, ast.Attribute) and function.removeprefix("np.") in _NUMPY:
+            count = _NUMPY[node.func.attr]
+            if function != f"np.{node.func.attr}" or node.keywords or len(node.args) != count:
+                self._refuse(repr(ast.unparse(node)))
+            for arg in node.args:
+                self._number(arg)
+            return
+        named = {word.arg for word in node.keywords}
+        if function in SUMMANDS or (function == "s" and not named <= _TERMS["s"].keys()):
+            remedy = "Add it with +: it cannot be in an interaction, another call or (... | g)"
+            fail(self.argument, f"{function}(...) as a summand", repr(self.text), remedy)
+        known = _ELEMENTWISE if self.response else _TRANSFORMS | (_TERMS if whole else {})
+        if not isinstance(node.func, ast.Name) or function not in known or not node.args:
+            if self.response and function in _TERMS | _TRANSFORMS:
+                remedy = "Transform the column before fitting"
+                fail(self.argument, "an elementwise response", repr(self.text), remedy)
+            self._refuse(repr(ast.unparse(node)))
+        if function == "re":
+            self._check_groups(node)
+        if function == "offset" and isinstance(node.args[0], ast.Set):  # braces, as elsewhere
+            node.args[:1] = node.args[0].elts
+        if function in _OF_NUMBERS:
+            self._number(node.args[0])
+        else:
+            self._expression(node.args[0])
+        self._options(ast.unparse(node), known[function], node.args[1:], node.keywords)
+
+    def _options(
+        self,
+        call: str,
+        known: dict[str, Option],
+        positional: list[ast.expr],
+        keywords: list[ast.keyword],
+    ) -> None:
+        """Check the options of a call, which are literals."""
+        given = [
+            *zip(known, positional, strict=False),
+            *((w.arg or "**", w.value) for w in keywords),
+        ]
+        unknown = [name for name, _ in given if name not in known]
+        if unknown or len(positional) > len(known) or len({n for n, _ in given}) < len(given):
+            expected = "the options " + ", ".join(f"{k}=" for k in known) if known else "no options"
+            fail(self.argument, expected, repr(call))
+        for name, node in given:
+            expected, allowed = known[name]
+            if known[name] is _CONTRASTS and self._is_coding(node):
+                continue
+            try:
+                value = ast.literal_eval(node)
+            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+                fail(self.argument, f"{name}= to be {expected}", repr(call))
+            if value is not None and not allowed(value):
+                fail(self.argument, f"{name}= to be {expected}", repr(call))
+            size = len(value) if isinstance(value, (list, tuple)) else value
+            if isinstance(size, int):
+                self.splines = max(self.splines, size)
+                if name in ("df", "knots"):
+                    self.least = max(self.least, size - 2)
+
+    def _is_coding(self, node: ast.expr) -> bool:
+        """Whether an option is contrasts, such as `Treatment('a')`, whose options it checks."""
+        function = node.func if isinstance(node, ast.Call) else node
+        name = ast.unparse(function)
+        if name not in _CODINGS:
+            return False
+        self.functions.add(name.split(".")[0])
+        if isinstance(node, ast.Call):
+            self._options(ast.unparse(node), _CODINGS[name], node.args, node.keywords)
+        return True
+
+    def _check_groups(self, node: ast.Call) -> None:
+        """Raise for `re(...)` of anything but one column."""
+        if len(node.args) == 1 and isinstance(node.args[0], ast.Name) and not node.keywords:
+            return
+        names = [n.id for arg in node.args for n in ast.walk(arg) if isinstance(n, ast.Name)]
+        known = [self.aliases.get(n, n) for n in names if n not in _TERMS | _TRANSFORMS | {"np": 0}]
+        remedy = random_intercepts(":".join(known))[1] if known else ""
+        fail(self.argument, "re(...) of one column", repr(self.text), remedy)

@@ -1,0 +1,230 @@
+"""Terms of the response as in brms: `y | cens(c)`, `trunc(lb=0)`, `trials(n)`, `weights(w)`.
+
+They stand for a family or an argument of the model, which the formula is rewritten to: what
+follows sees a plain response. The text is parsed and never evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from subbayes.likelihoods.families import (
+    BernoulliFamily,
+    BinomialFamily,
+    CensoredFamily,
+    Family,
+    TruncatedFamily,
+)
+from subbayes.regression.formula.splitting import sides_of, split_at
+from subbayes.utils.checks import fail, number_text
+from subbayes.utils.warning import warn_user
+
+_LENGTH = 1_000  # characters of the terms
+_QUOTED = re.compile(r"`([^`]*)`")
+_SHAPE = "y | cens(status), trunc(lb=0, ub=9), trials(n) and weights(w), joined by +"
+_ARGUMENTS = {
+    "cens": ("status", "upper"),
+    "trunc": ("lb", "ub"),
+    "trials": ("n",),
+    "weights": ("w",),
+}
+_INNERMOST = ("trials", "trunc", "cens", "weights")
+"""Terms in the order in which their families are around each other."""
+
+
+@dataclass(frozen=True)
+class ResponseTerms:
+    """A formula with a plain response, and what its terms stand for.
+
+    Attributes:
+        formula: the formula without them.
+        family: the family, around the given one if it is censored or truncated.
+        weights: column of observation weights.
+        names: of the terms.
+    """
+
+    formula: str | Mapping[str, str]
+    family: Family
+    weights: str | None
+    names: tuple[str, ...] = ()
+
+
+def read_response_terms(
+    formula: str | Mapping[str, str], family: Family, weights: str | None = None
+) -> ResponseTerms:
+    """Read the terms of the response of a formula.
+
+    Args:
+        formula: "y | cens(status) ~ x", or one formula for each parameter.
+        family: the family of the response without them.
+        weights: column of observation weights that is given otherwise.
+
+    Raises:
+        InputError: other terms, or terms that the family does not have.
+
+    Example:
+        >>> from subbayes.likelihoods.families import WeibullFamily
+        >>> found = read_response_terms("time | cens(dead) + weights(w) ~ age", WeibullFamily())
+        >>> found.formula, found.weights
+        ('time ~ age', 'w')
+        >>> found.family
+        censored weibull(mu: log, shape: log)
+    """
+    location = family.formula_names[0]
+    text = formula if isinstance(formula, str) else None
+    if isinstance(formula, Mapping):
+        text = formula.get(location)
+    if not isinstance(text, str) or len(sides := sides_of(text)) != 2:
+        return ResponseTerms(formula, family, weights)  # reported with the formula
+    left, right = sides
+    response, *after_bars = split_at(left, "|")
+    if not after_bars:
+        return ResponseTerms(formula, family, weights)
+    terms = _terms("|".join(after_bars))
+    for name, given in sorted(terms.items(), key=lambda term: _INNERMOST.index(term[0])):
+        if name == "weights":
+            if weights is not None:
+                _fail("one column of weights", f"{weights!r} and {given['w']!r}")
+            weights = _column(name, given["w"])
+        else:
+            family = _around(name, given, family)
+    plain = f"{response.strip()} ~{right}"
+    found = plain if isinstance(formula, str) else {**formula, location: plain}
+    return ResponseTerms(found, family, weights, tuple(sorted(terms)))
+
+
+def changed_response_terms(
+    change: str | Mapping[str, str], changed: str | Mapping[str, str], old: ResponseTerms
+) -> ResponseTerms:
+    """The terms of the response after an update of the formula.
+
+    A response that is written replaces the old one with its terms; without a response, or with ".",
+    both stay. What was no term stays too: a family or a column of weights that was an argument.
+
+    Warns:
+        UserWarning: a written response without some of the old terms.
+
+    Args:
+        change: the new formula, in which points stand for the old one.
+        changed: the formula without points.
+        old: family and weights before, with the names of terms among them.
+    """
+    location = old.family.formula_names[0]
+    text = change if isinstance(change, str) else change.get(location, "")
+    left = sides[0].strip() if len(sides := sides_of(text)) == 2 else ""
+    if left in ("", "."):
+        return replace(old, formula=changed)
+    family = old.family
+    if "cens" in old.names and isinstance(family, CensoredFamily):
+        family = family.family
+    if "trunc" in old.names and isinstance(family, TruncatedFamily):
+        family = family.family
+    if "trials" in old.names and isinstance(family, BinomialFamily):
+        family = BernoulliFamily(family.links[:1])
+    weights = None if "weights" in old.names else old.weights
+    found = read_response_terms(changed, family, weights)
+    if lost := [f"{name}(...)" for name in old.names if name not in found.names]:
+        warn_user(
+            f"update: the new response {left!r} is without {', '.join(lost)} of the old one; "
+            "write '.' in its place to keep them"
+        )
+    return found
+
+
+def _terms(text: str) -> dict[str, dict[str, Any]]:
+    """Arguments of each term, by its name: columns as text, numbers as numbers."""
+    if len(text) > _LENGTH:
+        _fail(f"terms of the response of at most {_LENGTH:,} characters", f"{len(text):,}")
+    columns: list[str] = []
+
+    def placeholder(found: re.Match[str]) -> str:
+        columns.append(found[1])
+        return f" _column{len(columns) - 1}_ "
+
+    try:
+        tree = ast.parse(_QUOTED.sub(placeholder, text).strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        _fail(_SHAPE, repr(text.strip()))
+    calls = []
+    while isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add):
+        calls.append(tree.right)
+        tree = tree.left
+    names = {f"_column{i}_": name for i, name in enumerate(columns)}
+    found: dict[str, dict[str, Any]] = {}
+    for call in [tree, *reversed(calls)]:
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            _fail(_SHAPE, repr(text.strip()))
+        name = call.func.id
+        if name not in _ARGUMENTS or name in found:
+            _fail(_SHAPE + ", each once", repr(text.strip()))
+        found[name] = _arguments(call, names)
+    return found
+
+
+def _arguments(call: ast.Call, columns: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of a term by name."""
+    assert isinstance(call.func, ast.Name)
+    shown, allowed = call.func.id, _ARGUMENTS[call.func.id]
+    given = dict(zip(allowed, call.args, strict=False))
+    keywords = {word.arg: word.value for word in call.keywords}
+    wrong = len(call.args) > len(allowed) or not set(keywords) <= set(allowed) - set(given)
+    values = {**given, **{str(k): v for k, v in keywords.items()}}
+    if wrong or not values:
+        _fail(f"{shown}({', '.join(allowed)})", f"other arguments of {shown}(...)")
+    return {name: _value(shown, node, columns) for name, node in values.items()}
+
+
+def _value(term: str, node: ast.expr, columns: Mapping[str, str]) -> str | float:
+    sign = 1.0
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        node, sign = node.operand, -1.0
+    if isinstance(node, ast.Name) and sign > 0:
+        return columns.get(node.id, node.id)
+    number = isinstance(node, ast.Constant) and type(node.value) in (int, float)
+    if not isinstance(node, ast.Constant) or not number:
+        remedy = "Leave out a bound that there is not" if term == "trunc" else "Add a column"
+        _fail(f"columns and numbers in {term}(...)", "another expression", remedy)
+    assert isinstance(node.value, (int, float))
+    try:
+        value = sign * float(node.value)
+    except OverflowError:
+        value = math.inf
+    if not math.isfinite(value):
+        _fail(f"numbers within the range of float64 in {term}(...)", "a larger one")
+    return value
+
+
+def _around(name: str, given: Mapping[str, Any], family: Family) -> Family:
+    """The family of a term around another one."""
+    if name == "cens":
+        if "status" not in given:
+            _fail("cens(status) with a column of the status", "none")
+        upper = _column(name, given["upper"]) if "upper" in given else None
+        return CensoredFamily(family=family, status=_column(name, given["status"]), upper=upper)
+    if name == "trunc":
+        return TruncatedFamily(family=family, lower=given.get("lb"), upper=given.get("ub"))
+    trials = given["n"]
+    if not isinstance(family, BernoulliFamily):
+        own = isinstance(family, BinomialFamily)
+        got = "one that has trials= too" if own else repr(family)
+        _fail("family 'binomial' with trials(...)", got)
+    if not isinstance(trials, str):
+        if trials != int(trials):
+            _fail("a column or a whole number of trials", number_text(trials))
+        trials = int(trials)
+    return BinomialFamily((family.links[0], "identity"), trials=trials)
+
+
+def _column(term: str, value: str | float) -> str:
+    if not isinstance(value, str):
+        _fail(f"a column in {term}(...)", f"{value:g}")
+    return value
+
+
+def _fail(expected: str, got: str, remedy: str = "") -> NoReturn:
+    fail("formula", expected, got, remedy)

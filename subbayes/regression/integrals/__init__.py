@@ -1,0 +1,1 @@
+"""Posteriors of effects: likelihoods, modes, proposals and closed forms."""

@@ -1,0 +1,244 @@
+r"""The map from coordinates of the effects to coefficients, for many points at once.
+
+The predictors of a model without networks are $\eta = X B(\zeta) + \mathrm{offset}$. Here is B, the
+coefficients by predictor with a last row of constants, shape (p + 1, C), and the adjoint of its
+derivative: they do not depend on the number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from subbayes.networks.tracing.tracer import Tracer
+from subbayes.regression.design.predictor import StructuredPredictor
+from subbayes.regression.terms.group_elimination import GroupedMatrix
+
+_ELEMENTS = 2**20  # of copies of a point at once
+_DENSE, _FEW = 256, 0.05  # coordinates, and share of entries, from which on matrices are sparse
+_TRACED_AFTER = 2000  # evaluations, since a process's first trace imports the compiler of torch
+
+
+def coefficients_by_predictor(
+    structured: StructuredPredictor, zeta: Float[Tensor, "*S P"]
+) -> Float[Tensor, "*S q C"]:
+    """B at each point, with q = p + 1: coefficients by predictor, then constants."""
+    return placed_by_predictor(structured, structured.coefficients(zeta), zeta)
+
+
+def placed_by_predictor(
+    structured: StructuredPredictor, beta: Float[Tensor, "*S p"], zeta: Float[Tensor, "*S P"]
+) -> Float[Tensor, "*S q C"]:
+    """B of given coefficients, and of thresholds at each point."""
+    placed = beta.unsqueeze(-1) * structured.placement
+    if not structured.thresholds:
+        return nn.functional.pad(placed, (0, 0, 0, 1))
+    cuts = structured.threshold_values(zeta)
+    whole = nn.functional.pad(placed, (0, cuts.shape[-1], 0, 1))
+    below = nn.functional.pad(cuts, (placed.shape[-1], 0)).unsqueeze(-2)
+    return whole + nn.functional.pad(below, (0, 0, placed.shape[-2], 0))
+
+
+def _entries(structured: StructuredPredictor) -> Int[Tensor, "m"]:
+    """Places in B, flattened, of the coefficients and then the thresholds."""
+    p, known = structured.placement.shape
+    width = known + len(structured.thresholds)
+    of_columns = torch.arange(p) * width + structured.placement.argmax(1)
+    return torch.cat([of_columns, p * width + torch.arange(known, width)])
+
+
+class EffectMap:
+    """Coefficients by predictor as a function of the coordinates of effects.
+
+    Args:
+        structured: the structured predictor.
+        groups: columns of the groups whose blocks are kept apart in curvatures.
+
+    Attributes:
+        entries: places in B, flattened, of the coefficients and then the thresholds.
+        one: the structured predictor with the first of the groups alone, on whose coordinates no
+            coefficient of another group depends.
+        left: positions of its coordinates in those of all groups.
+        affine: the intercepts and the slopes, shapes (p, P), of coefficients that are affine in
+            their own coordinates; None for others.
+    """
+
+    def __init__(self, structured: StructuredPredictor, groups: Int[Tensor, "J q"]) -> None:
+        self.structured, self.groups = structured, groups
+        self.one, self.left = structured, torch.arange(structured.size)
+        if len(groups):
+            self.one, self.left = structured.with_one_group(int(groups[0, 0]))
+        self.entries = _entries(structured)
+        self.columns = len(structured.design.names)
+        self.affine = self._affine_parts()
+        self._tracers: dict[str, Tracer] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        # traced graphs cannot be pickled and are traced again
+        return self.__dict__ | {"_tracers": {}}
+
+    def _affine_parts(self) -> tuple[Tensor, Tensor] | None:
+        """Intercepts and slopes of the coefficients if each is affine in its own coordinate."""
+        structured = self.structured
+        if structured.size != self.columns:
+            return None
+        rng = np.random.default_rng(0)
+        points = torch.from_numpy(rng.standard_normal((4, structured.size)))
+        with torch.no_grad():
+            zero = structured.coefficients(torch.zeros(structured.size, dtype=torch.float64))
+            slope = structured.coefficients(torch.ones(structured.size).double()) - zero
+            found = structured.coefficients(points)
+        expected = zero + slope * points
+        size = torch.maximum(zero.abs(), expected.abs().amax(0))  # each coefficient has its units
+        agrees = bool(((found - expected).abs() <= 1e-12 * size).all())
+        return (zero, slope) if agrees else None
+
+    def _traced(self, name: str, function: Callable[..., Tensor]) -> Tracer:
+        if name not in self._tracers:
+            self._tracers[name] = Tracer(
+                function, "the coefficients", traced_after=_TRACED_AFTER, tolerance=1e-9
+            )
+        return self._tracers[name]
+
+    def _batched(self, zeta: Tensor) -> Tensor:
+        return coefficients_by_predictor(self.structured, zeta)
+
+    def _pulled(self, zeta: Tensor, cotangent: Tensor) -> Tensor:
+        with torch.enable_grad():
+            at = zeta.detach().requires_grad_()
+            return torch.autograd.grad(self._batched(at), at, cotangent)[0]
+
+    def coefficients(self, zeta: Float[Tensor, "S P"]) -> Float[Tensor, "S q C"]:
+        """B at each point, with q = p + 1."""
+        if self.affine is None:
+            found: Tensor = self._traced("map", self._batched)(zeta)
+            return found
+        zero, slope = self.affine
+        placed = (zero + slope * zeta).unsqueeze(-1) * self.structured.placement
+        return nn.functional.pad(placed, (0, 0, 0, 1))
+
+    def pull(
+        self, zeta: Float[Tensor, "S P"], cotangent: Float[Tensor, "S q C"]
+    ) -> Float[Tensor, "S P"]:
+        """The gradient in the coordinates, from that in B."""
+        if self.affine is None:
+            found: Tensor = self._traced("pull", self._pulled)(zeta, cotangent)
+            return found
+        own = (cotangent[:, :-1] * self.structured.placement).sum(-1)
+        return own * self.affine[1]
+
+    def curvature(
+        self, zeta: Float[Tensor, "P"], cotangent: Float[Tensor, "q C"], inner: GroupedMatrix
+    ) -> GroupedMatrix:
+        """The negative Hessian in the coordinates.
+
+        Args:
+            zeta: the point.
+            cotangent: the gradient in B.
+            inner: the negative Hessian in the coefficients and then the thresholds.
+        """
+        groups, few = self.groups, zeta[self.left]
+        found = GroupedMatrix.zeros(groups, len(zeta), zeta)
+        others = torch.searchsorted(self.left, found.others)  # coordinates
+        of_one = ~torch.isin(torch.arange(len(self.entries)), groups[1:])
+        left = torch.nonzero(of_one)[:, 0]  # coefficients and thresholds
+        own = self._jacobian(few, torch.searchsorted(left, inner.others))[:, others]
+        if len(zeta) > _DENSE and float((own != 0).double().mean()) < _FEW:
+            pull = own.T.to_sparse()  # each effect has coordinates of its own
+            rest = pull @ (pull @ inner.rest.T).T
+        else:
+            rest = own.T @ inner.rest @ own
+        blocks, border = found.blocks, found.border
+        slope, mixed = cotangent.flatten()[self.entries], None
+        if len(groups):
+            factor, slopes, scales = self._factor_of_groups(few)
+            scales = torch.searchsorted(others, scales)
+            moved = torch.zeros_like(border)
+            moved[..., scales] = torch.einsum("akl,jl->jka", slopes, zeta[groups])
+            along = inner.blocks @ moved + inner.border @ own
+            blocks, border = factor.T @ inner.blocks @ factor, factor.T @ along
+            crossed = (inner.border @ own).flatten(0, 1)
+            moved = moved.flatten(0, 1)
+            rest = rest + moved.T @ along.flatten(0, 1) + crossed.T @ moved
+            border[..., scales] -= torch.einsum("akl,jk->jla", slopes, slope[groups])
+            mixed = slope[groups].T @ zeta[groups]
+        if self.affine is None:
+            rest = rest - self._bend(few, slope[left], mixed, others)
+        return GroupedMatrix(groups, found.others, blocks, border, (rest + rest.T) / 2)
+
+    def _jacobian(self, few: Float[Tensor, "m"], chosen: Int[Tensor, "r"]) -> Float[Tensor, "r m"]:
+        """The derivative of some coefficients and thresholds of `one`, from copies of the point."""
+        places = _entries(self.one)[chosen]
+
+        def entries_of(points: Float[Tensor, "c m"], part: slice) -> Tensor:
+            found = coefficients_by_predictor(self.one, points).flatten(1)
+            return found[:, places[part]].diagonal()
+
+        return self._rows_of_gradients(few, len(chosen), entries_of)
+
+    def _factor_of_groups(
+        self, few: Float[Tensor, "m"]
+    ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "a q q"], Int[Tensor, "a"]]:
+        """The derivative of a group's coefficients in its own coordinates, the same for all groups.
+
+        Returns:
+            The matrix, its derivatives in the coordinates that it depends on, and these in `one`.
+        """
+        first, q = int(self.groups[0, 0]), self.groups.shape[1]
+        scales = torch.tensor(self.one.scale_coordinates(first))
+
+        def entries_of(points: Float[Tensor, "c m"], part: slice) -> Tensor:
+            return self.one.factor_of_groups(first, points).flatten(1)[:, part].diagonal()
+
+        slopes = self._rows_of_gradients(few, q**2, entries_of)[:, scales]
+        return self.one.factor_of_groups(first, few), slopes.T.unflatten(1, (q, q)), scales
+
+    def _bend(
+        self,
+        few: Float[Tensor, "m"],
+        slope: Float[Tensor, "n"],
+        mixed: Float[Tensor, "q q"] | None,
+        chosen: Int[Tensor, "s"],
+    ) -> Float[Tensor, "s s"]:
+        """The second derivative of the product of coefficients and a slope, but for groups'.
+
+        Args:
+            few: the point, with one group.
+            slope: of the coefficients and thresholds of `one`.
+            mixed: products of slopes and coordinates of the groups, summed over all of them.
+            chosen: the coordinates.
+        """
+        places, first = _entries(self.one), len(self.groups) and int(self.groups[0, 0])
+        if mixed is not None:  # in place of the first group by itself
+            slope = slope.clone()
+            slope[first : first + len(mixed)] = 0.0
+
+        def slopes(points: Float[Tensor, "c m"], part: slice) -> Tensor:
+            entries = coefficients_by_predictor(self.one, points).flatten(1)[:, places]
+            value = (entries * slope).sum()
+            if mixed is not None:
+                value = value + (self.one.factor_of_groups(first, points) * mixed).sum()
+            (found,) = torch.autograd.grad(value, points, create_graph=True)
+            return found[:, chosen[part]].diagonal()
+
+        return self._rows_of_gradients(few, len(chosen), slopes)[:, chosen]
+
+    def _rows_of_gradients(
+        self, zeta: Float[Tensor, "P"], count: int, values: Callable[[Tensor, slice], Tensor]
+    ) -> Float[Tensor, "m P"]:
+        """Gradients of numbers, each a function of its own copy of the point, few at once."""
+        found = zeta.new_zeros(count, len(zeta))
+        step = max(1, _ELEMENTS // len(zeta))
+        for start in range(0, count, step):
+            part = slice(start, min(start + step, count))
+            with torch.enable_grad():
+                points = zeta.expand(part.stop - start, -1).clone().requires_grad_()
+                total = values(points, part).sum()
+                if total.requires_grad:
+                    found[part] = torch.autograd.grad(total, points)[0]
+        return found

@@ -1,0 +1,160 @@
+r"""Independence Metropolis-Hastings (Tierney 1994), all at once.
+
+The proposals do not depend on the state of a chain: the target is evaluated at all of them in a few
+batched calls, and a chain moves from z to z' with probability $\min(1, w(z') / w(z))$,
+w = target / q. Where w is bounded, chains are uniformly ergodic; see
+`subbayes.regression.integrals.proposals`, which are fixed before the chains begin.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from subbayes.draws import Draws
+from subbayes.inference.configuration import Sampling
+from subbayes.inference.samplers.chains import chain_generators
+from subbayes.regression.integrals.proposals import Distribution, LogDensity
+
+Take = Callable[
+    [Int[np.ndarray, "m"], Int[np.ndarray, "chains m"], Int[np.ndarray, "chains"]], None
+]
+"""Takes the draws of a block: which they are, and the point of the block that each one is, and that
+each chain ends at. Those of an earlier block are negative."""
+
+_LEAST_EFFICIENCY = 0.5  # of the pilot's weights, for one proposal a draw
+_ENOUGH = 0.7  # efficiency for one proposal a draw where the target is cheap
+_PATIENT_SHARE = 5.0  # proposals for each that counts, whose weights have long tails there
+_WARMUP = 50
+
+
+def proposals_per_draw(efficiency: float, *, cheap: bool, patient: bool = False) -> int:
+    """How many proposals chains with proposals of an efficiency begin with, for each draw.
+
+    Args:
+        efficiency: of the pilot's weights.
+        cheap: the target is cheap, so that an efficiency below 0.7 has several proposals.
+        patient: weights have long tails: five times as many.
+
+    Example:
+        >>> proposals_per_draw(0.6, cheap=False), proposals_per_draw(0.1, cheap=True)
+        (1, 10)
+    """
+    if cheap and efficiency < _ENOUGH:
+        return math.ceil((_PATIENT_SHARE if patient else 1) / efficiency)
+    return math.ceil(_LEAST_EFFICIENCY / efficiency)
+
+
+def independence_chains(
+    target: LogDensity,
+    proposals: Distribution,
+    sampling: Sampling,
+    repeats: int,
+    efficiency: float,
+    take: Take | None = None,
+    block: int | None = None,
+) -> Draws:
+    """Draws of chains with independent proposals.
+
+    Each chain has its own random numbers, so that its draws do not depend on the others. The target
+    is called once, with the proposals of all chains, chain by chain, or with blocks of them. It may
+    be an unbiased estimate of the density from random numbers of its own (Andrieu and Roberts 2009,
+    "The pseudo-marginal approach for efficient Monte Carlo computations").
+
+    Args:
+        target: log density up to a constant.
+        proposals: the distribution of proposals.
+        sampling: draws, chains, thinning, seed and warm-up, by default 50.
+        repeats: number of proposals for each draw.
+        efficiency: of the proposals, which is reported.
+        take: called after each block, since what belongs to the points of a block, such as
+            coordinates that the target integrates out, may be too large to keep for all.
+        block: proposals of each chain that are evaluated at once; by default all.
+    """
+    started = time.perf_counter()
+    warmup, thin = _WARMUP if sampling.warmup is None else sampling.warmup, sampling.thin * repeats
+    n = warmup + sampling.draws * thin
+    rngs = chain_generators(sampling.seed, sampling.chains)
+    drawn = [proposals.draw(n, rng) for rng in rngs]
+    log_u = np.log([rng.random(n) for rng in rngs])
+    z, log_q = (np.stack(part) for part in zip(*drawn, strict=True))
+    value, kept = np.empty(z.shape[:2]), np.empty(z.shape[:2], dtype=np.int64)
+    states = [(0, -math.inf)] * len(z)
+    times = np.arange(warmup + thin - 1, n, thin)  # of the draws
+    for start in range(0, n, block or n):
+        now = slice(start, min(start + (block or n), n))
+        value[:, now] = target(z[:, now].reshape(-1, z.shape[2])).reshape(len(z), -1)
+        log_w = np.where(np.isnan(value[:, now]), -np.inf, value[:, now]) - log_q[:, now]
+        for chain, state in enumerate(states):
+            kept[chain, now], states[chain] = _accepted(
+                log_w[chain], log_u[chain, now], start, state
+            )
+        if take is not None:
+            which = np.flatnonzero((times >= now.start) & (times < now.stop))
+            take(which, kept[:, times[which]] - start, kept[:, now.stop - 1] - start)
+    kept = kept[:, times]
+    rows = np.arange(len(kept))[:, None]
+    moved = np.diff(kept, axis=1, prepend=-1) != 0
+    return Draws(
+        z[rows, kept],
+        {
+            "log_density": value[rows, kept],
+            "acceptance": moved.astype(np.float64),
+            "evaluations": np.full(kept.shape, thin),
+        },
+        {
+            "seed": sampling.seed,
+            "warmup": warmup,
+            "thin": sampling.thin,
+            "efficiency": efficiency,
+            "seconds": time.perf_counter() - started,
+        },
+        engine="independence-metropolis",
+    )
+
+
+def mixed_draws(
+    draw: Callable[[int], Draws],
+    has_mixed: Callable[[Draws], bool],
+    repeats: int,
+    most_repeats: int,
+) -> Draws | None:
+    """Draws with twice as many proposals each until they have mixed; None if they do not.
+
+    Which number that is depends on the draws alone.
+
+    Args:
+        draw: draws of all coordinates with a number of proposals each.
+        has_mixed: whether they have mixed.
+        repeats: the first number.
+        most_repeats: the largest number.
+    """
+    while repeats <= most_repeats:
+        draws = draw(repeats)
+        if has_mixed(draws):
+            return draws
+        repeats *= 2
+    return None
+
+
+def _accepted(
+    log_w: Float[np.ndarray, "n"],
+    log_u: Float[np.ndarray, "n"],
+    start: int,
+    state: tuple[int, float],
+) -> tuple[np.ndarray, tuple[int, float]]:
+    """The position of the proposal at which a chain is, after each of those from `start` on.
+
+    `state` is the position of the proposal before them, and its log weight.
+    """
+    kept = np.empty(len(log_w), dtype=np.int64)
+    at, weight = state
+    for i, (new, u) in enumerate(zip(log_w.tolist(), log_u.tolist(), strict=True)):
+        if u < new - weight or weight == -math.inf:
+            at, weight = start + i, new
+        kept[i] = at
+    return kept, (at, weight)

@@ -1,0 +1,1 @@
+"""Priors of effects, one kind per file."""

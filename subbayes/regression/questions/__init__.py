@@ -1,0 +1,1 @@
+"""What is asked of a fitted regression: summaries, contrasts, margins, hypotheses."""

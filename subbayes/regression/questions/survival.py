@@ -1,0 +1,111 @@
+r"""Survival curves: the probability that a response is longer than each of some times.
+
+$S(t) = P(Y > t)$ is averaged over rows for each draw, as marginal means are, also with a column set
+to one value in all rows: curves that are adjusted for the other columns (Makuch 1982).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from subbayes.likelihoods.families.base import Family
+from subbayes.likelihoods.families.bounded import BoundedFamily
+from subbayes.likelihoods.families.incomplete import CensoredFamily
+from subbayes.regression.questions.averages import RowAverage, set_to, values_of
+from subbayes.utils.checks import fail
+
+_POINTS = 50
+
+
+def log_survival(
+    family: Family, outputs: Float[Tensor, "S n K"], time: float
+) -> Float[np.ndarray, "S n"]:
+    """Log P(Y > t), without censoring and before truncation.
+
+    Raises:
+        InputError: a family without tail probabilities.
+
+    Example:
+        >>> from subbayes.likelihoods.families import WeibullFamily
+        >>> log_survival(WeibullFamily(), torch.zeros(1, 1, 2), 1.0)  # shape 1: exponential
+        array([[-1.]])
+    """
+    if isinstance(family, CensoredFamily):
+        family = family.family
+    if isinstance(family, BoundedFamily):
+        family = family.family
+    if not hasattr(family, "log_tails"):
+        expected = "a family with tail probabilities, such as 'weibull' or 'log-normal'"
+        fail("family", expected, repr(family))
+    low, high = family.bounds
+    if time < low or (time == low and family.kind == "regression"):
+        return np.zeros(outputs.shape[:2])
+    if time >= high:
+        return np.full(outputs.shape[:2], -np.inf)
+    eta = outputs[..., : len(family.parameters)].detach().double().cpu().unbind(-1)
+    above: Tensor = family.log_tails(torch.full_like(eta[0], time), eta)[1]
+    return above.numpy()
+
+
+def times_of(
+    times: Sequence[float] | np.ndarray | None, y: Float[np.ndarray, "n"]
+) -> Float[np.ndarray, "m"]:
+    """The given times, or 50 from the start to the longest time of the training rows.
+
+    Raises:
+        InputError: times that are not increasing numbers.
+
+    Example:
+        >>> times_of(None, np.array([3.0, 4.9]))[[0, 1, -1]]
+        array([0. , 0.1, 4.9])
+    """
+    if times is None:
+        return np.linspace(min(0.0, float(y.min())), float(y.max()), _POINTS)
+    found = np.asarray(times)
+    if found.ndim != 1 or not len(found) or found.dtype.kind not in "iuf":
+        fail("times", "a list of increasing numbers", repr(times))
+    found = found.astype(np.float64)
+    if not (np.isfinite(found).all() and (np.diff(found) > 0).all()):
+        fail("times", "a list of increasing numbers", repr(times))
+    return found
+
+
+def survival_curves(
+    predict: Callable[[pd.DataFrame], Float[Tensor, "S n K"]],
+    family: Family,
+    frame: pd.DataFrame,
+    times: Float[np.ndarray, "m"],
+    variable: str | None,
+    values: Sequence[Any] | None,
+    weights: str | None = None,
+    by_level: bool = False,
+) -> tuple[tuple[Any, ...], Float[np.ndarray, "g S m"]]:
+    """Values of the column, or None, and the average of P(Y > t) over rows for each of them.
+
+    Args:
+        predict: from rows to draws of the predictors of the family's parameters.
+        family: distribution of the response.
+        frame: the rows, of which at most 2000 evenly spaced ones are used.
+        times: the times.
+        variable: column that is set to each value, or None.
+        values: its values; by default its levels.
+        weights: column that says how many times a row counts.
+        by_level: whether the values of the column are levels, also if they are numbers.
+    """
+    average = RowAverage(frame, weights)
+    rows = average.rows
+    chosen = (None,) if variable is None else tuple(values_of(variable, frame, values, by_level))
+    curves = []
+    for value in chosen:
+        own = rows if variable is None else set_to(rows, variable, value)
+        outputs = predict(own)
+        curve = [average(np.exp(log_survival(family, outputs, float(time)))) for time in times]
+        curves.append(np.stack(curve, 1))
+    return chosen, np.stack(curves)

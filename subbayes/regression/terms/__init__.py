@@ -1,0 +1,1 @@
+"""Terms of formulas, one kind per file, and the columns and priors that they have."""

@@ -1,0 +1,95 @@
+"""Random effects written as smooths, as in mgcv: `s(school, bs="re")`, `s(x, school, bs="re")`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from typing_extensions import override
+
+from subbayes.regression.formula.checks import check_columns, has_numbers, plain_columns
+from subbayes.regression.terms.calls import Call
+from subbayes.regression.terms.group_effects import GroupTerm
+from subbayes.regression.terms.law import Counts, LearnedTerm, WrittenTerm
+from subbayes.utils.checks import fail
+
+
+@dataclass(frozen=True)
+class RandomEffectSmooth(WrittenTerm):
+    """A term `s(..., bs="re")`, which the types of its columns determine, in any order.
+
+    As in mgcv, whose columns are those of `~ a:b - 1`, s(g) has intercepts of groups, (1 | g), s(x,
+    g) slopes of a column of numbers among groups, (0 + x | g), and s(g, h) intercepts of the
+    combinations of groups, (1 | g:h). A column of whole numbers alone has groups.
+
+    Attributes:
+        call: the call, of one or two columns.
+    """
+
+    call: Call
+
+    @property
+    def name(self) -> str:
+        """The term with brackets of a single column, `s(a, b, bs='re')` of two."""
+        if len(self.call.columns) == 1:
+            return GroupTerm("1", self.call.columns, True).name
+        return f"s({', '.join(map(_quoted, self.call.columns))}, bs='re')"
+
+    def effects(self, argument: str, frame: pd.DataFrame) -> GroupTerm:
+        """The term with brackets that it stands for, given the types of its columns.
+
+        Args:
+            argument: name of the argument, for errors.
+            frame: the rows.
+
+        Raises:
+            InputError: numbers in both columns, or fractional ones in a single column.
+        """
+        columns = self.call.columns
+        check_columns(columns, frame)
+        frame = plain_columns(frame, columns)
+        slopes = [name for name in columns if has_numbers(frame[name])]
+        if len(columns) == 1 and not (slopes and _has_fractions(frame[columns[0]])):
+            return GroupTerm("1", columns, True)
+        if len(columns) == 1:
+            got = f"fractional numbers in {columns[0]!r} of {self.call.text}"
+            remedy = (
+                f"Write {_quoted(columns[0])} for a slope, or (1 | {_quoted(columns[0])}) for a "
+                "group of each number"
+            )
+            fail(argument, "groups: text, categories or whole numbers", got, remedy)
+        if len(slopes) > 1:
+            group, slope = sorted(columns, key=lambda name: _has_fractions(frame[name]))
+            remedy = f"Write (0 + {_quoted(slope)} | {_quoted(group)})"
+            expected = "text or categories in one of two columns, as groups"
+            fail(argument, expected, f"numbers in both of {self.call.text}", remedy)
+        if not slopes:
+            return GroupTerm("1", columns, True)
+        groups = tuple(name for name in columns if name not in slopes)
+        return GroupTerm(f"0 + `{slopes[0]}`", groups, True)
+
+    @override
+    def check(self, argument: str, frame: pd.DataFrame) -> tuple[str, ...]:
+        return self.effects(argument, frame).check(argument, frame)
+
+    @override
+    def width(self, frame: pd.DataFrame) -> int:
+        return self.effects("formula", frame).width(frame)
+
+    @override
+    def learn(
+        self, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
+    ) -> list[LearnedTerm]:
+        return self.effects(argument, frame).learn(argument, frame, prefix, weights)
+
+
+def _has_fractions(column: pd.Series) -> bool:
+    """Whether a column of numbers has some that are not whole."""
+    values = column.to_numpy(dtype=np.float64, na_value=np.nan)
+    values = values[np.isfinite(values)]
+    return bool((values != np.floor(values)).any())
+
+
+def _quoted(name: str) -> str:
+    return name if name.isidentifier() else f"`{name}`"

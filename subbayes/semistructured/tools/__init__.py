@@ -1,1 +1,0 @@
-"""What is asked of a fitted model: hypotheses, averages over rows, checks, comparison."""
