@@ -8,7 +8,7 @@ from scipy import stats
 
 from subbayes.inference import Sampling
 from subbayes.regression import Horseshoe
-from subbayes.regression.integrals import corrected_draws
+from subbayes.regression.integrals import corrected_draws, effects_sampling
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.integrals.proposals import (
