@@ -137,7 +137,7 @@ def check_log_likelihood(joint: JointPosterior, draws: Draws, arguments: Sequenc
         if draws.temperature == 1 or not joint.space.rank:
             found = joint.density.log_likelihood(z)
         else:
-            tempered = joint.tempered_networks(draws.temperature, "closed-form")
+            tempered = joint.tempered_networks(draws.temperature)
             found = tempered.log_likelihood(z[:, : joint.space.rank])
     size = _TOLERANCE.get(joint.model.dtype, 0.01) * (1 + np.abs(saved))
     bad = ~(np.abs(found - saved) <= size) & np.isfinite(saved)

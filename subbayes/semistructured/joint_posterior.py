@@ -210,7 +210,6 @@ class JointPosterior:
         engine: Engine,
         sampling: Sampling,
         temperature: float = 1.0,
-        method: str | None = None,
         *,
         automatic: bool = False,
     ) -> Draws:
@@ -222,7 +221,6 @@ class JointPosterior:
                 instead, where these fit the posterior; see `draw_effects`.
             sampling: its settings; chains start at `start_points` unless `initial` is an array.
             temperature: T of the networks' posterior; the effects are drawn given the networks.
-            method: see `marginalisation_of`, for a temperature other than 1.
         """
         if automatic and isinstance(self.density, EffectsPosterior):
             smooth, start = self.model.specification.smooth, self.space.start_points[0]
@@ -248,7 +246,7 @@ class JointPosterior:
             return collapsed.with_coefficients(engine.run(collapsed, sampling), sampling.seed)
         if not tempered:
             return engine.run(self.density, sampling)
-        density, initial = self.tempered_networks(temperature, method), sampling.initial
+        density, initial = self.tempered_networks(temperature), sampling.initial
         if not isinstance(initial, str):
             sampling = replace(sampling, initial=initial[:, : self.space.rank])
         return density.with_effects(engine.run(density, sampling), self.seed)
@@ -297,7 +295,7 @@ class JointPosterior:
         weights = self.space.subspace.inner.weights(z.to(self.model.dtype))
         return self.contributions.differentiable(weights)[..., 0]
 
-    def tempered_networks(self, temperature: float, method: str | None) -> TemperedNetworks:
+    def tempered_networks(self, temperature: float) -> TemperedNetworks:
         """The tempered marginal posterior of the networks, with the effects integrated out.
 
         Raises:
@@ -314,7 +312,7 @@ class JointPosterior:
         prior = Normal(np.broadcast_to(space.prior.scale, space.subspace.rank)[: space.rank])
         found = TemperedNetworks(
             lambda z: contributions(inner.weights(z.to(self.model.dtype))),
-            marginalisation_of(method, self.effect_density, places=contributions.places),
+            marginalisation_of(self.effect_density, places=contributions.places),
             prior,
             space.rank,
             temperature,

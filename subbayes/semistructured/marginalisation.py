@@ -7,17 +7,14 @@ $$ p_T(\theta, \varphi \mid D) = p(\theta \mid \varphi, D)\, p_T(\varphi \mid D)
    p_T(\varphi \mid D) \propto p(D \mid \varphi)^{1/T}\, p(\varphi), $$
 
 and needs $p(D \mid \varphi) = \int p(D \mid \theta, \varphi)\, p(\theta)\, d\theta$. The paper
-integrates on a grid, which limits it to one effect. Here the integral is
-
-- "closed-form" for a normal response with an identity link, one sigma and networks of the location
-  alone: exact in any number of coefficients, by quadrature in the one dimension of $\log\sigma$
-  where all priors are normal; otherwise by importance sampling of sigma and of the standard
-  deviations of smooths and random effects alone, see `collapsed_marginalisation`;
-- "importance": a Laplace approximation found by Newton's method, corrected by importance sampling
-  from a t distribution around it, or from a mixture that fits better. The proposals use one fixed
-  set of points, so that the density is a deterministic function of $\varphi$. Effects of groups on
-  counts and binary responses are integrated out group by group; see `grouped_marginalisation`;
-- "quadrature": adaptive Gauss-Hermite, for at most 3 coordinates of the effects, as a check.
+integrates on a grid, which limits it to one effect. Here the effects are integrated out by
+importance sampling from a t distribution around their mode given the networks, or from a mixture
+that fits better, with one fixed set of points, so that the density is a deterministic function of
+$\varphi$. Of a normal response with one sigma and networks of the location alone, the coefficients
+are integrated out in closed form, and the points are of sigma and of the standard deviations of
+smooths and random effects; see `collapsed_marginalisation`. The points of one coordinate are a rule
+that is exact to rounding. Effects of groups on counts and binary responses are integrated out group
+by group; see `grouped_marginalisation`.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.likelihoods.families import NormalFamily
 from subbayes.regression.integrals.proposals import (
     LARGE_PILOT,
     Mixture,
@@ -43,9 +39,8 @@ from subbayes.regression.integrals.weight_quality import WeightQuality
 from subbayes.semistructured.collapsed_marginalisation import CollapsedDensity
 from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
 from subbayes.semistructured.grouped_marginalisation import GroupedMarginalisation
-from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.checks import check_count
 
-METHODS = ("closed-form", "importance", "quadrature")
 _DF = 7.0  # degrees of freedom of the proposals' t distribution
 _MAX_PREDICTORS = 2**22  # evaluated in one call
 _GOOD = 0.5  # share of the proposals that counts, below which others are fitted
@@ -72,46 +67,22 @@ class Marginalisation(Protocol):
 
 
 def marginalisation_of(
-    method: str | None, density: EffectDensity, points: int = 256, places: Iterable[int] = (0,)
+    density: EffectDensity, points: int = 256, places: Iterable[int] = (0,)
 ) -> Marginalisation:
-    """The method that integrates the effects out, by name.
+    """How the effects of a model are integrated out.
 
     Args:
-        method: one of `METHODS`; None uses a closed form of the coefficients if there is one.
         density: the joint density of responses and effects.
-        points: number of proposals of "importance".
+        points: number of proposals.
         places: positions of the predictors that networks add to.
-
-    Raises:
-        InputError: no closed form exists, or quadrature in more than 3 dimensions.
     """
-    check_choice("marginalisation", method, (None, *METHODS))
-    if method in (None, "closed-form"):
-        closed = None if any(places) else _closed_form(density, points)
-        if closed is not None:
-            return closed
-        if method is not None:
-            needs = "a normal response, an identity link, one sigma without networks"
-            remedy = f"A closed form needs {needs}"
-            fail("marginalisation", "'importance' for this model", "'closed-form'", remedy)
-        method = "importance"
-    if method == "importance":
-        check_count("points", points, 8)
-        if (likelihood := GroupedMarginalisation.likelihood_of(density)) is not None:
-            return GroupedMarginalisation(likelihood, points)
-        return ImportanceSampling(ConditionalModes(density), density.offset, points)
-    if density.structured.size > 3:
-        expected = "at most 3 coordinates for 'quadrature'"
-        fail("marginalisation", expected, density.structured.size, "Use 'importance'")
-    return Quadrature(ConditionalModes(density), density.offset)
-
-
-def _closed_form(density: EffectDensity, points: int) -> Marginalisation | None:
-    """The closed form of the coefficients, beside sigma alone or other coordinates."""
-    if _has_closed_form(density):
-        return ClosedForm(density)
-    collapsed = CollapsedDensity.of(density)
-    return None if collapsed is None else ImportanceSampling(collapsed, density.offset, points)
+    check_count("points", points, 8)
+    collapsed = None if any(places) else CollapsedDensity.of(density)
+    if collapsed is not None:
+        return ImportanceSampling(collapsed, density.offset, points)
+    if (likelihood := GroupedMarginalisation.likelihood_of(density)) is not None:
+        return GroupedMarginalisation(likelihood, points)
+    return ImportanceSampling(ConditionalModes(density), density.offset, points)
 
 
 # --- importance sampling ------------------------------------------------------------------------
@@ -160,6 +131,9 @@ class ImportanceSampling:
         self.quality: list[WeightQuality] = []
         self.fitted: Mixture | None = None
         size = modes.size
+        if size == 1:
+            self.eps, self.log_q = _rule(torch.full((points,), 0.5, dtype=torch.float64))
+            return
         sobol = torch.quasirandom.SobolEngine(size + 1, scramble=True, seed=0)
         self.eps, self.log_q = _proposals(sobol.draw(points, dtype=torch.float64))
         without_networks = torch.zeros(1, *offset.shape, dtype=torch.float64)
@@ -185,6 +159,8 @@ class ImportanceSampling:
     def _draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
         """New proposals, and their log densities."""
         points, size = self.eps.shape
+        if size == 1:
+            return _rule(torch.from_numpy(rng.random(points)))
         if self.fitted is None:
             return _proposals(torch.from_numpy(rng.random((points, size + 1))))
         eps, log_q = self.fitted.draw(points, rng)
@@ -203,6 +179,8 @@ class ImportanceSampling:
 
     def facts(self) -> dict[str, Any]:
         """What is integrated out in closed form, and the quality of the weights of the draws."""
+        if self.modes.size == 1:
+            return {"closed_form": True}
         closed = not isinstance(self.modes, ConditionalModes)
         facts = {"integrated_out": "coefficients"} if closed else {}
         return facts | {"closed_form": False} | WeightQuality.joined(self.quality).facts()
@@ -216,6 +194,7 @@ class ImportanceSampling:
         log_size = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         most = max(1, _MAX_PREDICTORS // (deep[0].numel() * len(deep)))
         joint = torch.cat([self.modes.log_joint(part, deep) for part in zeta.split(most, 1)], 1)
+        joint = joint.where(~joint.isnan(), -torch.inf)  # sigma beyond the numbers
         constant = 0.5 * zeta.shape[-1] * math.log(2 * math.pi)
         return zeta, joint - constant - log_q + log_size.unsqueeze(1)
 
@@ -236,8 +215,19 @@ class ImportanceSampling:
         return self.modes.complete(drawn, deep, rng).numpy()
 
 
+def _rule(places: Float[Tensor, "m"]) -> tuple[Float[Tensor, "m one"], Float[Tensor, "m"]]:
+    """Quantiles of a Cauchy distribution, one in each of m parts of equal mass, as `_proposals`.
+
+    The integrand is 0 with all its derivatives at both ends, so that the sum over the middles of
+    the parts is exact to rounding.
+    """
+    u = (torch.arange(len(places)) + places) / len(places)
+    eps = (math.pi * (u - 0.5)).tan()
+    return eps.unsqueeze(1), -(math.pi * (1 + eps.square())).log()
+
+
 def _proposals(u: Float[Tensor, "m q"]) -> tuple[Float[Tensor, "m P"], Float[Tensor, "m"]]:
-    """Standard t vectors from uniforms, and their log densities."""
+    """Standard t vectors from uniforms, one more than coordinates, and their log densities."""
     from scipy import stats
 
     u = u.clamp(1e-12, 1 - 1e-12)
@@ -252,146 +242,3 @@ def _proposals(u: Float[Tensor, "m q"]) -> tuple[Float[Tensor, "m P"], Float[Ten
         - 0.5 * (_DF + p) * torch.log1p(eps.square().sum(1) / _DF)
     )
     return eps, log_q
-
-
-class Quadrature(ImportanceSampling):
-    """Adaptive Gauss-Hermite quadrature on a product grid around the mode."""
-
-    def __init__(
-        self, modes: ConditionalModes, offset: Float[Tensor, "n K"], nodes: int = 21
-    ) -> None:
-        super().__init__(modes, offset, 256)
-        size = modes.size
-        x, w = np.polynomial.hermite_e.hermegauss(nodes)
-        grid = np.stack(np.meshgrid(*[x] * size, indexing="ij"), -1).reshape(-1, size)
-        log_w = np.stack(np.meshgrid(*[np.log(w)] * size, indexing="ij"), -1).sum(-1).reshape(-1)
-        self.nodes = torch.from_numpy(grid)
-        # a weight w e^{x^2/2} is a proposal of density 1 / (m w e^{x^2/2})
-        self.log_node = torch.from_numpy(-log_w - 0.5 * (grid**2).sum(1) - math.log(len(grid)))
-
-    def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
-        """Log of the weighted sum."""
-        _, log_w = self._weighted_proposals(deep, self.nodes, self.log_node)
-        return (log_w.logsumexp(1) - math.log(log_w.shape[1])).numpy()
-
-
-# --- the closed form of a normal response -------------------------------------------------------
-
-
-def _has_closed_form(density: EffectDensity) -> bool:
-    structured, family = density.structured, density.family
-    location = structured.design.parameters[0]
-    scale = [t for t in structured.design.terms if t.parameter != location]
-    return (
-        isinstance(family, NormalFamily)
-        and family.links[0] == "identity"
-        and structured.has_normal_location
-        and isinstance(density.y, Tensor)
-        and len(scale) == 1
-        and scale[0].kind == "intercept"
-        and bool((density.offset[:, 1] == 0).all())
-    )
-
-
-class ClosedForm:
-    r"""Normal response: coefficients integrated exactly, $\log\sigma$ by quadrature.
-
-    With prior mean m and covariance S of the coefficients and $X S^{1/2} = U D V^\top$,
-
-    $$ \log N(r;\, 0, \sigma^2 I + U D^2 U^\top), \qquad r = y - Xm - \text{offset} - f, $$
-
-    costs n p operations per contribution, for any number of nodes in $\sigma$.
-    """
-
-    def __init__(self, density: EffectDensity) -> None:
-        self.density = density
-        structured = density.structured
-        location, scale = structured.design.parameters
-        owners = structured.design.column_parameters
-        self.places = [i for i, owner in enumerate(owners) if owner == location]
-        self.scale_place = owners.index(scale)
-        zero = torch.zeros(structured.size, dtype=torch.float64)
-        self.mean = structured.coefficients(zero)[self.places]
-        one = structured.coefficients(torch.ones_like(zero))[self.places]
-        self.size = one - self.mean
-        design = structured.columns_at(density.design, self.places)
-        self.u, self.d, self.v = torch.linalg.svd(design * self.size, full_matrices=False)
-        self.level = density.offset[:, 0] + design @ self.mean
-
-    def check(self, deep: Float[Tensor, "S n K"]) -> None:
-        """Nothing to check: the integral is exact."""
-
-    def facts(self) -> dict[str, Any]:
-        """That the draws are exact."""
-        return {"closed_form": True}
-
-    def _log_sigma(self, zeta_sigma: Float[Tensor, "*S"]) -> Tensor:
-        """Log sigma at coordinates."""
-        zeta = zeta_sigma.new_zeros(*zeta_sigma.shape, self.density.structured.size)
-        zeta[..., self.scale_place] = zeta_sigma
-        return self.density.structured.coefficients(zeta)[..., self.scale_place]
-
-    def _parts(self, deep: Tensor) -> tuple[Tensor, Tensor]:
-        """Residuals along the left singular vectors, and their remaining squared length."""
-        assert isinstance(self.density.y, Tensor)
-        r = self.density.y - self.level - deep[..., 0]
-        along = r @ self.u
-        rest = (r - along @ self.u.T).square().sum(-1)
-        return along, rest
-
-    def _log_density(self, along: Tensor, rest: Tensor, zeta: Tensor) -> Tensor:
-        """Log of likelihood times prior at coordinates of sigma, shapes (S, ...)."""
-        n, p = self.u.shape
-        log_sigma = self._log_sigma(zeta)
-        variance = (2 * log_sigma).exp()
-        more = variance.unsqueeze(-1) + self.d.square()
-        quadratic = (along.unsqueeze(1).square() / more).sum(-1) + rest.unsqueeze(1) / variance
-        log_det = more.log().sum(-1) + (n - p) * 2 * log_sigma
-        prior = 0.5 * (zeta.square() + math.log(2 * math.pi))
-        return -0.5 * (n * math.log(2 * math.pi) + log_det + quadratic) - prior
-
-    def _grid(self, along: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-        """Nodes over the mass of sigma's coordinate, and the log density there, (S, nodes)."""
-        coarse = torch.linspace(-8, 8, 257, dtype=torch.float64).expand(len(rest), -1)
-        for _ in range(3):  # zoom in on the mass
-            value = self._log_density(along, rest, coarse)
-            inside = value > value.max(1, keepdim=True).values - 40
-            first = inside.int().argmax(1)
-            last = inside.shape[1] - 1 - inside.flip(1).int().argmax(1)
-            low = coarse.gather(1, (first - 1).clamp_min(0).unsqueeze(1))
-            high = coarse.gather(1, (last + 1).clamp_max(256).unsqueeze(1))
-            coarse = low + (high - low) * torch.linspace(0, 1, 257, dtype=torch.float64)
-        return coarse, self._log_density(along, rest, coarse)
-
-    def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
-        """The integral over sigma by the trapezoidal rule, exact to rounding for smooth peaks."""
-        nodes, value = self._grid(*self._parts(deep))
-        width = (nodes[:, -1] - nodes[:, 0]) / (nodes.shape[1] - 1)
-        return (value.logsumexp(1) + width.log()).numpy()
-
-    def sample(
-        self, deep: Float[Tensor, "S n K"], rng: np.random.Generator
-    ) -> Float[np.ndarray, "S P"]:
-        """Sigma by the inverse of its distribution function, then the coefficients exactly."""
-        along, rest = self._parts(deep)
-        nodes, value = self._grid(along, rest)
-        density = (value - value.max(1, keepdim=True).values).exp()
-        step = nodes[:, 1:] - nodes[:, :-1]
-        mass = torch.cumsum(0.5 * (density[:, 1:] + density[:, :-1]) * step, 1)
-        u = torch.from_numpy(rng.random(len(mass))) * mass[:, -1]
-        at = torch.searchsorted(mass, u.unsqueeze(1)).clamp_max(mass.shape[1] - 1)
-        before = torch.where(at > 0, mass.gather(1, (at - 1).clamp_min(0)), 0.0)
-        share = (u.unsqueeze(1) - before) / (mass.gather(1, at) - before).clamp_min(1e-300)
-        sigma_at = (nodes.gather(1, at) + share * step.gather(1, at)).squeeze(1)
-        variance = (2 * self._log_sigma(sigma_at)).exp().unsqueeze(1)
-        # given r, the coordinates along the right singular vectors are independent
-        sd = (variance / (variance + self.d.square())).sqrt()
-        mean = self.d * along / (variance + self.d.square())
-        noise = torch.from_numpy(rng.standard_normal(sd.shape))
-        own = (mean + sd * noise) @ self.v
-        if len(self.d) < self.v.shape[1]:  # directions without data keep their prior
-            free = torch.from_numpy(rng.standard_normal((len(own), self.v.shape[1])))
-            own = own + free - free @ self.v.T @ self.v
-        zeta = torch.zeros(len(own), self.density.structured.size, dtype=torch.float64)
-        zeta[:, self.places], zeta[:, self.scale_place] = own, sigma_at
-        return zeta.numpy()

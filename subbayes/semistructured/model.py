@@ -233,7 +233,6 @@ class SemiStructuredRegression(Results):
         subspace: str | NetworkSubspace = "curve",
         inference: str | Engine | DeepEnsemble | Callable[[Any, Sampling], Draws] | None = None,
         temperature: float = 1.0,
-        marginalisation: str | None = None,
         smooth: str = "bayes",
         training: Training = TRAINING,
         sampling: Sampling = SAMPLING,
@@ -258,10 +257,8 @@ class SemiStructuredRegression(Results):
                 independent proposals around the mode, which are exact too, or "nuts" where few of
                 them would be accepted.
             temperature: T of the networks' posterior. The posterior of the effects given the
-                networks keeps T = 1; see `subbayes.semistructured.marginalisation`.
-            marginalisation: how the effects are integrated out for a temperature other than 1:
-                "closed-form", "importance" or "quadrature"; None uses the closed form if there is
-                one, and "importance" otherwise, which is refused where too few proposals count.
+                networks keeps T = 1; temperatures at which they are not integrated out are refused.
+                See `subbayes.semistructured.marginalisation`.
             smooth: "bayes" draws the standard deviations of smooths and random effects like all
                 other parameters; "reml" sets them to the maximum of the marginal likelihood, for
                 models without networks. See `subbayes.regression.integrals.empirical_bayes`.
@@ -289,7 +286,6 @@ class SemiStructuredRegression(Results):
             "subspace": subspace,
             "inference": inference,
             "temperature": temperature,
-            "marginalisation": marginalisation,
             "training": training,
             "sampling": sampling,
         }
@@ -321,9 +317,7 @@ class SemiStructuredRegression(Results):
                 points, meta={"seed": sampling.seed}, engine="deep ensemble", validity="ensemble"
             )
         else:
-            draws = joint.sample(
-                engine, sampling, temperature, marginalisation, automatic=automatic
-            )
+            draws = joint.sample(engine, sampling, temperature, automatic=automatic)
         check_determined(model.structured, joint.effects_of(draws))
         self._state = FittedState(joint, draws, settings)
         fixed = joint.effects_of(draws)[0] if smooth == "reml" else None

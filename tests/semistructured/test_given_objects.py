@@ -61,14 +61,14 @@ def test_log_likelihoods_of_minibatches_are_not_compared(tmp_path):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("marginalisation", ["closed-form", "importance"])
-def test_tempered_networks_are_compared_where_there_is_a_closed_form(marginalisation, tmp_path):
-    model = SemiStructuredRegression("y ~ 1", deep={"net": (Net(torch.tanh), ["x"])})
+@pytest.mark.parametrize("formula", ["y ~ 1", {"mu": "y ~ 1", "sigma": "~ x"}])
+def test_tempered_networks_are_compared_where_one_coordinate_is_left(formula, tmp_path):
+    model = SemiStructuredRegression(formula, deep={"net": (Net(torch.tanh), ["x"])})
     options = NETWORKS | {"inference": "elliptical-slice", "sampling": SAMPLING}
-    model.fit(FRAME, temperature=5.0, marginalisation=marginalisation, **options)
+    model.fit(FRAME, temperature=5.0, **options)
     path = model.save(tmp_path / "model")
     assert repr(load(path, deep={"net": Net(torch.tanh)})) == repr(model)
-    if marginalisation == "importance":
+    if isinstance(formula, dict):
         load(path, deep={"net": Net(torch.relu)})
         return
     with pytest.raises(InputError, match="^deep: expected those of the fitted model, under which"):

@@ -22,8 +22,8 @@ from subbayes.regression.design.priors import (
 )
 from subbayes.regression.design.saved_priors import prior_config
 from subbayes.regression.priors.truncated import within_range
-from subbayes.semistructured.effect_density import EffectDensity
-from subbayes.semistructured.marginalisation import marginalisation_of
+from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
+from subbayes.semistructured.marginalisation import ImportanceSampling, marginalisation_of
 
 SCIPY = {"name": "scipy", "args": [], "kwds": {}, "factor": 1.0, "student": False}
 
@@ -79,15 +79,16 @@ def test_the_closed_form_of_normal_priors_is_not_used_for_another_density():
     frame = frame_of()
     deep = torch.zeros(1, len(frame), 2, dtype=torch.float64)
     heavy = density_of(frame, Heavy(0.0, 0.2))
-    assert type(marginalisation_of(None, heavy)).__name__ == "ImportanceSampling"
+    assert marginalisation_of(heavy).modes.size == 2
     # the effect of another prior is sampled beside sigma, whichever way the others are integrated
     both = torch.stack([deep[0], torch.zeros_like(deep[0])])
     both[1, :, 0] = torch.linspace(-0.3, 0.3, len(frame))
-    ways = [marginalisation_of(name, heavy) for name in ("closed-form", "importance")]
+    everything = ImportanceSampling(ConditionalModes(heavy), heavy.offset, 256)
+    ways = [marginalisation_of(heavy), everything]
     collapsed, importance = (np.diff(way.log_marginal(both)) for way in ways)
     np.testing.assert_allclose(collapsed, importance, atol=0.05)
     named, plain = (density_of(frame, prior) for prior in (Named(0.0, 0.2), NormalPrior(0.0, 0.2)))
-    values = [marginalisation_of("closed-form", one).log_marginal(deep) for one in (named, plain)]
+    values = [marginalisation_of(one).log_marginal(deep) for one in (named, plain)]
     assert values[0] == values[1]
 
 

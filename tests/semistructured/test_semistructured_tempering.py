@@ -21,9 +21,9 @@ from subbayes.regression.design.design import Design
 from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.collapsed_marginalisation import CollapsedDensity
-from subbayes.semistructured.effect_density import EffectDensity
+from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
 from subbayes.semistructured.joint_posterior import JointPosterior
-from subbayes.semistructured.marginalisation import marginalisation_of
+from subbayes.semistructured.marginalisation import ImportanceSampling, marginalisation_of
 from subbayes.semistructured.subspace import build_space
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
@@ -72,18 +72,37 @@ def brute_force(rows, deep, size, reach=8.0, nodes=161):
     return float(joint.logsumexp(0)) + size * (np.log(step) - 0.5 * np.log(2 * np.pi))
 
 
+def all_coordinates(rows, points=256):
+    """Importance sampling of all coordinates, whether some have a closed form or not."""
+    return ImportanceSampling(ConditionalModes(rows), rows.offset, points)
+
+
+def by_quadrature(rows, deep, nodes=21):
+    """Adaptive Gauss-Hermite on a product grid around the mode."""
+    modes = ConditionalModes(rows)
+    mode, factor = modes.find(deep)
+    x, w = (torch.from_numpy(one) for one in np.polynomial.hermite_e.hermegauss(nodes))
+    eps = torch.cartesian_prod(*[x] * modes.size).reshape(-1, modes.size)
+    log_w = torch.cartesian_prod(*[w.log()] * modes.size).reshape(-1, modes.size).sum(1)
+    zeta = mode[:, None] + torch.einsum("spq,mq->smp", factor, eps)
+    log_size = factor.diagonal(dim1=1, dim2=2).log().sum(1)
+    joint = modes.log_joint(zeta, deep) + 0.5 * eps.square().sum(1) + log_w
+    constant = 0.5 * modes.size * np.log(2 * np.pi)
+    return (joint.logsumexp(1) + log_size - constant).numpy()
+
+
 @pytest.mark.parametrize(("family", "y"), [(PoissonFamily(), "c"), (BernoulliFamily(), "b")])
 def test_quadrature_and_importance_sampling_match_a_grid(family, y):
     """The grid does not use modes; the importance estimate differs by a constant."""
     frame = frame_of()
     rows = observed(family, "1", y, frame)
     deep = contributions(frame, 1)
-    quadrature = marginalisation_of("quadrature", rows).log_marginal(deep)
+    quadrature = by_quadrature(rows, deep)
     grid = [brute_force(rows, d, 1, nodes=40_001) for d in deep]
     np.testing.assert_allclose(quadrature, grid, atol=1e-7)
     rows = observed(family, "x", y, frame)
-    quadrature = marginalisation_of("quadrature", rows).log_marginal(deep)
-    method = marginalisation_of("importance", rows)
+    quadrature = by_quadrature(rows, deep)
+    method = all_coordinates(rows)
     apart = method.log_marginal(deep) - quadrature
     assert np.abs(apart).max() < 0.02
     assert np.ptp(apart) < 1e-3  # a constant does not matter to a sampler
@@ -94,15 +113,14 @@ def test_the_closed_form_matches_a_grid():
     frame = frame_of()
     rows = observed(NormalFamily(), "x + v", "y", frame)
     deep = contributions(frame, 2)
-    exact = marginalisation_of(None, rows)
-    assert type(exact).__name__ == "ClosedForm"
-    importance = marginalisation_of("importance", rows, points=4096).log_marginal(deep)
+    exact = marginalisation_of(rows)
+    assert exact.modes.size == 1
+    assert exact.facts() == {"closed_form": True}
+    importance = all_coordinates(rows, 4096).log_marginal(deep)
     np.testing.assert_allclose(exact.log_marginal(deep), importance, atol=0.02)
     small = observed(NormalFamily(), "x", "y", frame)
     np.testing.assert_allclose(
-        marginalisation_of("closed-form", small).log_marginal(deep),
-        marginalisation_of("quadrature", small).log_marginal(deep),
-        atol=1e-8,
+        marginalisation_of(small).log_marginal(deep), by_quadrature(small, deep), atol=1e-8
     )
 
 
@@ -118,7 +136,7 @@ def test_scales_are_integrated_out_beside_coefficients_in_closed_form(weights):
     inputs, structured = model.inputs, model.structured
     design, offset = inputs["design"].double(), inputs["offset"].double()
     rows = EffectDensity(structured, model.family, design, offset, model.data.y)
-    method = marginalisation_of(None, rows)
+    method = marginalisation_of(rows)
     modes = method.modes
     assert isinstance(modes, CollapsedDensity)
     assert [structured.names[j] for j in modes.collapsed.rest] == [
@@ -175,11 +193,15 @@ def test_the_closed_form_matches_dense_matrices(n):
     frame = frame_of(n)
     rows = observed(NormalFamily(), "x + v + u + c", "y", frame)
     deep = contributions(frame, 2)
-    method = marginalisation_of("closed-form", rows)
-    own, x = method.places, rows.design[:, method.places].numpy()
-    mean, size = method.mean.numpy(), method.size.numpy()
+    method = marginalisation_of(rows)
+    own, (place,) = method.modes.collapsed.linear, method.modes.collapsed.rest
     grid = np.linspace(-7, 7, 2001)
-    sigma = np.exp(method._log_sigma(torch.from_numpy(grid)).numpy())
+    zeta = torch.zeros(len(grid), rows.structured.size, dtype=torch.float64)
+    zeta[:, place] = torch.from_numpy(grid)
+    beta = rows.structured.coefficients(zeta).numpy()
+    x, mean, sigma = rows.design[:, own].numpy(), beta[0, own], np.exp(beta[:, place])
+    size = rows.structured.coefficients(torch.ones(rows.structured.size).double())[own] - mean
+    size = size.numpy()
     grid, sigma = grid[sigma > 1e-3], sigma[sigma > 1e-3]  # nearly no mass is below
     logs, means, covariances = [], [], []
     r = rows.y.numpy() - x @ mean - deep[0, :, 0].numpy()
@@ -212,9 +234,9 @@ def test_conditional_samples_have_the_conditional_moments():
     frame = frame_of()
     rows = observed(NormalFamily(), "x", "y", frame)
     one = contributions(frame, 2, 1).expand(5_000, -1, -1)
-    drawn = marginalisation_of("closed-form", rows).sample(one, np.random.default_rng(0))
+    drawn = marginalisation_of(rows).sample(one, np.random.default_rng(0))
     axis = torch.linspace(-4, 4, 33, dtype=torch.float64)
-    box = marginalisation_of("importance", rows, points=512)
+    box = all_coordinates(rows, 512)
     mode, factor = box.modes.find(one[:1])
     grid = torch.cartesian_prod(axis, axis, axis)
     points = mode + 1.6 * grid @ factor[0].T
@@ -248,7 +270,7 @@ def test_newton_derivatives_match_automatic_differentiation(family, right, y):
     rows = observed(family, right, y, frame)
     width = 1 if not isinstance(family, NormalFamily) else 2
     deep = contributions(frame, width, 3)
-    modes = marginalisation_of("importance", rows).modes
+    modes = all_coordinates(rows).modes
     zeta, factor = modes.find(deep)
     joint = torch.func.vmap(torch.func.grad(rows.log_joint))(zeta, deep)
     assert float(joint.abs().max()) < 1e-6
@@ -289,7 +311,7 @@ def test_tempering_widens_the_networks_but_not_the_effects():
         found[temperature] = model
     cold, hot = found[1.0], found[50.0]
     assert hot.draws.temperature == 50.0
-    density = hot.state.joint.tempered_networks(50.0, None)
+    density = hot.state.joint.tempered_networks(50.0)
     axis = 4.5 * density.prior.scale[0] * np.linspace(-1, 1, 61)
     grid = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
     log = density.log_likelihood(grid) / 50 + density.prior.log_prob(grid)
@@ -327,7 +349,7 @@ def test_tempered_marginal_of_a_linear_network_matches_its_closed_form():
 
     for temperature in (1.0, 4.0):
         density = TemperedNetworks(
-            deep, marginalisation_of(None, rows), Normal(1.5), 1, temperature, "test"
+            deep, marginalisation_of(rows), Normal(1.5), 1, temperature, "test"
         )
         draws = EllipticalSlice().sample(density, draws=400, chains=8, progress=False)
         grid = np.linspace(-6, 6, 2001)[:, None]
@@ -341,30 +363,16 @@ def test_tempered_marginal_of_a_linear_network_matches_its_closed_form():
         assert abs(draws.covariance()[0, 0] / sd**2 - 1) < 5 * np.sqrt(2 / n)
 
 
-def test_unsupported_marginalisation_raises():
-    frame = frame_of()
-    rows = observed(PoissonFamily(), "x", "c", frame)
-    with pytest.raises(InputError, match="'importance' for this model"):
-        marginalisation_of("closed-form", rows)
-    rows = observed(PoissonFamily(), "x + v + u", "c", frame)
-    with pytest.raises(InputError, match="at most 3 coordinates"):
-        marginalisation_of("quadrature", rows)
-    with pytest.raises(InputError, match="marginalisation: expected one of"):
-        marginalisation_of("exact", rows)
-
-
 def test_networks_of_sigma_are_not_left_out_of_the_marginal_likelihood():
     """The closed form has one sigma: beside a network of sigma a grid is the oracle."""
     frame = frame_of(30)
     rows = observed(NormalFamily(), "1", "y", frame)
     deep = contributions(frame, 2).flip(-1)  # of sigma
-    found = marginalisation_of(None, rows, 4096, places=[1])
+    found = marginalisation_of(rows, 4096, places=[1])
     assert type(found).__name__ == "ImportanceSampling"
     grid = [brute_force(rows, d, 2, nodes=241) for d in deep]
     np.testing.assert_allclose(found.log_marginal(deep), grid, atol=0.02)
     assert np.ptp(grid) > 1  # which the closed form does not see
-    with pytest.raises(InputError, match="'importance' for this model.*one sigma without networks"):
-        marginalisation_of("closed-form", rows, places=[1])
 
 
 def test_a_network_of_sigma_is_tempered_by_importance_sampling():
@@ -375,9 +383,7 @@ def test_a_network_of_sigma_is_tempered_by_importance_sampling():
     training = Training(epochs=5, validation=None, patience=None)
     space = build_space(SemiStructuredSubspace(2), model, training, 0, False)
     joint = JointPosterior(model, space, seed=0)
-    density = joint.tempered_networks(2.0, None)
+    density = joint.tempered_networks(2.0)
     assert type(density.marginalisation).__name__ == "ImportanceSampling"
     z = 2 * np.random.default_rng(0).normal(size=(3, 2))
     assert np.ptp(density.log_likelihood(z)) > 1e-3
-    with pytest.raises(InputError, match="'importance' for this model"):
-        joint.tempered_networks(2.0, "closed-form")

@@ -678,7 +678,6 @@ def test_updates_keep_the_settings_of_the_fit(frame, tmp_path, monkeypatch):
         "subspace": SemiStructuredSubspace(rank=3),
         "inference": "elliptical-slice",
         "temperature": 2.0,
-        "marginalisation": "closed-form",
         "training": Training(epochs=2, batch_size=None, clip_norm=None),
         "sampling": Sampling(
             draws=4, chains=2, warmup=2, checkpoint=tmp_path / "a", seed=5, mode="eager"

@@ -74,7 +74,7 @@ def check_moments(method, density, frame, deep, draws):
 def test_groups_are_integrated_out_as_by_quadrature():
     frame = table(15)
     density, deep = density_of(frame), contributions(frame)
-    method = marginalisation_of(None, density)
+    method = marginalisation_of(density)
     assert isinstance(method, GroupedMarginalisation)
     expected = np.array([exact(frame, f[..., 0])[0] for f in deep])
     assert np.ptp(expected) > 0.5
@@ -91,7 +91,7 @@ def test_contributions_are_added_to_each_row(y, family, options):
     """The log density of all coordinates, with rows that would be joined without networks."""
     frame = table(6).assign(w=np.resize([1, 2], 36), o=np.resize([0.0, 0.3], 36))
     density = density_of(frame, f"{y} ~ (1 | g)", family, **options)
-    grouped = marginalisation_of(None, density).grouped
+    grouped = marginalisation_of(density).grouped
     deep, rng = contributions(frame)[1], np.random.default_rng(0)
     h, apart = 0.3 * rng.normal(size=(1, len(grouped.rest))), grouped.shifted(deep[:, 0])
     zeta = torch.zeros(1, density.structured.size, dtype=torch.float64)
@@ -111,7 +111,7 @@ def test_contributions_are_added_to_each_row(y, family, options):
 def test_proposals_move_with_the_contributions():
     """Contributions that the intercept makes up for, far beyond its posterior without networks."""
     frame = table(30)
-    method = marginalisation_of(None, density_of(frame, "c ~ (1 | g)", "poisson"))
+    method = marginalisation_of(density_of(frame, "c ~ (1 | g)", "poisson"))
     deep = torch.tensor([0.0, -2.0, 2.0]).double()[:, None, None].expand(-1, len(frame), 1)
     quality = WeightQuality.of(method._log_weights(deep))
     assert quality.sizes.min() > 50
@@ -133,7 +133,7 @@ def test_proposals_are_fitted_where_few_of_the_standard_ones_count():
 def test_effects_that_importance_sampling_does_not_integrate_out_are_refused():
     frame = table(70, rows=2)
     density = density_of(frame, "c ~ (1 | g)", "negative-binomial")
-    method = marginalisation_of(None, density)
+    method = marginalisation_of(density)
     assert isinstance(method, ImportanceSampling)
     deep = torch.zeros(1, len(frame), density.offset.shape[1], dtype=torch.float64)
     line = r"temperature: expected 1 for effects .* got another one, for which .* of 256 proposals"

@@ -189,6 +189,10 @@ class NormalStatistics:
         _, squares, log_sigma = self._parts(b)
         return self.constant - self.total * log_sigma - 0.5 * squares * (-2 * log_sigma).exp()
 
+    def bound(self, b: Float[Tensor, "S q C"]) -> Float[Tensor, "S"]:
+        """The log-likelihood of coefficients that fit all rows."""
+        return self.constant - self.total * (b[:, :-1, 1] @ self.scale)
+
     def value_and_grad(
         self, b: Float[Tensor, "S q C"]
     ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S q C"]]:

@@ -544,7 +544,8 @@ class CollapsedNormal:
         placed, factor, (groups, others) = self._factorised(h, rows)
         squares = groups.square().sum((1, 2)) + others.square().sum(1)
         squares = squares - self._reference.square().sum()
-        return rows.value(placed) + 0.5 * squares - factor.half_log_det()
+        value = rows.value(placed) + 0.5 * squares  # rounded, where sigma is small
+        return value.minimum(rows.bound(placed)) - factor.half_log_det()
 
     def coordinates(
         self,
