@@ -21,6 +21,7 @@ import pandas as pd
 import torch
 
 from experiments.markdown import add_write_option, markdown_table, publish
+from experiments.ssr_spaces import NaiveSubspace
 from experiments.store import Record, Store, key_of
 from experiments.toy_regression_data import FILE
 from subbayes import MLP, Training
@@ -115,7 +116,8 @@ def fit_method(name: str, train: pd.DataFrame, seed: int, plan: Plan) -> SemiStr
     )
     options = dict(METHODS[name])
     sampled = options.pop("inference", "nuts") == "nuts"
-    subspace = SUBSPACES[options.pop("subspace")](**options)
+    kinds = SUBSPACES | {"naive": NaiveSubspace}
+    subspace = kinds[options.pop("subspace")](**options)
     return model.fit(
         train,
         subspace=subspace,

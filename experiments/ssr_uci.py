@@ -25,6 +25,7 @@ from scipy import stats
 
 from experiments import ssr_uci_tables
 from experiments.markdown import add_write_option, publish
+from experiments.ssr_spaces import DeepEnsemble
 from experiments.store import Record, Store, key_of, versions
 from experiments.uci import add_datasets_option, split_names
 from subbayes import MLP, Training
@@ -34,7 +35,7 @@ from subbayes.diagnostics import rhat
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.networks.tracing.tracer import Mode
-from subbayes.semistructured import Deep, DeepEnsemble, SemiStructuredRegression
+from subbayes.semistructured import Deep, SemiStructuredRegression
 from subbayes.semistructured.subspace import SUBSPACES
 from subbayes.utils.checks import check_count
 
@@ -156,8 +157,9 @@ def fit_method(
     )
     sampling = Sampling(draws=1000, chains=4, seed=seed, progress=False)
     inference: Any = settings.pop("inference", None)
+    ensemble = DeepEnsemble(plan.members)
     if method == "deep ensemble":
-        inference = DeepEnsemble(plan.members)
+        inference = ensemble.members_as_draws
     elif method == "MCMC":
         assert starts is not None
         training = Training(epochs=1, weight_decay=1e-4, clip_norm=None)
@@ -175,7 +177,7 @@ def fit_method(
         sampling = replace(sampling, draws=plan.draws, chains=plan.chains, warmup=plan.warmup)
     return model.fit(
         train,
-        subspace=SUBSPACES[kind or "curve"](**settings),
+        subspace=SUBSPACES[kind](**settings) if kind else ensemble,
         inference=inference,
         training=training,
         sampling=sampling,

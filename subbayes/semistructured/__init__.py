@@ -5,9 +5,7 @@ from subbayes.utils.registry import lazy_imports
 _NAMES = {
     "AllWeights": "subspace",
     "Deep": "predictors",
-    "DeepEnsemble": "subspace",
     "LastLayer": "subspace",
-    "NaiveSubspace": "subspace",
     "NetworkSubspace": "subspace",
     "SemiStructuredRegression": "model",
     "SemiStructuredSubspace": "subspace",

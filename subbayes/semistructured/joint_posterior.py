@@ -305,7 +305,7 @@ class JointPosterior:
         space, contributions = self.space, self.contributions
         if space.projected:
             expected = "'curve', 'full' or 'last-layer' with a temperature other than 1"
-            fail("subspace", expected, "'naive', which has no separate effects")
+            fail("subspace", expected, "one that projects the effects")
         assert isinstance(space.subspace, JointSubspace)
         assert contributions is not None
         inner = space.subspace.inner
@@ -412,7 +412,7 @@ class FittedState:
         """
         if not self.joint.orthogonal:
             return "model"
-        return "sample" if self.space.kind == "ensemble" else self.model.specification.effects
+        return "sample" if self.draws.validity == "ensemble" else self.model.specification.effects
 
     def coefficient_shift(self, n_draws: int | None = None) -> Float[np.ndarray, "S q"] | None:
         """What the estimand, or the correction of a working likelihood, adds to the coefficients.

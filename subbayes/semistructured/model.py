@@ -37,13 +37,7 @@ from subbayes.semistructured.predictive_checks import Replicates, draw_prior
 from subbayes.semistructured.results import Results
 from subbayes.semistructured.saving import SemiStructuredFacts, facts_of, state_from, tensors_of
 from subbayes.semistructured.specification import Specification
-from subbayes.semistructured.subspace import (
-    TRAINING,
-    DeepEnsemble,
-    NetworkSubspace,
-    build_space,
-    subspace_of,
-)
+from subbayes.semistructured.subspace import TRAINING, NetworkSubspace, build_space, subspace_of
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_fraction, check_positive, fail, fail_type
 from subbayes.utils.text_table import aligned
@@ -231,7 +225,7 @@ class SemiStructuredRegression(Results):
         inputs: Mapping[str, Any] | None = None,
         *,
         subspace: str | NetworkSubspace = "curve",
-        inference: str | Engine | DeepEnsemble | Callable[[Any, Sampling], Draws] | None = None,
+        inference: str | Engine | Callable[[Any, Sampling], Draws] | None = None,
         temperature: float = 1.0,
         smooth: str = "bayes",
         training: Training = TRAINING,
@@ -246,14 +240,12 @@ class SemiStructuredRegression(Results):
                 map-style Dataset, with one entry per row. Of a Dataset's (input, label) only the
                 input is read. Rows that are dropped for missing values drop their entries.
             subspace: where the networks move: "curve", the span of a curve beside free effects;
-                "naive", which projects the effects too; "full", all weights; "last-layer"; or an
-                object such as `SemiStructuredSubspace(rank=5)`.
+                "full", all weights; "last-layer"; or an object such as
+                `SemiStructuredSubspace(rank=5)`.
             inference: "nuts" (the default with networks), "hmc", "mclmc", "mams",
                 "elliptical-slice" (the default with a temperature other than 1), "laplace" or
                 another engine of `subbayes.fit`, or an object such as
-                `NUTS(target_acceptance=0.9)`; or "deep-ensemble", or `DeepEnsemble(members=5)`,
-                which trains networks and effects from several initial weights, for comparison: its
-                members are not a posterior of the effects. Without networks the default is
+                `NUTS(target_acceptance=0.9)`. Without networks the default is
                 independent proposals around the mode, which are exact too, or "nuts" where few of
                 them would be accepted.
             temperature: T of the networks' posterior. The posterior of the effects given the
@@ -297,11 +289,8 @@ class SemiStructuredRegression(Results):
         if inference is None:
             tempered = temperature != 1 and self.specification.deep
             inference = "elliptical-slice" if tempered else "nuts"
-        if inference == "deep-ensemble":
-            inference = DeepEnsemble()
-        builder = inference if isinstance(inference, DeepEnsemble) else subspace_of(subspace)
-        engine = None if isinstance(inference, DeepEnsemble) else engine_of(inference)
-        if engine is not None and engine.linearises:  # whose Gaussian is around effects of 0
+        builder, engine = subspace_of(subspace), engine_of(inference)
+        if engine.linearises:  # whose Gaussian is around effects of 0
             expected = "an engine that looks for the mode of the effects"
             fail("inference", expected, repr(engine.name), "Use inference='laplace' or 'nuts'")
         model = replace(self.specification, smooth=smooth).prepare(data, inputs)
@@ -311,13 +300,7 @@ class SemiStructuredRegression(Results):
             check_folder(sampling.checkpoint)
         space = build_space(builder, model, training, sampling.seed, sampling.progress)
         joint = JointPosterior(model, space, sampling.seed, sampling.mode)
-        if engine is None:
-            points = joint.with_best_effects(joint.space.start_points)[None]
-            draws = Draws(
-                points, meta={"seed": sampling.seed}, engine="deep ensemble", validity="ensemble"
-            )
-        else:
-            draws = joint.sample(engine, sampling, temperature, automatic=automatic)
+        draws = joint.sample(engine, sampling, temperature, automatic=automatic)
         check_determined(model.structured, joint.effects_of(draws))
         self._state = FittedState(joint, draws, settings)
         fixed = joint.effects_of(draws)[0] if smooth == "reml" else None

@@ -95,8 +95,8 @@ class Results(AfterFit):
 
     @property
     def is_posterior(self) -> bool:
-        """Whether the draws are draws of a posterior; those of a deep ensemble are not."""
-        return self.space.kind != "ensemble"
+        """Whether the draws are draws of a posterior; those of an ensemble are not."""
+        return self.draws.validity != "ensemble"
 
     @property
     def temperature(self) -> float:
@@ -126,7 +126,7 @@ class Results(AfterFit):
     def warnings(self) -> list[str]:
         """Problems of the draws of the effects, each with a remedy; empty if there are none.
 
-        Draws of an approximation or of a deep ensemble are not chains, which may not have mixed.
+        Draws of an approximation or of an ensemble are not chains, which may not have mixed.
         Of the effects of many groups those 200 are examined whose half chains differ most.
         """
         if not self.is_posterior or self.draws.independent:
@@ -527,12 +527,12 @@ class Results(AfterFit):
             quiet: do not warn if the estimate is unreliable.
 
         Raises:
-            InputError: draws at a temperature other than 1, or members of a deep ensemble, whose
+            InputError: draws at a temperature other than 1, or members of an ensemble, whose
                 importance weights are unknown.
         """
         held_out = "Score held-out rows with predict(...).log_prob(y)"
         if not self.is_posterior:
-            fail("inference", "draws of a posterior for leave-one-out", "a deep ensemble", held_out)
+            fail("inference", "draws of a posterior for leave-one-out", "an ensemble", held_out)
         if self.temperature != 1.0:
             fail("temperature", "1 for leave-one-out", self.temperature, held_out)
         weights = self.posterior.row_weights

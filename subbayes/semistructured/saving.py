@@ -85,9 +85,8 @@ class SpaceFacts(Facts):
     subspace: SubspaceFacts
     prior: dict[str, Any]
     rank: Size
-    kind: Literal["curve", "naive", "full", "last-layer", "ensemble", "own"]
+    kind: Literal["curve", "full", "last-layer", "own"]
     history: dict[Name, list[float]]
-    projected: bool
     curve: Literal["bezier", "polygon"] | None
 
 
@@ -178,7 +177,7 @@ def facts_of(state: FittedState) -> SemiStructuredFacts:
     known = not is_own_family(family)
     formula = specification.formula
     subspace: Any = space.subspace.config()
-    kind: Any = space.kind if space.kind in (*SUBSPACES, "ensemble") else "own"
+    kind: Any = space.kind if space.kind in SUBSPACES else "own"
     curve: Any = None if space.curve is None else space.curve.kind
     return SemiStructuredFacts(
         formula=formula if isinstance(formula, str) else dict(formula),
@@ -210,7 +209,6 @@ def facts_of(state: FittedState) -> SemiStructuredFacts:
             rank=space.rank,
             kind=kind,
             history=space.history,
-            projected=space.projected,
             curve=curve,
         ),
         draws=state.draws.state()[1],
@@ -331,7 +329,6 @@ def _space(facts: SpaceFacts, tensors: dict[str, Tensor]) -> JointSpace:
         facts.kind,
         curve,
         facts.history,
-        facts.projected,
     )
 
 
@@ -345,8 +342,6 @@ def _check_sizes(space: JointSpace, rows: PreparedModel) -> None:
     rank = space.subspace.rank if space.projected else space.subspace.rank - effects
     if space.rank != rank or (rank > 0) != (weights > 0):
         _damaged(f"{where}['rank']", str(rank), space.rank)
-    if not space.projected and weights and not isinstance(space.subspace, JointSubspace):
-        _damaged(f"{where}['subspace']", "a JointSubspace", type(space.subspace).__name__)
     if isinstance(space.subspace, JointSubspace) and space.subspace.effects != effects:
         _damaged(f"{where}['subspace']['effects']", str(effects), space.subspace.effects)
     try:

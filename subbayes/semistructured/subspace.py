@@ -17,7 +17,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.networks.layer_kinds import batch_norms
 from subbayes.networks.network import Network
 from subbayes.networks.selection import select
 from subbayes.priors import Normal
@@ -33,7 +32,6 @@ from subbayes.training.curve_steps import ExtraParameters
 from subbayes.training.loop import History
 from subbayes.training.weight_curve import WeightCurve
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
-from subbayes.utils.seeding import derive_seed
 from subbayes.utils.warning import warn_user
 
 MAX_START = 3.0  # chains start within this many standard deviations of the effects' prior
@@ -50,10 +48,9 @@ class JointSpace:
         prior: prior of its coordinates, those of the networks first.
         start_points: coordinates of trained networks and effects.
         rank: number of coordinates of the networks.
-        kind: name of the subspace, or "ensemble".
+        kind: name of the subspace.
         curve: the curve, if one was trained.
         history: history of the training.
-        projected: whether the effects are projected with the networks.
     """
 
     subspace: Subspace
@@ -63,7 +60,11 @@ class JointSpace:
     kind: str = "curve"
     curve: WeightCurve | None = None
     history: History = field(default_factory=dict)
-    projected: bool = False
+
+    @property
+    def projected(self) -> bool:
+        """Whether the effects are projected with the networks."""
+        return self.rank > 0 and not isinstance(self.subspace, JointSubspace)
 
     def __repr__(self) -> str:
         effects = self.subspace.rank - self.rank
@@ -106,7 +107,7 @@ def train_networks(
         network,
         model.family,
         model.data,
-        _with_best_epoch(training),
+        with_best_epoch(training),
         degree=degree,
         extra=ExtraParameters(
             {"effects": torch.from_numpy(effects).to(network.dtype)},
@@ -119,11 +120,11 @@ def train_networks(
         callback=callback,
     )
     _warn_of_untrained(result.history.get("validation_log_likelihood") or ())
-    _keep_statistics(model, result)
+    keep_statistics(model, result)
     return result
 
 
-def _keep_statistics(model: PreparedModel, result: CurveResult) -> None:
+def keep_statistics(model: PreparedModel, result: CurveResult) -> None:
     """Give the networks of a model the BatchNorm statistics of the trained ones.
 
     They are those of the middle of the curve, which is a likely point of its subspace.
@@ -148,7 +149,7 @@ def _warn_of_untrained(scores: Sequence[float]) -> None:
         )
 
 
-def _with_best_epoch(training: Training) -> Training:
+def with_best_epoch(training: Training) -> Training:
     """The settings with a patience, so that the best epoch is used if rows are held out."""
     if training.validation is None or training.patience is not None:
         return training
@@ -268,61 +269,6 @@ class SemiStructuredSubspace(NetworkSubspace):
 
 
 @dataclass(frozen=True)
-class NaiveSubspace(SemiStructuredSubspace):
-    """The span of a curve of networks and effects, which projects the effects too.
-
-    For comparison: the posterior of the effects is too narrow (Dold et al. 2024, section 3.1).
-
-    Args:
-        rank, spread: as for `SemiStructuredSubspace`.
-    """
-
-    name = "naive"
-
-    def build(
-        self, model: PreparedModel, training: Training, seed: int, progress: bool | None
-    ) -> JointSpace:
-        """Train the curve of networks and effects and span its principal directions."""
-        from subbayes.networks.initialisation import fresh_module
-
-        deep = model.deep
-        assert deep is not None
-        rank, effects = self._rank(Network(deep)), most_probable_effects(model)
-
-        def fresh_predictors() -> Predictors:
-            copy = fresh_module(deep, None, int(torch.initial_seed() % 2**31))
-            assert isinstance(copy, DeepPredictor)
-            module = Predictors(model.structured, copy)
-            with torch.no_grad():
-                module.effects.copy_(torch.from_numpy(effects))
-                module.effects.add_(0.1 * torch.randn_like(module.effects))
-            return module
-
-        result = train_curve(
-            Predictors(model.structured, deep),
-            model.family,
-            model.data,
-            _with_best_epoch(training),
-            degree=rank,
-            factory=fresh_predictors,
-            seed=seed,
-            progress=progress,
-        )
-        _keep_statistics(model, result)
-        span = result.curve.subspace("principal")
-        return JointSpace(
-            span,
-            Normal(np.full(rank, self._prior_scale(result.curve))),
-            result.curve.coordinates(np.linspace(0, 1, _START_POINTS), span).numpy(),
-            rank,
-            self.name,
-            result.curve,
-            result.history,
-            projected=True,
-        )
-
-
-@dataclass(frozen=True)
 class AllWeights(NetworkSubspace):
     """All weights of the networks: the reference, for networks of a few hundred weights.
 
@@ -405,7 +351,7 @@ def _last_layers(network: Network) -> Tensor:
 
 
 SUBSPACES: dict[str, type[NetworkSubspace]] = {
-    kind.name: kind for kind in (SemiStructuredSubspace, NaiveSubspace, AllWeights, LastLayer)
+    kind.name: kind for kind in (SemiStructuredSubspace, AllWeights, LastLayer)
 }
 """Subspaces by name."""
 
@@ -429,58 +375,16 @@ def subspace_of(subspace: str | NetworkSubspace) -> NetworkSubspace:
     return subspace
 
 
-@dataclass(frozen=True)
-class DeepEnsemble:
-    """Networks and effects that are trained several times, from different initial weights.
-
-    Args:
-        members: number of trainings, at least 1.
-
-    Source: Lakshminarayanan et al. (2017); Kook et al. (2022) for semi-structured models.
-    """
-
-    members: int = 5
-
-    def __post_init__(self) -> None:
-        check_count("members", self.members)
-
-    def build(
-        self, model: PreparedModel, training: Training, seed: int, progress: bool | None
-    ) -> JointSpace:
-        """Train the members, which are the start points of the space.
-
-        Raises:
-            InputError: several members with BatchNorm, which have statistics of their own.
-        """
-        if self.members > 1 and model.deep is not None and batch_norms(model.deep):
-            expected = "networks without BatchNorm for 'deep-ensemble'"
-            got = "one whose members have statistics of their own"
-            fail("deep", expected, got, "Use LayerNorm or GroupNorm, or another inference")
-        spaces = [
-            AllWeights().build(model, training, derive_seed(seed, member), progress)
-            for member in range(self.members)
-        ]
-        points = np.concatenate([space.start_points for space in spaces])
-        return replace(spaces[0], start_points=points, kind="ensemble")
-
-
 def build_space(
-    subspace: NetworkSubspace | DeepEnsemble,
+    subspace: NetworkSubspace,
     model: PreparedModel,
     training: Training,
     seed: int,
     progress: bool | None,
 ) -> JointSpace:
-    """Build a space; without networks to train, that of the effects alone.
-
-    Raises:
-        InputError: a deep ensemble without networks to train.
-    """
+    """Build a space; without networks to train, that of the effects alone."""
     if model.n_weights:
         return subspace.build(model, training, seed, progress)
-    if isinstance(subspace, DeepEnsemble):
-        expected = "networks to train for 'deep-ensemble'"
-        fail("inference", expected, "none", "Pass deep=, or another engine")
     start = most_probable_effects(model)
     effects = FullSubspace(torch.from_numpy(start) * 0)
     return JointSpace(effects, Normal(np.ones(len(start))), start[None], 0)

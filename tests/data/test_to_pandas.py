@@ -160,7 +160,7 @@ def test_columns_that_a_network_reads_come_from_any_frame(other):
         torch.manual_seed(0)
         deep = {"net": (torch.nn.Linear(5, 1), ["x", "sex", "member"])}
         model = SemiStructuredRegression("y ~ dose", deep=deep).fit(
-            frame, inference="deep-ensemble", training=training, sampling=SAMPLING
+            frame, subspace="last-layer", inference="laplace", training=training, sampling=SAMPLING
         )
         found.append(numbered(model.predict(frame).to_frame()))
     same(*found)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from scipy.stats import multivariate_normal, t
 
+from experiments.ssr_spaces import NaiveSubspace
 from subbayes import MLP, Training
 from subbayes.inference import Sampling
 from subbayes.inference.samplers.chains import Sampler
@@ -19,7 +20,7 @@ from subbayes.inference.samplers.smc import SMC
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.collapsed_networks import CollapsedNetworks
 from subbayes.semistructured.joint_posterior import JointPosterior
-from subbayes.semistructured.subspace import build_space, subspace_of
+from subbayes.semistructured.subspace import build_space
 from subbayes.utils.checks import InputError
 
 TRAINING = Training(epochs=60, batch_size=None, validation=None, patience=None)
@@ -372,7 +373,7 @@ def test_networks_of_sigma_keep_the_coefficients():
 def test_projected_effects_keep_their_coefficients():
     deep = {"net": Deep(MLP(1, (3,), 1, "tanh", seed=0), columns=["v"])}
     prepared = SemiStructuredRegression("y ~ x", deep=deep).specification.prepare(table(), None)
-    space = build_space(subspace_of("naive"), prepared, TRAINING, 0, False)
+    space = build_space(NaiveSubspace(), prepared, TRAINING, 0, False)
     assert JointPosterior(prepared, space, 0).collapsed is None
 
 

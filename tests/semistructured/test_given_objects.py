@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from subbayes import InputError, Sampling, SemiStructuredRegression, Training, load
+from subbayes.draws import Draws
 from subbayes.inference import MCLMC
 from subbayes.likelihoods.families import Custom
-from subbayes.semistructured import DeepEnsemble, SemiStructuredSubspace
+from subbayes.semistructured import SemiStructuredSubspace
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SAMPLING = Sampling(draws=8, chains=2, warmup=5, progress=False, mode="eager")
@@ -77,6 +78,10 @@ def test_tempered_networks_are_compared_where_one_coordinate_is_left(formula, tm
 
 def test_ensembles_have_no_log_likelihoods(tmp_path):
     model = SemiStructuredRegression("y ~ 1", deep={"net": (Net(torch.tanh), ["x"])})
-    model.fit(FRAME, inference=DeepEnsemble(members=2), training=NETWORKS["training"])
+
+    def members(posterior, sampling):
+        return Draws(sampling.initial[:, None], validity="ensemble")
+
+    model.fit(FRAME, inference=members, sampling=SAMPLING, **NETWORKS)
     path = model.save(tmp_path / "model")
     assert repr(load(path, deep={"net": Net(torch.tanh)})) == repr(model)

@@ -15,7 +15,6 @@ from subbayes.inference.samplers.smc import SMC
 from subbayes.regression import Exponential, NormalPrior
 from subbayes.semistructured import (
     Deep,
-    DeepEnsemble,
     NaiveSubspace,
     SemiStructuredRegression,
     SemiStructuredSubspace,
@@ -604,43 +603,6 @@ def test_priors_accept_the_names_of_the_summary():
     model.fit(table(), **FEW)
     assert repr(model.state.model.structured.priors["sd(s(x))"]) == "Exponential(mean=0.5)"
     assert repr(model.state.model.structured.priors["sigma.Intercept"]) == "Exponential(mean=2)"
-
-
-# --- deep ensembles, for comparison --------------------------------------------------------------
-
-
-def test_members_of_a_deep_ensemble_differ_and_have_their_most_probable_effects():
-    frame = table(60)
-    model = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])})
-    model.fit(
-        frame, sampling=Sampling(seed=3, progress=False), training=SHORT, inference=DeepEnsemble(3)
-    )
-    z, rank = model.draws.flat(), model.space.rank
-    assert z.shape == (3, rank + model.state.model.structured.size)
-    assert np.abs(z[0, :rank] - z[1, :rank]).max() > 0.01
-    # the level belongs to the intercept: with centred networks effects solve their own equations
-    deep = model.contributions(frame)["deep"]["mean"]
-    assert abs(deep.mean()) < 1e-5
-    zeta = torch.from_numpy(z[:, rank:].copy()).requires_grad_()
-    networks = model.space.subspace.inner.weights(torch.from_numpy(z[:, :rank]).float())
-    joint = model.state.joint.effect_density.log_joint(
-        zeta, model.state.joint.contributions(networks)
-    )
-    assert torch.autograd.grad(joint.sum(), zeta)[0].abs().max() < 1e-5
-    again = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])})
-    again.fit(
-        frame, sampling=Sampling(seed=3, progress=False), training=SHORT, inference=DeepEnsemble(2)
-    )
-    np.testing.assert_array_equal(again.draws.flat(), z[:2])
-    with pytest.raises(InputError, match="a deep ensemble"):
-        model.loo()
-
-
-def test_a_deep_ensemble_needs_networks():
-    with pytest.raises(InputError, match="networks to train"):
-        SemiStructuredRegression("y ~ x").fit(table(), inference="deep-ensemble")
-    with pytest.raises(InputError, match="members"):
-        DeepEnsemble(0)
 
 
 @pytest.mark.few(1)

@@ -16,11 +16,12 @@ from torch import nn
 
 from subbayes import MLP, InputError, Training, load
 from subbayes.artifacts import folder as artifact
+from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods.families import Custom, NormalFamily, StudentTFamily
 from subbayes.regression import EffectPrior, Exponential, HalfNormal, NormalPrior, StudentT
 from subbayes.regression.design import saved_priors
-from subbayes.semistructured import DeepEnsemble, SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.specification import Specification
 
 QUICK = {
@@ -252,7 +253,6 @@ DAMAGED = [
     (("networks", "net", "module", "hidden"), [3]),
     (("networks", "net", "module", "activation"), "system"),
     (("space", "rank"), 1),
-    (("space", "projected"), True),
     (("space", "subspace", "effects"), 1),
     (("space", "subspace", "inner", "rank"), 1),
     (("space", "prior", "scale"), [1.0, 2.0]),
@@ -358,11 +358,15 @@ def test_offsets_are_no_effects_when_a_file_is_checked(tmp_path, formula, option
     np.testing.assert_array_equal(again.predict(frame).mean, model.predict(frame).mean)
 
 
+def members_at_start(posterior, sampling):
+    return Draws(sampling.initial[:, None], validity="ensemble")
+
+
 def test_an_ensemble_is_saved_as_one_and_not_as_a_posterior(small):
     _, folder = small
     frame = pd.DataFrame({"x": np.linspace(-1, 1, 20), "y": np.linspace(0, 1, 20) ** 2})
     model = SemiStructuredRegression("y ~ x", deep={"net": (MLP(1, (2,), 1), ["x"])})
-    model.fit(frame, inference=DeepEnsemble(members=2), training=QUICK["training"])
+    model.fit(frame, **(QUICK | {"inference": members_at_start}))
     model.save(folder / "model", overwrite=True)
     assert not SemiStructuredRegression.load(folder / "model").is_posterior
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from subbayes import MLP, InputError, Sampling, Training, load
+from subbayes import MLP, Sampling, Training, load
 from subbayes.semistructured import (
     AllWeights,
     LastLayer,
@@ -99,10 +99,3 @@ def test_statistics_of_networks_are_those_of_trained_weights(subspace, tmp_path)
     assert not module[1].running_mean.any()  # the module is not changed
     again = load(model.save(tmp_path / "model"), deep={"net": with_norm()})
     np.testing.assert_allclose(again.predict(frame).mean, model.predict(frame).mean)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_members_with_statistics_of_their_own_are_refused():
-    with pytest.raises(InputError) as caught:
-        fit_with_norm(SemiStructuredSubspace(rank=2), with_norm(), inference="deep-ensemble")
-    assert caught.value.argument == "deep"
