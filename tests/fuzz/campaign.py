@@ -26,6 +26,9 @@ OUTCOMES = ("refused", "same", "other", "silent", "raw error", "several lines",
 FAILURES = OUTCOMES[3:]
 SECONDS = 20.0  # of processor time that a case may take
 _WORKER = Path(__file__).parents[1]  # folder of the package with the worker
+# Lightning sets the second to 1 when it is imported, perhaps by an earlier test: torch built with
+# CUDA then opens NVIDIA's library at each question for devices, as if an artifact had done so.
+_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "0"}
 
 
 @dataclass
@@ -122,7 +125,7 @@ class _Child:
             stderr=(self.folder / "stderr").open("w"),
             text=True,
             cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"},
+            env=os.environ | _ENVIRONMENT | {"PYTHONPATH": os.pathsep.join(paths)},
         )
         outcome, text = self._ask(self.names, 300.0)
         if outcome != "ready":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import sys
 from pathlib import Path
 
@@ -71,13 +72,16 @@ def test_campaigns_notice_crashes_hangs_and_code(
     here = Path(__file__).parent
     (tmp_path / "fuzz" / "worker.py").write_text((here / "worker.py").read_text())
     (tmp_path / "fuzz" / "models.py").write_text(
-        "import os, types, numpy as np\n"
+        "import ctypes, os, types, numpy as np\n"
         "from subbayes.utils.checks import InputError\n"
         "def use(path):\n"
         "    word = path.read_text()\n"
         "    if word == 'crash': os.abort()\n"
         "    while word == 'hang': pass\n"
         "    if word == 'code': os.system('true')\n"
+        "    if word == 'library': ctypes.CDLL(None)\n"
+        "    if word == 'question' and os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'] == '1':\n"
+        "        ctypes.CDLL(None)\n"
         "    if word == 'raw error': raise KeyError(word)\n"
         "    if word == 'several lines': raise InputError('a\\nb')\n"
         "    if word == 'memory': bytearray(2**40)\n"
@@ -89,11 +93,19 @@ def test_campaigns_notice_crashes_hangs_and_code(
     monkeypatch.setitem(MODELS, "a", MODELS["samples"])
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "a").write_text("same")
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     campaign = Campaign(tmp_path, ["a"])
     place = tmp_path / "case"
     try:
         for word in words:
             place.write_text(word)
             assert campaign.child.load("a", place)[0] == word
+        # A library is named, with the line that opened it.
+        place.write_text("library")
+        outcome, text = campaign.child.load("a", place)
+        assert outcome == "code"
+        assert re.fullmatch(r"ctypes\.dlopen \(None,\) of .*models\.py:\d+", text)
+        place.write_text("question")  # of torch for devices, as after an import of lightning
+        assert campaign.child.load("a", place)[0] == "same"
     finally:
         campaign.close()

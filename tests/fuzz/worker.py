@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -26,7 +27,8 @@ _events: list[str] = []
 
 def _audit(event: str, arguments: tuple[object, ...]) -> None:
     if event.startswith(_RUN):
-        _events.append(event)
+        caller = traceback.extract_stack(limit=3)[0]
+        _events.append(f"{event} {arguments[:1]} of {caller.filename}:{caller.lineno}")
 
 
 def _outcome(name: str, path: Path, expected: list[np.ndarray]) -> tuple[str, str]:
@@ -54,7 +56,7 @@ def _outcome(name: str, path: Path, expected: list[np.ndarray]) -> tuple[str, st
         same = len(found) == len(expected) and all(map(np.array_equal, found, expected))
         outcome = "same" if same else "other", ""
     if _events or Path("fuzz-was-here").exists():
-        return "code", ", ".join(_events) or "a file was made"
+        return "code", "; ".join(dict.fromkeys(_events)) or "a file was made"
     return outcome
 
 
