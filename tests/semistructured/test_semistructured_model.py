@@ -9,16 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.ssr_spaces import NaiveSubspace
 from subbayes import InputError, Training
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.smc import SMC
 from subbayes.regression import Exponential, NormalPrior
-from subbayes.semistructured import (
-    Deep,
-    NaiveSubspace,
-    SemiStructuredRegression,
-    SemiStructuredSubspace,
-)
+from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.subspace import train_networks
 
 SHORT = Training(epochs=20, batch_size=None, weight_decay=1e-4, clip_norm=None)

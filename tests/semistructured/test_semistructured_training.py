@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.ssr_spaces import NaiveSubspace
 from subbayes import MLP, Sampling, Training, load
 from subbayes.semistructured import (
     AllWeights,
     LastLayer,
-    NaiveSubspace,
     SemiStructuredRegression,
     SemiStructuredSubspace,
 )
