@@ -19,7 +19,7 @@ from subbayes.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from subbayes.likelihoods.standardized import Standardized
 from subbayes.likelihoods.tokens import CategoricalTokens
 from subbayes.likelihoods.weighted import Weighted
-from subbayes.utils.checks import check_choice, fail, fail_type, one_of
+from subbayes.utils.checks import closest, fail, fail_type, one_of
 from subbayes.utils.registry import Registry
 
 __all__ = [
@@ -50,18 +50,12 @@ _OWN = {
     "tokens": CategoricalTokens,
 }
 _LISTING = "subbayes.likelihoods.LIKELIHOODS"
-_NOT_NAMED = ("normal", "ordinal", "binomial", "censored", "truncated", "mixture")
 LIKELIHOODS: Registry[Callable[..., Likelihood]] = Registry(
     "likelihood",
     {name: f"{made.__module__}:{made.__name__}" for name, made in _OWN.items()}
-    | {"causal-lm": "subbayes.likelihoods.tokens:CategoricalTokens.causal"}
-    | {
-        name: f"{family.__module__}:{family.__name__}"
-        for name, family in FAMILIES.items()
-        if name not in (*_OWN, *_NOT_NAMED)
-    },
+    | {"causal-lm": "subbayes.likelihoods.tokens:CategoricalTokens.causal"},
 )
-"""Likelihoods by name; others by `register` or an entry point.
+"""Likelihoods that are no families by name; others by `register` or an entry point.
 
 A likelihood of another package is saved without its class if `to_config` names it as here.
 """
@@ -112,11 +106,13 @@ def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
     if not isinstance(likelihood, str):
         fail_type("likelihood", "a name or a Likelihood", likelihood)
     other = _OTHER_NAMES.get(likelihood.lower().replace("-", "_").replace(" ", "_"))
-    if likelihood not in LIKELIHOODS and other:
-        expected = one_of(LIKELIHOODS, _LISTING)
-        fail("likelihood", expected, repr(likelihood), f"Use {other!r}")
-    check_choice("likelihood", likelihood, LIKELIHOODS, _LISTING)
-    return LIKELIHOODS[likelihood]()
+    if likelihood in LIKELIHOODS:
+        return LIKELIHOODS[likelihood]()
+    if likelihood in FAMILIES and FAMILIES[likelihood].is_for_networks:
+        return FAMILIES[likelihood]()
+    names = (*LIKELIHOODS, *(name for name, kind in FAMILIES.items() if kind.is_for_networks))
+    remedy = f"Use {other!r}" if other else closest(likelihood, names)
+    fail("likelihood", one_of(names, _LISTING), repr(likelihood), remedy)
 
 
 def from_config(config: dict[str, Any], n_outputs: int | None = None) -> Likelihood:

@@ -193,7 +193,8 @@ def test_the_table_of_likelihoods_has_their_names():
     section = (DOCS / "concepts.md").read_text(encoding="utf-8").partition("## Likelihoods")[2]
     rows = [line for line in section.partition("## ")[0].splitlines() if line.startswith('| `"')]
     named = {name for row in rows for name in re.findall(r'`"([\w-]+)"`', row.split("|")[1])}
-    known = set(likelihoods.LIKELIHOODS)
+    known = {*likelihoods.LIKELIHOODS}
+    known |= {name for name, family in FAMILIES.items() if family.is_for_networks}
     assert named <= known
     assert known - named <= set(FAMILIES) - {"poisson", "bernoulli"}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.discrete import Categorical
-from subbayes.likelihoods.families.base import Family, moment, responses_and_weights
+from subbayes.likelihoods.families.base import Family, family, moment, responses_and_weights
 from subbayes.likelihoods.families.binary_links import (
     PROBABILITY_LINKS,
     fisher_information,
@@ -25,12 +25,13 @@ from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
 
+@family("bernoulli")
 @dataclass(frozen=True, repr=False)
 class BernoulliFamily(Family):
     r"""Two classes, $P(y = 1) = \mu$."""
 
     kind: ClassVar[Kind] = "classification"
-    label = "bernoulli"
+    is_mean = True
     allowed = {"mu": PROBABILITY_LINKS}
     support = "0 and 1"
     remedy = (
@@ -62,6 +63,7 @@ class BernoulliFamily(Family):
         return (torch.rand(p.shape, generator=generator, dtype=torch.float64) < p).long()
 
 
+@family("ordinal", "cumulative")
 @dataclass(frozen=True, repr=False)
 class OrdinalFamily(Family):
     r"""Ordered classes 0..K-1: $P(y \le j) = F(c_j - \mu)$ with the inverse F of a link.
@@ -80,7 +82,7 @@ class OrdinalFamily(Family):
     n_classes: int = 2
     cumulative: str = "logit"
     kind: ClassVar[Kind] = "classification"
-    label = "ordinal"
+    is_for_networks = False
     unsaved = ("links",)
     allowed = {"mu": ("identity",)}
     support = "ordered classes 0..K-1"
@@ -89,6 +91,10 @@ class OrdinalFamily(Family):
         check_count("n_classes", self.n_classes, 2)
         check_choice("link of family 'ordinal'", self.cumulative, PROBABILITY_LINKS)
         object.__setattr__(self, "links", ("identity",) * self.n_classes)
+
+    def with_link(self, link: str) -> OrdinalFamily:
+        """The family with another link of the probabilities up to a class."""
+        return replace(self, cumulative=link)
 
     def predictor_scale(self, parameter: str) -> str:
         """The logarithm of the odds of higher classes; of a threshold, of those up to its own."""
@@ -249,6 +255,7 @@ def _log_between(below: tuple[Tensor, Tensor], above: tuple[Tensor, Tensor]) -> 
     return large + torch.log(-torch.expm1((small - large).clamp_max(-1e-12)))
 
 
+@family("categorical", "multinomial")
 @dataclass(frozen=True, repr=False)
 class CategoricalFamily(Family):
     r"""Classes without an order: $P(y = k) \propto e^{\mu_k}$, with $\mu = 0$ for the first one.
@@ -262,7 +269,6 @@ class CategoricalFamily(Family):
 
     labels: tuple[Any, ...] = (0, 1)
     kind: ClassVar[Kind] = "classification"
-    label = "categorical"
     unsaved = ("links", "labels")
     allowed = {"mu": ("identity",)}
     support = "classes 0..K-1"
@@ -271,6 +277,11 @@ class CategoricalFamily(Family):
         if len(self.labels) < 2:
             fail("labels", "at least 2 classes", len(self.labels))
         object.__setattr__(self, "links", ("identity",) * len(self.labels))
+
+    def with_link(self, link: str) -> CategoricalFamily:
+        """The family itself: its link is "logit"."""
+        check_choice("link of family 'categorical'", link, ("logit",))
+        return self
 
     def predictor_scale(self, parameter: str) -> str:
         """The logarithm of the odds of a class to the first one."""

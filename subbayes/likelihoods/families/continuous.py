@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Evaluations, Moments, column, target_values
-from subbayes.likelihoods.families.base import Family, moment
+from subbayes.likelihoods.families.base import Family, family, moment
 from subbayes.likelihoods.families.incomplete_integrals import (
     beta_log_tails,
     gamma_log_tails,
@@ -26,8 +26,6 @@ from subbayes.likelihoods.families.incomplete_integrals import (
     solve_log_tails,
 )
 from subbayes.likelihoods.families.links import LINKS
-from subbayes.likelihoods.families.positive import PositiveFamily
-from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import (
     log_between,
     normal_from_log_tails,
@@ -42,13 +40,14 @@ _SMALLEST_SHAPE = 1e-300  # of SciPy's beta distribution, which is NaN for a sha
 _OUTLYING = 100  # standard deviations of a normal response from the others
 
 
+@family("normal", "gaussian")
 @dataclass(frozen=True, repr=False)
 class NormalFamily(Family):
     r"""$y \sim N(\mu, \sigma^2)$."""
 
-    label = "normal"
+    is_mean = True
+    is_for_networks = False
     allowed = {"mu": ("identity", "log"), "sigma": ("log",)}
-    support = "real numbers"
 
     @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
@@ -77,10 +76,6 @@ class NormalFamily(Family):
     def quantiles(self, outputs: Outputs, q: float) -> Moments:
         mean, sd = self.components(outputs)
         return mean + sd * torch.special.ndtri(torch.tensor(q, dtype=torch.float64)).to(mean)
-
-    def allows(self, y: Tensor) -> Tensor:
-        """Finite numbers."""
-        return torch.isfinite(y)
 
     def target_warnings(self, y: Targets) -> list[str]:
         """A line for the response that is farthest from the others, if it sets the fit alone."""
@@ -127,11 +122,13 @@ class NormalFamily(Family):
         return mean + sd * torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
 
 
+@family("gamma")
 @dataclass(frozen=True, repr=False)
-class GammaFamily(PositiveFamily):
+class GammaFamily(Family):
     r"""Positive responses: mean $\mu$, variance $\mu^2 / a$ with the shape a."""
 
-    label = "gamma"
+    is_mean = True
+    bounds = (0.0, math.inf)
     allowed = {"mu": ("log",), "shape": ("log",)}
 
     @override
@@ -179,13 +176,13 @@ class GammaFamily(PositiveFamily):
         return stats.gamma(shape, scale=mu / shape)
 
 
+@family("beta")
 @dataclass(frozen=True, repr=False)
-class BetaFamily(ScipyFamily):
+class BetaFamily(Family):
     r"""Shares: mean $\mu$, precision $\phi$; $y \sim \mathrm{Beta}(\mu\phi, (1 - \mu)\phi)$."""
 
-    label = "beta"
+    is_mean = True
     allowed = {"mu": ("logit",), "precision": ("log",)}
-    support = "numbers strictly between 0 and 1"
     bounds = (0.0, 1.0)
 
     @override
@@ -285,10 +282,6 @@ class BetaFamily(ScipyFamily):
             return probability, density
 
         return evaluate
-
-    def allows(self, y: Tensor) -> Tensor:
-        """Strictly between 0 and 1."""
-        return (y > 0) & (y < 1)
 
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         """The Fisher information (Ferrari & Cribari-Neto 2004, section 2), in the predictors."""

@@ -15,67 +15,32 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
-from subbayes.likelihoods.families.base import moment
+from subbayes.likelihoods.families.base import Family, family, moment
 from subbayes.likelihoods.families.binary_links import (
     PROBABILITY_LINKS,
     fisher_information,
     log_odds,
     log_probabilities,
 )
+from subbayes.likelihoods.families.classes import BernoulliFamily
 from subbayes.likelihoods.families.incomplete_integrals import (
     binomial_log_tails,
     negative_binomial_log_tails,
 )
-from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import exponential_log_below, poisson_log_tails
 from subbayes.utils.checks import check_count, fail, number_text
 from subbayes.utils.types import Outputs
 
-_SUMMED, _LEVELS = 64, 1025  # counts from 0, and levels of the others, in expectations
-_NO_REST = 1e-12  # probability of the others
 _LOG_LARGE = 7.0  # of shapes for which Stirling's series has one term
 
 
-class CountFamily(ScipyFamily):
-    """Base class of families of counts."""
-
-    kind: ClassVar[Kind] = "count"
-    support = "counts (whole numbers of at least 0)"
-
-    def largest(self, eta: tuple[Tensor, ...]) -> Tensor:
-        """The largest counts: without a bound."""
-        return torch.full_like(eta[0], torch.inf)
-
-    def allows(self, y: Tensor) -> Tensor:
-        """Whole numbers of at least 0."""
-        return torch.isfinite(y) & (y >= 0) & (y == y.floor())
-
-    def _rule(self, outputs: Outputs) -> tuple[Float[Tensor, "m *S N"], Float[Tensor, "m *S N"]]:
-        """Counts, and the weights of a sum over them that is an expectation.
-
-        The counts below 64 with their probabilities, which keep their digits where counts above 0
-        are rare; of the others the quantiles at the midpoints of 1025 levels.
-        """
-        at, shape = outputs.detach().double().cpu(), (-1, *[1] * (outputs.ndim - 1))
-        frozen = self._distribution_at(at)
-        few = torch.arange(_SUMMED, dtype=torch.float64).reshape(shape)
-        few = few.expand(_SUMMED, *at.shape[:-1])
-        below = np.asarray(frozen.cdf(few[-1].numpy()))
-        rest = np.where(1 - below > _NO_REST, 1 - below, 0.0)
-        levels = torch.linspace(0, 1, 2 * _LEVELS + 1, dtype=torch.float64)[1::2]
-        upper = frozen.ppf(below + rest * levels.reshape(shape).numpy())
-        many = torch.from_numpy(np.where(rest > 0, np.maximum(upper, _SUMMED), _SUMMED))
-        share = torch.from_numpy(rest / _LEVELS).expand(many.shape)
-        return torch.cat([few, many]), torch.cat(
-            [self.log_density(few, at.unbind(-1)).exp(), share]
-        )
-
-
+@family("poisson")
 @dataclass(frozen=True, repr=False)
-class PoissonFamily(CountFamily):
+class PoissonFamily(Family):
     r"""Counts, $y \sim \mathrm{Poisson}(\mu)$."""
 
-    label = "poisson"
+    kind: ClassVar[Kind] = "count"
+    is_mean = True
     allowed = {"mu": ("log",)}
 
     @override
@@ -113,11 +78,13 @@ class PoissonFamily(CountFamily):
         return stats.poisson(mu)
 
 
+@family("negative-binomial", "negbin", "nb", "nbinom", "negativebinomial")
 @dataclass(frozen=True, repr=False)
-class NegativeBinomialFamily(CountFamily):
+class NegativeBinomialFamily(Family):
     r"""Overdispersed counts: mean $\mu$, variance $\mu + \mu^2 / r$ with the shape r."""
 
-    label = "negative-binomial"
+    kind: ClassVar[Kind] = "count"
+    is_mean = True
     allowed = {"mu": ("log",), "shape": ("log",)}
 
     @override
@@ -188,8 +155,9 @@ class NegativeBinomialFamily(CountFamily):
         return stats.nbinom(shape, shape / (shape + mu))
 
 
+@family("binomial")
 @dataclass(frozen=True, repr=False)
-class BinomialFamily(CountFamily):
+class BinomialFamily(Family):
     r"""Successes among n trials, $y \sim \mathrm{Bin}(n, \mu)$.
 
     The second predictor is the number of trials. It is given: of the rows of a data frame by a
@@ -204,7 +172,8 @@ class BinomialFamily(CountFamily):
     """
 
     trials: int | str = 1
-    label = "binomial"
+    kind: ClassVar[Kind] = "count"
+    is_for_networks = False
     remedy = "Give counts of successes, such as shares times trials, or leave the row out"
     allowed = {"mu": PROBABILITY_LINKS, "trials": ("identity",)}
 
@@ -212,6 +181,12 @@ class BinomialFamily(CountFamily):
         super().__post_init__()
         if not isinstance(self.trials, str):
             check_count("trials", self.trials)
+
+    @classmethod
+    def from_text(cls, text: str, link: str | None = None) -> Family:
+        """As other families; without trials, that of Bernoulli responses."""
+        made = super().from_text(text, link)
+        return made if "trials" in text else BernoulliFamily(made.links[:1])
 
     def allows(self, y: Tensor) -> Tensor:
         """Whole numbers of at least 0, and of at most the trials where these are a number."""

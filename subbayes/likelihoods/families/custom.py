@@ -15,9 +15,7 @@ from typing_extensions import override
 from subbayes.data.arrays import check_dense
 from subbayes.likelihoods.base import Moments, UndefinedError
 from subbayes.likelihoods.families.base import Family, moment
-from subbayes.likelihoods.families.information import information_from_draws
 from subbayes.likelihoods.families.links import LINKS
-from subbayes.likelihoods.families.supports import response_within
 from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.types import Outputs, Targets
 
@@ -99,6 +97,11 @@ class Custom(Family):
         fields = {"names": names, "links": chosen, "log_prob_of": log_prob, "within": within}
         for name, value in {**fields, **others}.items():
             object.__setattr__(self, name, value)
+
+    def with_link(self, link: str) -> Family:
+        """Raise `InputError`: it has its links."""
+        remedy = "Pass links to Custom"
+        fail("link", "None for family 'custom', which has its own", repr(link), remedy)
 
     @property
     @override
@@ -223,7 +226,7 @@ class Custom(Family):
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         value = y[..., 0] if y.ndim == outputs.ndim or y.ndim == 2 else y
         value, (low, high) = value.to(outputs), self.within
-        inside = torch.where((value < low) | (value > high), response_within(self), value)
+        inside = torch.where((value < low) | (value > high), self.response_within(), value)
         found = self._called("cdf_of", outputs, inside)
         if not bool(((found >= 0) & (found <= 1)).all()):  # NaN too
             fail("cdf_of", "probabilities", f"{float(found.min()):.4g} to {float(found.max()):.4g}")
@@ -243,7 +246,7 @@ class Custom(Family):
             expected = "a function that draws responses, for the Fisher information of the family"
             remedy = "Pass Custom(draw=...), or an inference that samples, without a curvature"
             raise UndefinedError("draw", expected, "none", remedy)
-        return information_from_draws(self, outputs)
+        return super().curvature(outputs)
 
     def to_config(self) -> dict[str, Any]:
         """Names of the parameters and links, with which a family passed to `load` is compared."""

@@ -14,9 +14,8 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments, in_float64
-from subbayes.likelihoods.families.base import moment
+from subbayes.likelihoods.families.base import Family, family, moment
 from subbayes.likelihoods.families.links import LINKS
-from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import (
     exponential_moments,
     joined_moments,
@@ -28,8 +27,9 @@ from subbayes.utils.checks import check_fraction
 from subbayes.utils.types import Outputs
 
 
+@family("student-t", "student", "t")
 @dataclass(frozen=True, repr=False)
-class StudentTFamily(ScipyFamily):
+class StudentTFamily(Family):
     r"""$y = \mu + \sigma t_\nu$ with $\nu > 1$ degrees of freedom: a normal with outliers.
 
     Its variance $\sigma^2 \nu / (\nu - 2)$ is infinite for $\nu \le 2$.
@@ -41,9 +41,8 @@ class StudentTFamily(ScipyFamily):
         tensor([[1.6667]])
     """
 
-    label = "student-t"
+    is_mean = True
     allowed = {"mu": ("identity", "log"), "sigma": ("log",), "nu": ("logm1",)}
-    support = "real numbers"
 
     @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
@@ -73,10 +72,6 @@ class StudentTFamily(ScipyFamily):
         """The responses with these log tails."""
         t = student_from_log_tails(below, above, 1 + eta[2].exp())
         return LINKS[self.links[0]][1](eta[0]) + eta[1].exp() * t
-
-    def allows(self, y: Tensor) -> Tensor:
-        """Finite numbers."""
-        return torch.isfinite(y)
 
     def has_moment(self, outputs: Outputs, order: int) -> Tensor:
         """For more degrees of freedom than the order."""
@@ -116,8 +111,9 @@ class StudentTFamily(ScipyFamily):
         return stats.t(nu, mu, sigma)
 
 
+@family("asymmetric-laplace", "asym-laplace", "quantile")
 @dataclass(frozen=True, repr=False)
-class AsymmetricLaplaceFamily(ScipyFamily):
+class AsymmetricLaplaceFamily(Family):
     r"""Quantile regression: $P(y \le \mu) = \tau$ (Yu and Moyeed 2001).
 
     $p(y) = \tau (1 - \tau) / \sigma\; e^{-\rho_\tau((y - \mu) / \sigma)}$ with the check function
@@ -136,9 +132,7 @@ class AsymmetricLaplaceFamily(ScipyFamily):
     """
 
     quantile: float = 0.5
-    label = "asymmetric-laplace"
     allowed = {"mu": ("identity",), "sigma": ("log",)}
-    support = "real numbers"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -182,10 +176,6 @@ class AsymmetricLaplaceFamily(ScipyFamily):
         sides = mean * torch.tensor([-1.0, 1.0], dtype=peak.dtype)
         mean, variance = joined_moments(log_share - rate.log(), sides, variance)
         return peak + mean, variance
-
-    def allows(self, y: Tensor) -> Tensor:
-        """Finite numbers."""
-        return torch.isfinite(y)
 
     def mean(self, outputs: Outputs) -> Moments:
         """The mean, which is not mu unless tau = 1/2."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
-from subbayes.likelihoods.families.base import Family
+from subbayes.likelihoods.families.base import Family, family, family_from_name
 from subbayes.likelihoods.families.tails import log_between
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Outputs, Targets
@@ -36,11 +36,10 @@ class AroundFamily(Family):
 
     family: Any = field(kw_only=True)  # a name becomes a family
     unsaved = ("links",)
+    is_for_networks = False
 
     def __post_init__(self) -> None:
         if isinstance(self.family, str):
-            from subbayes.likelihoods.families import family_from_name
-
             object.__setattr__(self, "family", family_from_name(self.family))
         if not isinstance(self.family, Family):
             fail_type("family", "a family, such as WeibullFamily()", self.family)
@@ -53,6 +52,15 @@ class AroundFamily(Family):
                 repr(self.family),
             )
         object.__setattr__(self, "links", self.family.links)
+
+    @classmethod
+    def from_text(cls, text: str, link: str | None = None) -> Family:
+        """Raise `InputError`: it is an object."""
+        fail("family", "an object for a family around others", repr(text), cls.example)
+
+    @override
+    def with_link(self, link: str) -> Family:
+        return replace(self, family=self.family.with_link(link))
 
     @property
     @override
@@ -124,6 +132,7 @@ class AroundFamily(Family):
         return f"{self.label} {self.family!r}"
 
 
+@family("censored")
 @dataclass(frozen=True, repr=False)
 class CensoredFamily(AroundFamily):
     r"""Responses of which some are known only to lie in an interval.
@@ -151,7 +160,7 @@ class CensoredFamily(AroundFamily):
 
     status: str = "censored"
     upper: str | None = None
-    label = "censored"
+    example = "Pass CensoredFamily(family=WeibullFamily(), status='column')"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,6 +3,7 @@ r"""Mixtures of two families: $p(y) = \theta\, p_1(y) + (1 - \theta)\, p_2(y)$."
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,12 +15,11 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
-from subbayes.likelihoods.families.base import Family, log_sum
-from subbayes.likelihoods.families.information import information_from_draws
-from subbayes.likelihoods.families.supports import response_within
+from subbayes.likelihoods.families.base import Family, family, family_from_name, log_sum
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Outputs
 
+_MIXTURE = re.compile(r"\w+\(([\w .-]{1,50}),([\w .-]{1,50})\)")
 _HALVINGS = 60  # of the distance between quantiles of two components
 
 
@@ -35,6 +35,7 @@ def allowed_rows(family: Family, y: Float[np.ndarray, "n"]) -> Bool[np.ndarray, 
     return found if found.any() else ~found
 
 
+@family("mixture")
 @dataclass(frozen=True, repr=False)
 class MixtureFamily(Family):
     r"""A mixture of two families, whose weight $\theta$ is a parameter as well.
@@ -55,24 +56,37 @@ class MixtureFamily(Family):
 
     first: Any = field(kw_only=True)  # a name becomes a family
     second: Any = field(kw_only=True)
-    label = "mixture"
+    example = "Pass 'mixture(normal, normal)', or MixtureFamily(first=..., second=...)"
+    is_for_networks = False
     unsaved = ("links",)
 
     def __post_init__(self) -> None:
         for name in ("first", "second"):
-            family = getattr(self, name)
-            if isinstance(family, str):
-                from subbayes.likelihoods.families import family_from_name
-
-                family = family_from_name(family)
-                object.__setattr__(self, name, family)
-            if not isinstance(family, Family):
-                fail_type(name, "a family, such as NormalFamily()", family)
-            if family.kind == "classification" or family.columns or isinstance(family, type(self)):
-                fail(name, "a family of numbers or counts without columns", repr(family))
+            part = getattr(self, name)
+            if isinstance(part, str):
+                part = family_from_name(part)
+                object.__setattr__(self, name, part)
+            if not isinstance(part, Family):
+                fail_type(name, "a family, such as NormalFamily()", part)
+            if part.kind == "classification" or part.columns or isinstance(part, type(self)):
+                fail(name, "a family of numbers or counts without columns", repr(part))
         if self.first.kind != self.second.kind:
             fail("second", f"a family of {self.first.kind}", repr(self.second))
         object.__setattr__(self, "links", (*self.first.links, *self.second.links, "logit"))
+
+    @classmethod
+    def from_text(cls, text: str, link: str | None = None) -> Family:
+        """The mixture of two names in brackets."""
+        names = _MIXTURE.fullmatch(text.strip())
+        if names is None:
+            fail("family", "an object for a family around others", repr(text), cls.example)
+        made = cls(first=names[1].strip(), second=names[2].strip())
+        return made if link is None else made.with_link(link)
+
+    def with_link(self, link: str) -> Family:
+        """Raise `InputError`: its families have links."""
+        remedy = "Pass links to the families of the mixture"
+        fail("link", "None for family 'mixture', which has its own", repr(link), remedy)
 
     @property
     def kind(self) -> Kind:  # type: ignore[override]
@@ -212,10 +226,6 @@ class MixtureFamily(Family):
         first = self.first.sample(a, generator).double().cpu()
         return torch.where(u < share, first, self.second.sample(b, generator).double().cpu())
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
-        """The Fisher information, as the mean over 1024 draws of the outer product of scores."""
-        return information_from_draws(self, outputs)
-
     def __repr__(self) -> str:
         return f"mixture({self.first!r}, {self.second!r})"
 
@@ -223,7 +233,7 @@ class MixtureFamily(Family):
 def _log_density_of(family: Family, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
     """Log density of responses, -inf outside the support; gradients are finite there too."""
     allowed = family.allows(y)
-    inside = family.log_density(torch.where(allowed, y, response_within(family)), eta)
+    inside = family.log_density(torch.where(allowed, y, family.response_within()), eta)
     return torch.where(allowed, inside, -math.inf)
 
 

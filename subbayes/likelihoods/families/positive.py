@@ -13,33 +13,22 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
-from subbayes.likelihoods.families.base import moment
+from subbayes.likelihoods.families.base import Family, family, moment
 from subbayes.likelihoods.families.incomplete_integrals import (
     inverse_gaussian_log_tails,
     log_concave_moments,
     log_ends,
     responses_from_log_tails,
 )
-from subbayes.likelihoods.families.scipy_family import ScipyFamily
 from subbayes.likelihoods.families.tails import normal_from_log_tails, normal_log_tails
 from subbayes.utils.types import Outputs
 
 _LOG_2PI = math.log(2 * math.pi)
 
 
-class PositiveFamily(ScipyFamily):
-    """Base class of families of numbers above 0."""
-
-    support = "numbers above 0"
-    bounds = (0.0, math.inf)
-
-    def allows(self, y: Tensor) -> Tensor:
-        """Numbers above 0."""
-        return torch.isfinite(y) & (y > 0)
-
-
+@family("log-normal", "lognormal")
 @dataclass(frozen=True, repr=False)
-class LogNormalFamily(PositiveFamily):
+class LogNormalFamily(Family):
     r"""$\log y \sim N(\mu, \sigma^2)$, with mean $e^{\mu + \sigma^2 / 2}$.
 
     Example:
@@ -47,7 +36,7 @@ class LogNormalFamily(PositiveFamily):
         tensor([[1.6487]])
     """
 
-    label = "log-normal"
+    bounds = (0.0, math.inf)
     allowed = {"mu": ("identity",), "sigma": ("log",)}
 
     @override
@@ -90,11 +79,13 @@ class LogNormalFamily(PositiveFamily):
         return stats.lognorm(sigma, scale=np.exp(mu))
 
 
+@family("inverse-gaussian", "inverse.gaussian", "invgauss", "wald")
 @dataclass(frozen=True, repr=False)
-class InverseGaussianFamily(PositiveFamily):
+class InverseGaussianFamily(Family):
     r"""Mean $\mu$, variance $\mu^3 / \lambda$ with the shape $\lambda$."""
 
-    label = "inverse-gaussian"
+    is_mean = True
+    bounds = (0.0, math.inf)
     allowed = {"mu": ("log",), "shape": ("log",)}
 
     def predictor_prior(

@@ -14,8 +14,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments, in_float64
-from subbayes.likelihoods.families.base import moment
-from subbayes.likelihoods.families.positive import PositiveFamily
+from subbayes.likelihoods.families.base import Family, family, moment
 from subbayes.likelihoods.families.tails import (
     exponential_log_below,
     exponential_moments,
@@ -37,14 +36,16 @@ def _bounded_exp(values: Tensor) -> Tensor:
     return values.clamp(-most, most).exp()
 
 
+@family("weibull")
 @dataclass(frozen=True, repr=False)
-class WeibullFamily(PositiveFamily):
+class WeibullFamily(Family):
     r"""Times with mean $\mu$ and survival $P(Y > y) = e^{-(y / s)^k}$, $s = \mu / \Gamma(1 + 1/k)$.
 
     The hazard rises for a shape k above 1 and falls below.
     """
 
-    label = "weibull"
+    is_mean = True
+    bounds = (0.0, math.inf)
     allowed = {"mu": ("log",), "shape": ("log",)}
 
     def _log_hazard_sum(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
@@ -121,14 +122,15 @@ class _Weibull:
         return self._time(-np.log1p(-q))
 
 
+@family("log-logistic")
 @dataclass(frozen=True, repr=False)
-class LogLogisticFamily(PositiveFamily):
+class LogLogisticFamily(Family):
     r"""Times with median $\mu$ and survival $P(Y > y) = 1 / (1 + (y / \mu)^k)$.
 
     The mean is infinite for a shape $k \le 1$, the variance for $k \le 2$.
     """
 
-    label = "log-logistic"
+    bounds = (0.0, math.inf)
     allowed = {"mu": ("log",), "shape": ("log",)}
 
     @override
@@ -173,8 +175,9 @@ class LogLogisticFamily(PositiveFamily):
         return stats.fisk(shape, scale=mu)
 
 
+@family("piecewise-exponential")
 @dataclass(frozen=True, repr=False)
-class PiecewiseExponentialFamily(PositiveFamily):
+class PiecewiseExponentialFamily(Family):
     r"""Times whose hazard is constant between cuts: $h(t) = \mu e^{a_j}$ in interval j, $a_0 = 0$.
 
     $\mu$ is the hazard before the first cut, and $a_j$ the logarithm of the ratio of that after cut
@@ -190,7 +193,7 @@ class PiecewiseExponentialFamily(PositiveFamily):
     """
 
     cuts: tuple[float, ...] = (1.0,)
-    label = "piecewise-exponential"
+    bounds = (0.0, math.inf)
     unsaved = ("links",)
     allowed = {"mu": ("log",)}
 

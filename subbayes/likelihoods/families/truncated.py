@@ -20,9 +20,8 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from subbayes.likelihoods.base import Evaluations, Moments, column
-from subbayes.likelihoods.families.base import log_sum, moment
+from subbayes.likelihoods.families.base import family, log_sum, moment
 from subbayes.likelihoods.families.bounded import BoundedFamily, Predictors
-from subbayes.likelihoods.families.supports import strictly_inside
 from subbayes.likelihoods.families.tails import log_between, log_difference, tails_between
 from subbayes.likelihoods.families.truncated_counts import (
     CountCells,
@@ -42,6 +41,7 @@ _NO_MASS = 1e-13
 Tails = tuple[Tensor, Tensor]
 
 
+@family("truncated")
 @dataclass(frozen=True, repr=False)
 class TruncatedFamily(BoundedFamily):
     r"""Responses that are seen only between two bounds: $p(y) / P(l \le Y \le u)$.
@@ -71,7 +71,7 @@ class TruncatedFamily(BoundedFamily):
         tensor([[0.7979]], dtype=torch.float64)
     """
 
-    label = "truncated"
+    example = "Pass TruncatedFamily(family=NormalFamily(), lower=0.0)"
 
     @property
     def _relative(self) -> bool:
@@ -220,7 +220,7 @@ class TruncatedFamily(BoundedFamily):
         lower, upper = (torch.zeros_like(low[1]) + end for end in (lower, upper))
         nearer = torch.where(low[1] == -math.inf, lower, upper)
         found = torch.where(log_between(low, high) == -math.inf, nearer, found)
-        inside = [strictly_inside(self.family, end) for end in (lower, upper)]
+        inside = [self.family.strictly_inside(end) for end in (lower, upper)]
         return found.clamp(*inside)
 
     def _counts(self, eta: Predictors) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor, Tensor]:

@@ -17,16 +17,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Moments
-from subbayes.likelihoods.families.base import log_sum, moment
-from subbayes.likelihoods.families.counts import CountFamily, NegativeBinomialFamily, PoissonFamily
+from subbayes.likelihoods.base import Kind, Moments
+from subbayes.likelihoods.families.base import Family, family, log_sum, moment
+from subbayes.likelihoods.families.counts import NegativeBinomialFamily, PoissonFamily
 from subbayes.utils.types import Outputs
 
 _BELOW_ONE = 1 - 2.0**-53
 
 
 @dataclass(frozen=True, repr=False)
-class _ZeroFamily(CountFamily):
+class _ZeroFamily(Family):
     """Base class of counts with a probability of zeros, the last parameter.
 
     Attributes:
@@ -35,6 +35,7 @@ class _ZeroFamily(CountFamily):
     """
 
     base: Any = field(default_factory=PoissonFamily, init=False)
+    kind: ClassVar[Kind] = "count"
     zero: ClassVar[str]
 
     def _seen(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,35 +130,35 @@ class _Hurdle(_ZeroFamily):
         return (*super().initial_predictors(y)[:-1], float(np.log(share / (1 - share))))
 
 
+@family("zero-inflated-poisson", "zip")
 @dataclass(frozen=True, repr=False)
 class ZeroInflatedPoissonFamily(_ZeroInflated):
     r"""Poisson counts with rate $\mu$, or 0 with probability $\pi$ (`zi`)."""
 
-    label = "zero-inflated-poisson"
     allowed = {"mu": ("log",), "zi": ("logit",)}
 
 
+@family("zero-inflated-negative-binomial", "zinb", "zero-inflated-negbinomial")
 @dataclass(frozen=True, repr=False)
 class ZeroInflatedNegativeBinomialFamily(_ZeroInflated):
     r"""Negative binomial counts with mean $\mu$, or 0 with probability $\pi$ (`zi`)."""
 
     base: Any = field(default_factory=NegativeBinomialFamily, init=False)
-    label = "zero-inflated-negative-binomial"
     allowed = {"mu": ("log",), "shape": ("log",), "zi": ("logit",)}
 
 
+@family("hurdle-poisson")
 @dataclass(frozen=True, repr=False)
 class HurdlePoissonFamily(_Hurdle):
     r"""0 with probability $\pi$ (`hu`), else Poisson counts above 0 with rate $\mu$."""
 
-    label = "hurdle-poisson"
     allowed = {"mu": ("log",), "hu": ("logit",)}
 
 
+@family("hurdle-negative-binomial", "hurdle-negbinomial")
 @dataclass(frozen=True, repr=False)
 class HurdleNegativeBinomialFamily(_Hurdle):
     r"""0 with probability $\pi$ (`hu`), else negative binomial counts above 0."""
 
     base: Any = field(default_factory=NegativeBinomialFamily, init=False)
-    label = "hurdle-negative-binomial"
     allowed = {"mu": ("log",), "shape": ("log",), "hu": ("logit",)}
