@@ -62,7 +62,8 @@ def family(name: str, *aliases: str) -> Callable[[_T], _T]:
     def register(kind: _T) -> _T:
         kind.label = name
         _ALIASES.update(dict.fromkeys(aliases, name))
-        return FAMILIES.register(name)(kind)
+        FAMILIES.register(name)(kind)
+        return kind
 
     return register
 

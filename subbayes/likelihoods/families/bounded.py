@@ -141,7 +141,7 @@ class BoundedFamily(AroundFamily):
 
     @property
     @override
-    def support(self) -> str:  # type: ignore[override]
+    def support(self) -> str:
         return f"{self.family.support} from {self._shown.replace(' and ', ' to ')}"
 
     def allows(self, y: Tensor) -> Tensor:

@@ -194,7 +194,7 @@ class BinomialFamily(Family):
         return super().allows(y) & (y <= most)
 
     @property
-    def support(self) -> str:  # type: ignore[override]
+    def support(self) -> str:
         """Description of the allowed responses."""
         most = "the trials" if isinstance(self.trials, str) else str(self.trials)
         return f"counts (whole numbers of at least 0) up to {most}"

@@ -119,7 +119,7 @@ class Custom(Family):
         return self.within
 
     @property
-    def support(self) -> str:  # type: ignore[override]
+    def support(self) -> str:
         """Description of the allowed responses."""
         return f"numbers from {self.within[0]:g} to {self.within[1]:g}"
 

@@ -78,7 +78,7 @@ class AroundFamily(Family):
         return self.family.allowed
 
     @property
-    def support(self) -> str:  # type: ignore[override]
+    def support(self) -> str:
         """Description of the allowed responses."""
         return self.family.support
 

@@ -94,7 +94,7 @@ class MixtureFamily(Family):
         return self.first.kind
 
     @property
-    def support(self) -> str:  # type: ignore[override]
+    def support(self) -> str:
         """Description of the allowed responses."""
         return f"{self.first.support}, or {self.second.support}"
 

@@ -293,7 +293,7 @@ class TruncatedFamily(BoundedFamily):
         u = torch.rand(outputs.shape[:-1], generator=generator, dtype=torch.float64)
         return moment(_in_blocks(self._quantiles, outputs, _CELLS, u.clamp_min(1e-300)))
 
-    def _rule(self, eta: Predictors, heavy: bool) -> tuple[Tensor, Tensor]:
+    def _rule_of_levels(self, eta: Predictors, heavy: bool) -> tuple[Tensor, Tensor]:
         r"""Responses, and the weights of a sum over them that is an expectation, each (m, n).
 
         An integral over levels $u = 1 / (1 + e^{-\pi \sinh t})$ by the trapezoidal rule in t (the
@@ -335,7 +335,7 @@ class TruncatedFamily(BoundedFamily):
             return torch.stack([torch.where(free, own, found) for own, found in pairs])
         if hasattr(inner, "truncated_moments"):
             return torch.stack(inner.truncated_moments(*self._ends(eta), self._split(eta)[0]))
-        y, weight = self._rule(eta, heavy=True)
+        y, weight = self._rule_of_levels(eta, heavy=True)
         mean = (weight * y).sum(0)
         found = [mean, (weight * (y - mean).square()).sum(0)]
         if self._has_tail:
@@ -379,7 +379,7 @@ class TruncatedFamily(BoundedFamily):
         found = []
         for rows in flat.split(_AT_ONCE // _CELLS):
             eta = rows.double().cpu()  # responses near a bound need its digits
-            y, weight = self._rule(eta.unbind(-1), heavy=False)
+            y, weight = self._rule_of_levels(eta.unbind(-1), heavy=False)
             score = torch.func.grad(lambda f, y=y: self.log_density(y, f.unbind(-1)).sum())(
                 eta.expand(len(y), *eta.shape)
             )
