@@ -11,6 +11,7 @@ import typer
 from subbayes.cli.console import COMMAND, naming_table
 from subbayes.cli.files import check_model_folder, check_output_file, naming_out
 from subbayes.cli.options import DATA, OUTPUT, Console, Level, Overwrite, Table, TextOptions, option
+from subbayes.utils.registry import PRIORS
 from subbayes.utils.text_table import aligned
 
 if TYPE_CHECKING:
@@ -51,9 +52,9 @@ class ModelOptions:
     prior: Annotated[
         list[str] | None,
         option(
-            help="Prior of a term: its scale, such as age=0.1, or 'age=student_t(3, 0, 2.5)', "
-            "normal, exponential, half_normal, lkj, dirichlet, horseshoe or a distribution of "
-            "SciPy, 'age=scipy.laplace(0, 2)'; may be repeated.",
+            help="Prior of a term: its scale, such as age=0.1, or 'age=student_t(3, 0, 2.5)', one "
+            f"of {', '.join(PRIORS)}; a distribution of SciPy is 'age=scipy.laplace(0, 2)'; may "
+            "be repeated.",
             panel=MODEL,
             metavar="TERM=PRIOR",
         ),
@@ -72,7 +73,7 @@ class ModelOptions:
     def build(self, formula: str) -> SemiStructuredRegression:
         """The unfitted model of a formula."""
         from subbayes.likelihoods.families import family_from_name
-        from subbayes.regression.design.prior_names import prior_from_text
+        from subbayes.regression.priors.reading import prior_from_text
         from subbayes.semistructured.model import SemiStructuredRegression
 
         family = family_from_name(self.family, self.link)

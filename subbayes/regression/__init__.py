@@ -5,14 +5,14 @@ from subbayes.utils.registry import lazy_imports
 _NAMES = {
     "Dirichlet": "priors.dirichlet",
     "EffectPrior": "priors.prior",
-    "Exponential": "design.priors",
-    "Flat": "design.flat_prior",
-    "Flexible": "design.priors",
-    "HalfNormal": "design.priors",
-    "Horseshoe": "design.horseshoe",
+    "Exponential": "priors.exponential",
+    "Flat": "priors.flat",
+    "Flexible": "priors.flexible",
+    "HalfNormal": "priors.half_normal",
+    "Horseshoe": "priors.horseshoe",
     "LKJ": "priors.lkj",
-    "NormalPrior": "design.priors",
-    "StudentT": "design.priors",
+    "NormalPrior": "priors.normal",
+    "StudentT": "priors.student_t",
 }
 
 __all__ = sorted(_NAMES)

@@ -18,7 +18,7 @@ from subbayes.diagnostics import LooResult
 from subbayes.likelihoods.families import CategoricalFamily
 from subbayes.predictions.predictive import Predictive
 from subbayes.regression.design.design import NewLevels
-from subbayes.regression.design.flat_prior import improper_effects
+from subbayes.regression.design.flat_effects import improper_effects
 from subbayes.regression.questions.averages import (
     Averages,
     RowAverage,

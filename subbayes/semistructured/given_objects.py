@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from scipy import stats
 
 from subbayes.artifacts.facts import encode
 from subbayes.draws import Draws
 from subbayes.likelihoods.families import Family, is_own_family
 from subbayes.predictions.averaging import evenly_spaced
-from subbayes.regression.design.priors import names_for_priors, prior_of_term
-from subbayes.regression.design.saved_priors import SavedPriors, prior_config
+from subbayes.regression.design.model_priors import names_for_priors
+from subbayes.regression.priors.reading import PriorFacts, prior_facts, prior_of_term
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.utils.checks import closest, fail, fail_type
 from subbayes.utils.text_table import without_addresses
@@ -59,7 +58,7 @@ def check_given_priors(priors: Mapping[str, Any], saved: Mapping[str, Any], fami
 
     Args:
         priors: the argument.
-        saved: the descriptions of all priors by name, see `prior_config`.
+        saved: the descriptions of all priors by name, see `prior_facts`.
         family: distribution of the response.
 
     Raises:
@@ -69,47 +68,14 @@ def check_given_priors(priors: Mapping[str, Any], saved: Mapping[str, Any], fami
         if name not in saved:
             expected = "names of priors in the file: " + (", ".join(saved) or "there are none")
             fail("priors", expected, repr(name), closest(name, saved))
-        config = saved[name]
-        if not isinstance(config, dict):
-            old = SavedPriors(saved, {}, family)[name]
-            config = prior_config(prior_of_term(name, old, names_for_priors(family)))
-        prior = prior_of_term(name, value, names_for_priors(family))
-        if _comparable(prior_config(prior)) != _comparable(config):
-            fail(
-                f"priors[{name!r}]",
-                f"the saved {_text(config)}",
-                repr(prior),
-                "Pass the prior that the model was fitted with",
-            )
-
-
-def _comparable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A description with the arguments of a distribution by name, and without addresses."""
-    if config["name"] == "own":
-        return {"shown": without_addresses(config["shown"])}
-    found = dict(config)
-    if config["name"] == "scipy":
-        kind = getattr(stats, config["distribution"], None)
-        shapes = getattr(kind, "shapes", None) or ""
-        names = [*shapes.replace(",", " ").split(), "loc", "scale"]
-        if isinstance(kind, stats.rv_continuous) and len(config["args"]) <= len(names):
-            by_place = dict(zip(names, config["args"], strict=False))
-            found |= {"args": [], "kwds": {"loc": 0, "scale": 1} | by_place | config["kwds"]}
-    return found
-
-
-def _text(config: Mapping[str, Any]) -> str:
-    """A description as Python writes it."""
-    if config["name"] == "own":
-        return str(config["shown"])
-    name, args, options = config["name"], config.get("args", []), config.get("options", {})
-    if name == "scipy" and config["student"]:
-        name, options = "StudentT", {"scale": config["factor"]}
-    elif name == "scipy":
-        times = "" if config["factor"] == 1 else f"{config['factor']:g} * "
-        name, options = times + config["distribution"], config["kwds"]
-    shown = [f"{value:g}" for value in args] + [f"{k}={v:g}" for k, v in options.items()]
-    return f"{name}({', '.join(shown)})"
+        facts = saved[name]
+        names = names_for_priors(family)
+        prior = prior_of_term(name, value, names)
+        if not isinstance(facts, PriorFacts):
+            facts = prior_facts(prior_of_term(name, facts, names))
+        if not facts.is_of(prior):
+            remedy = "Pass the prior that the model was fitted with"
+            fail(f"priors[{name!r}]", f"the saved {facts.shown}", repr(prior), remedy)
 
 
 def check_log_likelihood(joint: JointPosterior, draws: Draws, arguments: Sequence[str]) -> None:

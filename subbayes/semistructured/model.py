@@ -18,7 +18,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
 from subbayes.inference.samplers.chains import Sampler, check_folder
 from subbayes.likelihoods.families import Family, family_from_name
-from subbayes.regression.design.flat_prior import check_determined
+from subbayes.regression.design.flat_effects import check_determined
 from subbayes.regression.formula.checks import Missing
 from subbayes.regression.formula.response_terms import (
     ResponseTerms,

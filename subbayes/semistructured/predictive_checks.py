@@ -14,7 +14,7 @@ from torch import Tensor
 
 from subbayes.likelihoods.families import CensoredFamily
 from subbayes.likelihoods.families.completion import can_complete, complete_responses
-from subbayes.regression.design.flat_prior import flat_columns
+from subbayes.regression.design.flat_effects import flat_columns
 from subbayes.utils.checks import check_count, check_seed, fail
 from subbayes.utils.warning import warn_user
 

@@ -12,8 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from numbers import Real
-from typing import Annotated, Any, Literal, NoReturn, TypedDict
+from typing import Annotated, Any, Literal, NoReturn
 
 import numpy as np
 import pandas as pd
@@ -22,7 +21,7 @@ from msgspec import Meta
 from torch import Tensor, nn
 
 from subbayes.artifacts.arrays import ANY, LARGEST, Array, Arrays
-from subbayes.artifacts.facts import Facts, Finite, Name, Positive, Size, check_known
+from subbayes.artifacts.facts import Facts, Finite, Name, Size
 from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import KindFacts
 from subbayes.artifacts.tensors import add_prefix, strip_prefix
@@ -34,8 +33,7 @@ from subbayes.networks.mlp import MLP, MLPSettings
 from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.priors import Normal
-from subbayes.regression.design.priors import names_for_priors, prior_of_term
-from subbayes.regression.design.saved_priors import SavedPriors, prior_config
+from subbayes.regression.priors.reading import PriorFacts, SavedPriors, prior_facts
 from subbayes.regression.terms.parsing import least_effects
 from subbayes.semistructured.design_data import AuxiliaryColumns, check_network_names, networks_from
 from subbayes.semistructured.given_objects import (
@@ -55,7 +53,7 @@ from subbayes.utils.warning import unsaid_warnings
 
 _Formula = Annotated[str, Meta(max_length=10_000)]  # as `formula_grammar` allows
 _Level = Name | int | float | bool
-_MOST_TABLES = 1000
+_MOST_PRIORS = 1000
 _NUMBERS = re.compile(r"(u?int|float)(8|16|32|64)|U?Int(8|16|32|64)|Float(32|64)|bool(ean)?")
 _LEVELS = re.compile(r"object|str|string(\[(python|pyarrow)\])?|bool(ean)?")
 
@@ -90,29 +88,12 @@ class SpaceFacts(Facts):
     curve: Literal["bezier", "polygon"] | None
 
 
-class _Named(TypedDict):
-    name: Literal[
-        "NormalPrior", "Exponential", "HalfNormal", "LKJ", "Dirichlet", "Horseshoe", "Flat",
-        "scipy", "own",
-    ]  # fmt: skip
-
-
-class _Prior(_Named, total=False):
-    options: dict[str, Finite]
-    distribution: str
-    args: list[Finite]
-    kwds: dict[str, Finite]
-    factor: Positive
-    student: bool
-    shown: str
-
-
 class SemiStructuredFacts(KindFacts):
     """A fitted semi-structured model but for its tensors."""
 
     formula: _Formula | dict[Name, _Formula]
     family: dict[str, Any]
-    priors: dict[str, int | float | dict[str, Any]]
+    priors: dict[str, Finite | PriorFacts]
     weights: str | None
     offset: str | None
     exposure: str | None
@@ -133,12 +114,8 @@ class SemiStructuredFacts(KindFacts):
     missing_values: Annotated[list[str], Meta(max_length=MOST_MARKS)] = []
 
     def __post_init__(self) -> None:
-        made = [prior for prior in self.priors.values() if isinstance(prior, dict)]
-        for prior in made:
-            check_known(prior, _Prior)
-        tables = {repr(prior) for prior in made if prior["name"] == "scipy"}
-        if len(tables) > _MOST_TABLES:
-            raise ValueError(f"expected at most {_MOST_TABLES} distributions of SciPy")
+        if len(set(map(repr, self.priors.values()))) > _MOST_PRIORS:
+            raise ValueError(f"expected at most {_MOST_PRIORS} different priors")
 
     def arrays(self) -> Arrays:
         """Draws, subspace, start points, rows, networks and their inputs."""
@@ -182,14 +159,7 @@ def facts_of(state: FittedState) -> SemiStructuredFacts:
     return SemiStructuredFacts(
         formula=formula if isinstance(formula, str) else dict(formula),
         family=family.to_config() if known else {"own": repr(family)},
-        priors={
-            name: prior_config(
-                float(prior)  # of a column or of all standard deviations: a number fits both
-                if name == "sd" and isinstance(prior, Real)
-                else prior_of_term(name, prior, names_for_priors(family))
-            )
-            for name, prior in specification.priors.items()
-        },
+        priors={name: prior_facts(prior) for name, prior in specification.priors.items()},
         **vars(specification.auxiliary),
         missing=specification.missing,
         response_terms=list(specification.response_terms),
@@ -238,7 +208,7 @@ def state_from(
     }
     for i, network in enumerate(networks.values()):
         set_attributes(network.module, strip_prefix(f"attribute{i}", tensors))
-    saved_priors = SavedPriors(facts.priors, own, likelihood)
+    saved_priors = SavedPriors(facts.priors, own)
     specification = Specification(
         facts.formula,
         likelihood,

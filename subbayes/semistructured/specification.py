@@ -23,10 +23,14 @@ from subbayes.networks.network import Network
 from subbayes.networks.outputs import CallError
 from subbayes.regression.design.default_priors import default_priors, predictor_sd
 from subbayes.regression.design.design import Design, formula_variables, split_formula
-from subbayes.regression.design.flat_prior import flat_columns, with_limits
+from subbayes.regression.design.flat_effects import flat_columns, with_limits
 from subbayes.regression.design.identifiability import check_identified
+from subbayes.regression.design.model_priors import (
+    names_for_priors,
+    priors_with,
+    priors_without_term,
+)
 from subbayes.regression.design.predictor import StructuredPredictor
-from subbayes.regression.design.priors import names_for_priors, priors_with, priors_without_term
 from subbayes.regression.formula.checks import (
     Missing,
     complete_rows,

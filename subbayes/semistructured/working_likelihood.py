@@ -23,7 +23,8 @@ from jaxtyping import Float
 from subbayes.draws import Draws
 from subbayes.likelihoods.families import AsymmetricLaplaceFamily, Family
 from subbayes.predictions.averaging import evenly_spaced
-from subbayes.regression.design.priors import NormalPrior, priors_of_columns
+from subbayes.regression.design.model_priors import priors_of_columns
+from subbayes.regression.priors.normal import is_normal
 from subbayes.semistructured.specification import PreparedModel
 
 _DRAWS = 200  # over which the variance of the score is averaged
@@ -104,6 +105,6 @@ def _precisions(model: PreparedModel) -> Float[np.ndarray, "p"]:
     for term in model.design.terms:
         if term.parameter == model.design.parameters[0]:
             for own, prior in priors_of_columns(term, model.design.names, model.structured.priors):
-                assert isinstance(prior, NormalPrior)
+                assert is_normal(prior)
                 found[own] = prior.scale**-2
     return found

@@ -169,3 +169,18 @@ BASELINES: Registry[Any] = Registry(
         "sparse": f"{_METHODS}:SparseNetworks",
     },
 )
+_PRIORS = "subbayes.regression.priors"
+PRIORS: Registry[Any] = Registry(
+    "prior",
+    {
+        "normal": f"{_PRIORS}.normal:NormalPrior",
+        "student_t": f"{_PRIORS}.student_t:StudentT",
+        "exponential": f"{_PRIORS}.exponential:Exponential",
+        "half_normal": f"{_PRIORS}.half_normal:HalfNormal",
+        "scipy": f"{_PRIORS}.flexible:Flexible",
+        "flat": f"{_PRIORS}.flat:Flat",
+        "horseshoe": f"{_PRIORS}.horseshoe:Horseshoe",
+        "lkj": f"{_PRIORS}.lkj:LKJ",
+        "dirichlet": f"{_PRIORS}.dirichlet:Dirichlet",
+    },
+)

@@ -12,8 +12,9 @@ from scipy import stats
 
 from subbayes import InputError, InputTypeError, Sampling, SemiStructuredRegression
 from subbayes.regression.design.design import Design
-from subbayes.regression.design.priors import Flexible, StudentT
 from subbayes.regression.formula.checks import check_columns, plain_columns
+from subbayes.regression.priors.flexible import Flexible
+from subbayes.regression.priors.student_t import StudentT
 
 N = 200
 RNG = np.random.default_rng(0)

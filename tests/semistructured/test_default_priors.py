@@ -37,15 +37,12 @@ from subbayes.likelihoods.families import (
 )
 from subbayes.regression.design.default_priors import default_priors
 from subbayes.regression.design.design import Design
+from subbayes.regression.design.model_priors import names_for_priors, priors_with
 from subbayes.regression.design.predictor import StructuredPredictor
-from subbayes.regression.design.priors import (
-    Exponential,
-    HalfNormal,
-    NormalPrior,
-    names_for_priors,
-    priors_with,
-)
 from subbayes.regression.integrals.effect_map import EffectMap
+from subbayes.regression.priors.exponential import Exponential
+from subbayes.regression.priors.half_normal import HalfNormal
+from subbayes.regression.priors.normal import NormalPrior
 from subbayes.regression.terms.columns import remaining_scales
 
 FRAME = pd.DataFrame({"x": np.random.default_rng(0).normal(size=80)})

@@ -12,20 +12,17 @@ from subbayes.likelihoods.families import LINKS, NormalFamily
 from subbayes.regression.design.default_priors import default_priors
 from subbayes.regression.design.design import Design
 from subbayes.regression.design.predictor import StructuredPredictor
-from subbayes.regression.design.priors import (
-    Exponential,
-    Flexible,
-    HalfNormal,
-    NormalPrior,
-    StudentT,
-    is_normal,
-)
-from subbayes.regression.design.saved_priors import prior_config
+from subbayes.regression.priors.exponential import Exponential
+from subbayes.regression.priors.flexible import Flexible
+from subbayes.regression.priors.half_normal import HalfNormal
+from subbayes.regression.priors.normal import NormalPrior, is_normal
+from subbayes.regression.priors.reading import prior_facts
+from subbayes.regression.priors.student_t import StudentT
 from subbayes.regression.priors.truncated import within_range
 from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
 from subbayes.semistructured.marginalisation import ImportanceSampling, marginalisation_of
 
-SCIPY = {"name": "scipy", "args": [], "kwds": {}, "factor": 1.0, "student": False}
+SCIPY = {"args": [], "kwds": {}, "factor": 1.0}
 
 
 class Heavy(NormalPrior):
@@ -106,14 +103,17 @@ def test_draws_without_data_have_the_density_of_the_subclass():
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"name": "Foo", "options": {}}, r"Invalid enum value 'Foo' - at `\$.name`"),
-        ({"name": "NormalPrior", "options": {"size": 1.0}}, "'NormalPrior', mean and scale, got"),
+        ({"name": "foo", "options": {}}, "expected one of normal, student_t, .* prior - at"),
+        ({"name": "normal", "options": {"size": 1.0}}, "'normal', mean and scale, got"),
         (
-            {"name": "NormalPrior", "options": {"mean": "a"}},
-            r"Expected `float`, got `str` - at `\$.options",
+            {"name": "normal", "options": {"mean": "a"}},
+            r"Expected `float`, got `str` - at `\$.mean",
         ),
-        (SCIPY | {"distribution": "foo"}, "one of beta, cauchy, .*, got foo"),
-        ("normal", r"Expected `int . float . object`, got `str` - at `\$.priors"),
+        (
+            {"name": "scipy", "options": SCIPY | {"distribution": "foo"}},
+            "one of beta, cauchy, .*, got scipy",
+        ),
+        ("normal", r"Expected `float . object`, got `str` - at `\$.priors"),
     ],
 )
 def test_errors_of_saved_priors_name_the_field_and_what_is_known(saved, tmp_path, config, said):
@@ -129,10 +129,10 @@ def test_subclasses_of_tabulated_priors_are_not_saved_as_these():
         def from_standard(self, zeta):
             return super().from_standard(zeta) + 1
 
-    assert prior_config(Mine(stats.norm(0, 1)))["name"] == "own"
-    assert prior_config(Flexible(stats.norm(0, 1)))["name"] == "scipy"
-    assert prior_config(StudentT(3.0))["student"]
-    assert prior_config(Heavy())["name"] == "own"
+    assert prior_facts(Mine(stats.norm(0, 1))).shown == "norm(0, 1)"
+    assert prior_facts(Flexible(stats.norm(0, 1))).name == "scipy"
+    assert prior_facts(StudentT(3.0)).options == {"df": 3.0, "scale": 1.0}
+    assert prior_facts(Heavy()).shown == "Heavy(mean=0, scale=1)"
 
 
 @pytest.mark.parametrize(

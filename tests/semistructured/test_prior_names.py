@@ -14,8 +14,8 @@ from subbayes.likelihoods.families import (
 )
 from subbayes.likelihoods.families.literal_calls import literal_call
 from subbayes.regression import LKJ, Dirichlet, Horseshoe
-from subbayes.regression.design.prior_names import PRIORS_BY_NAME, prior_from_text
-from subbayes.regression.design.priors import prior_of
+from subbayes.regression.priors.reading import prior_from_text, prior_of
+from subbayes.utils.registry import PRIORS
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_nothing_is_evaluated(tmp_path):
     with pytest.raises(InputError, match="expected numbers"):
         prior_from_text("a", f"normal(open({str(path)!r}, 'w'))")
     assert not path.exists()
-    assert "exponential" in PRIORS_BY_NAME
+    assert "exponential" in PRIORS
     assert literal_call("a", "normal") is None
 
 

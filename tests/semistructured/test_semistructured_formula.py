@@ -18,9 +18,10 @@ from subbayes.regression import Exponential, Flexible, HalfNormal, NormalPrior, 
 from subbayes.regression.design.default_priors import default_priors
 from subbayes.regression.design.design import Design, split_formula
 from subbayes.regression.design.identifiability import collinear
+from subbayes.regression.design.model_priors import priors_with
 from subbayes.regression.design.predictor import StructuredPredictor
-from subbayes.regression.design.priors import prior_of, priors_with
 from subbayes.regression.formula.checks import complete_rows
+from subbayes.regression.priors.reading import prior_of
 from subbayes.regression.terms.updating import updated_formula
 from subbayes.semistructured import SemiStructuredRegression
 

@@ -12,7 +12,7 @@ import subbayes
 from subbayes import InputError, SemiStructuredRegression
 from subbayes.inference import Sampling
 from subbayes.regression import Horseshoe
-from subbayes.regression.design.horseshoe import half_cauchy
+from subbayes.regression.priors.horseshoe import half_cauchy
 
 
 def table(n=60, d=8, seed=0):

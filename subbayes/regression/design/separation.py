@@ -24,9 +24,8 @@ from subbayes.likelihoods.families import (
     ZeroInflatedPoissonFamily,
 )
 from subbayes.regression.design.design import Design
-from subbayes.regression.design.flat_prior import flat_columns
-from subbayes.regression.design.horseshoe import Horseshoe
-from subbayes.regression.design.priors import priors_of_columns
+from subbayes.regression.design.flat_effects import flat_columns
+from subbayes.regression.design.model_priors import priors_of_columns
 from subbayes.regression.priors.prior import EffectPrior
 from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
@@ -72,7 +71,7 @@ def check_separation(
             for term in design.terms
             if several or term.parameter == parameter
             for own, prior in priors_of_columns(term, design.names, priors)
-            if not isinstance(prior, Horseshoe)
+            if prior.of != "effects"
             for i in own
         ]
         numbers = len(y) * classes * (len(places) + classes)

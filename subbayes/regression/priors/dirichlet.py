@@ -36,6 +36,8 @@ class Dirichlet(EffectPrior):
         tensor([0.5000, 0.5000])
     """
 
+    name = "dirichlet"
+    of = "simplex"
     alpha: float = 1.0
 
     def __post_init__(self) -> None:

@@ -50,6 +50,8 @@ class LKJ(EffectPrior):
                 [0., 1.]])
     """
 
+    name = "lkj"
+    of = "correlation"
     eta: float = 1.0
 
     def __post_init__(self) -> None:

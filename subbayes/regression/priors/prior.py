@@ -1,30 +1,87 @@
-"""What a prior of effects is: a map from standard normal coordinates."""
+r"""What a prior of effects is: a map from standard normal coordinates.
+
+Every prior is a function $g$ with $\theta = g(\zeta)$, $\zeta \sim N(0, 1)$: an effect with prior
+distribution function F has $g = F^{-1} \circ \Phi$. In the coordinates $\zeta$ all effects have a
+standard normal prior, whatever their own priors are, so that every engine can sample them.
+
+A prior is a frozen dataclass in a file of this folder, or of another package, whose name is in
+`PRIORS`. Its text, its description in a file and its help on the command line follow from its
+fields.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from inspect import signature
+from typing import Any, ClassVar, Literal, Self
 
-import numpy as np
+import msgspec
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.utils.checks import fail, fail_type
+from subbayes.likelihoods.families.literal_calls import LiteralCall
+from subbayes.utils.registry import PRIORS
 
 
 class EffectPrior(ABC):
     """A prior as a map from a standard normal variable; a subclass implements `from_standard`.
 
     Attributes:
-        positive: whether the quantity is positive (a scale).
+        name: under which `PRIORS` has the class, for text and files.
+        of: what it is a prior of; "effects" share parameters.
     """
 
-    positive: bool = False
+    name: ClassVar[str] = ""
+    of: ClassVar[Literal["number", "effects", "correlation", "simplex"]] = "number"
+
+    @property
+    def positive(self) -> bool:
+        """Whether the quantity is positive (a scale)."""
+        return False
 
     @abstractmethod
     def from_standard(self, zeta: Tensor) -> Tensor:
         """The effect at standard normal coordinates: increasing and differentiable."""
+
+    @classmethod
+    def in_text(cls) -> Callable[..., EffectPrior]:
+        """What a call of the name makes, whose parameters are those of the call."""
+        return cls
+
+    @classmethod
+    def from_call(cls, call: LiteralCall) -> EffectPrior:
+        """The prior of a call in text."""
+        made = cls.in_text()
+        return made(**call.bound(signature(made)))
+
+    @property
+    def is_registered(self) -> bool:
+        """Whether a file can hold the prior: its class has its name in `PRIORS`."""
+        return self.name in PRIORS and PRIORS[self.name] is type(self)
+
+    def saved(self) -> dict[str, Any]:
+        """The fields, for a file."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    @classmethod
+    def from_saved(cls, options: Mapping[str, Any]) -> Self:
+        """The prior of the fields in a file.
+
+        Raises:
+            TypeError: other names. msgspec.ValidationError, InputError: other values.
+        """
+        known = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        if not options.keys() <= set(known):
+            raise TypeError(f"the parameters of {cls.name!r}, {' and '.join(known)}")
+        return msgspec.convert(dict(options), cls)
+
+    @classmethod
+    def comparable(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields in a file, equal for equal priors."""
+        return dict(options)
 
     def __repr__(self) -> str:
         values = ", ".join(
@@ -59,30 +116,3 @@ def interpolate(
     cubic = a + t * (da + t * ((3 * (b - a) - 2 * da - db) + t * (2 * (a - b) + da + db)))
     beyond = zeta - inside
     return cubic + beyond * torch.where(beyond > 0, slope[-1], slope[0])
-
-
-def check_distribution(distribution: Any) -> None:
-    """Check that a prior is a frozen continuous distribution of SciPy, of one number."""
-    if not hasattr(getattr(distribution, "dist", None), "pdf"):
-        fail_type("prior", "a frozen continuous distribution of scipy.stats", distribution)
-    if any(np.ndim(value) for value in (*distribution.args, *distribution.kwds.values())):
-        remedy = "Give each term a prior of its own"
-        fail("prior", "a distribution of one number", scipy_text(distribution), remedy)
-
-
-def scipy_text(distribution: Any) -> str:
-    """A frozen distribution of SciPy as it was called.
-
-    Example:
-        >>> from scipy import stats
-        >>> scipy_text(stats.cauchy(0, scale=2.5))
-        'cauchy(0, scale=2.5)'
-    """
-    named = getattr(distribution.dist, "name", "distribution")
-    given = [_short(value) for value in distribution.args]
-    given += [f"{name}={_short(value)}" for name, value in distribution.kwds.items()]
-    return f"{named}({', '.join(given)})"
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, (int, float, np.number)) else repr(value)

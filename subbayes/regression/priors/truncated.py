@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.likelihoods.families import LINKS
 from subbayes.regression.priors.prior import EffectPrior
@@ -30,7 +31,7 @@ class TruncatedPrior(EffectPrior):
         InputError: a prior without values between both.
 
     Example:
-        >>> from subbayes.regression.design.priors import NormalPrior
+        >>> from subbayes.regression.priors.normal import NormalPrior
         >>> TruncatedPrior(NormalPrior(), low=0.0).from_standard(torch.tensor([0.0]))
         tensor([0.6745])
     """
@@ -51,7 +52,11 @@ class TruncatedPrior(EffectPrior):
         between = _tail(-left) - above if left > 0 else _tail(right) - below
         for name, value in (("_below", below), ("_above", above), ("_between", between)):
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "positive", self.prior.positive or self.low >= 0)
+
+    @property
+    @override
+    def positive(self) -> bool:
+        return self.prior.positive or self.low >= 0
 
     def from_standard(self, zeta: Tensor) -> Tensor:
         """The quantile of the truncated prior, from the nearer tail of the prior."""
@@ -81,7 +86,7 @@ def within_range(argument: str, prior: EffectPrior, link: str) -> EffectPrior:
         InputError: a prior without values that the link accepts.
 
     Example:
-        >>> from subbayes.regression.design.priors import HalfNormal
+        >>> from subbayes.regression.priors.half_normal import HalfNormal
         >>> within_range("priors['nu']", HalfNormal(5.0), "logm1").low  # log(nu - 1)
         1.0
         >>> within_range("priors['sigma']", HalfNormal(5.0), "log")

@@ -1,30 +1,18 @@
-r"""Flat priors, which are improper: the posterior is that of the likelihood alone.
-
-Effects are functions of standard normal coordinates, for which there is no flat prior. In its place
-is the limit that numbers cannot tell from it: a normal prior with $10^4$ times the scale of the
-default prior (100 times, of the predictors of other parameters than the location). Of n rows that
-determine an effect, it moves the effect by less than $10^{-8} / n$ of a standard error for each one
-that separates it from 0. A flat prior of $\log\sigma$ is $p(\sigma) \propto 1 / \sigma$; with flat
-priors of all coefficients the posterior of a linear model is then that of Jeffreys' rule, whose
-coefficients have a t distribution around least squares.
-
-The posterior is proper only if the rows determine all effects with flat priors. Columns that are
-sums of each other, as many effects as rows, and separated classes raise an error before the fit,
-and effects whose posterior has the width of the prior raise one after it.
-"""
+"""Effects with flat priors: the limits in their place, and whether the rows determine them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
-from torch import Tensor
 
 from subbayes.regression.design.design import Design
-from subbayes.regression.design.priors import Exponential, NormalPrior, priors_of_columns
+from subbayes.regression.design.model_priors import priors_of_columns
+from subbayes.regression.priors.exponential import Exponential
+from subbayes.regression.priors.flat import Flat, FlatLimit
+from subbayes.regression.priors.normal import NormalPrior, is_normal
 from subbayes.regression.priors.prior import EffectPrior
 from subbayes.utils.checks import fail
 
@@ -34,45 +22,6 @@ if TYPE_CHECKING:
 
 _FACTOR, _OTHER_FACTOR = 1e4, 1e2  # of the scale of a default prior
 _MOST = 0.05  # standard deviation of an effect that rows determine, in those of its prior
-
-
-@dataclass(frozen=True, repr=False)
-class Flat(EffectPrior):
-    r"""A flat prior of a coefficient or an intercept, $p(\theta) \propto 1$, without networks.
-
-    Of "sigma", "shape" and other parameters it is flat in the predictor: $p(\sigma) \propto 1 /
-    \sigma$ for a logarithmic link. Standard deviations of smooths and random effects need proper
-    priors. An improper prior has no draws and no density: `prior_predictive` and the Savage-Dickey
-    ratio of `hypothesis("x = 0")` raise an error.
-
-    Raises:
-        InputError: in `fit`, an effect that the rows do not determine, so that the posterior is
-            improper; a model with networks; the prior of a standard deviation, a correlation or a
-            threshold.
-
-    Example:
-        >>> import pandas as pd
-        >>> from subbayes import Sampling, SemiStructuredRegression
-        >>> frame = pd.DataFrame({"x": [0.0, 1.0, 2.0, 3.0] * 5})
-        >>> frame["y"] = 2 * frame["x"] + np.tile([0.1, -0.1, -0.1, 0.1], 5)
-        >>> priors = {"Intercept": Flat(), "x": Flat(), "sigma": Flat()}
-        >>> few = Sampling(draws=500, chains=2, progress=False)
-        >>> model = SemiStructuredRegression("y ~ x", priors=priors).fit(frame, sampling=few)
-        >>> model.summary().loc["x", "mean"].round(2)
-        np.float64(2.0)
-    """
-
-    def from_standard(self, zeta: Tensor) -> Tensor:
-        """Raise, as it is not the distribution of a function of a normal coordinate."""
-        fail("prior", "a proper prior", "Flat()", "Pass a scale, such as priors={'age': 10.0}")
-
-
-@dataclass(frozen=True, repr=False)
-class _Limit(NormalPrior):
-    """The normal prior in the place of a flat one."""
-
-    def __repr__(self) -> str:
-        return "Flat()"
 
 
 def with_limits(
@@ -97,12 +46,12 @@ def with_limits(
         if name not in terms:
             fail(f"priors[{name!r}]", "a proper prior", "Flat()", "Only coefficients can have it")
         default, term = defaults[terms[name].name], terms[name]
-        if isinstance(default, Exponential):  # of sigma itself
+        if not is_normal(default):  # of sigma itself
+            assert isinstance(default, Exponential)
             default = NormalPrior(float(np.log(default.mean)), 1.0)
-        assert isinstance(default, NormalPrior)
         is_location = term.parameter == design.parameters[0]
         factor = _FACTOR if is_location else _OTHER_FACTOR
-        found[name] = _Limit(default.mean, factor * default.scale)
+        found[name] = FlatLimit(default.mean, factor * default.scale)
     return found
 
 
@@ -112,7 +61,7 @@ def flat_columns(design: Design, priors: Mapping[str, EffectPrior]) -> list[int]
         i
         for term in design.terms
         for own, prior in priors_of_columns(term, design.names, priors)
-        if isinstance(prior, _Limit)
+        if isinstance(prior, FlatLimit)
         for i in own
     ]
 

@@ -12,14 +12,15 @@ and regularization in the horseshoe and other shrinkage priors", eqs. 2.8 and 3.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
 
-from subbayes.regression.design.priors import Flexible
+from subbayes.regression.priors.flexible import Flexible
 from subbayes.regression.priors.prior import EffectPrior
 from subbayes.utils.checks import check_positive, fail
 
@@ -41,17 +42,20 @@ class Horseshoe(EffectPrior):
         >>> priors = dict.fromkeys(["x1", "x2", "x3"], Horseshoe(global_scale=0.05))
     """
 
+    name = "horseshoe"
+    of = "effects"
     global_scale: float = 0.1
     slab_scale: float = 2.0
     slab_df: float = 4.0
-    _slab: Flexible = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("global_scale", "slab_scale", "slab_df"):
             check_positive(name, getattr(self, name))
+
+    @cached_property
+    def _slab(self) -> Flexible:
         half = self.slab_df / 2
-        slab = Flexible(stats.invgamma(half, scale=half * self.slab_scale**2))
-        object.__setattr__(self, "_slab", slab)
+        return Flexible(stats.invgamma(half, scale=half * self.slab_scale**2))
 
     def from_standard(self, zeta: Tensor) -> Tensor:
         """Refuse: an effect depends on the scales that it shares with the others."""
