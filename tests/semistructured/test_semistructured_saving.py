@@ -484,7 +484,10 @@ def test_objects_that_contradict_the_file_are_refused(small):
     assert repr(load(path, **same)) == repr(model)
     for given, message in {
         "family": (StudentTFamily(), "family: expected the saved .*'normal'.*Leave it out"),
-        "priors": ({"C(g)": StudentT(4, 1.0)}, r"expected the saved StudentT\(df=3, scale=1\), got"),
+        "priors": (
+            {"C(g)": StudentT(4, 1.0)},
+            r"expected the saved StudentT\(df=3, scale=1\), got",
+        ),
     }.items():
         with pytest.raises(InputError, match=message[1]):
             load(path, **{given: message[0]})
