@@ -146,8 +146,9 @@ class SemiStructuredRegression(Results):
 
     def __repr__(self) -> str:
         model = self.specification
+        family = model.family if self._state is None else self._state.model.family
         networks = f", deep={list(model.deep)}" if model.deep else ""
-        return f"SemiStructuredRegression({model.formula!r}, {model.family!r}{networks})"
+        return f"SemiStructuredRegression({model.formula!r}, {family!r}{networks})"
 
     def __str__(self) -> str:
         """What was fitted, what the effects are and assume, their table, and warnings."""

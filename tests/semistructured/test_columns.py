@@ -378,6 +378,17 @@ def test_declared_classes_that_no_row_has_keep_their_place(declared, tmp_path):
     np.testing.assert_array_equal(again, found)
 
 
+@pytest.mark.parametrize(("family", "n_classes"), [("ordinal", 30), ("categorical", 4)])
+def test_a_fitted_model_is_shown_with_its_number_of_classes(family, n_classes, tmp_path):
+    y = pd.Categorical(np.arange(2 * n_classes) % n_classes, ordered=family == "ordinal")
+    frame = pd.DataFrame({"y": y, "x": np.linspace(-1, 1, len(y))})
+    model = SemiStructuredRegression("y ~ x", family=family)
+    model.fit(frame, inference="laplace", sampling=Sampling(draws=20, chains=2, progress=False))
+    assert repr(model) == f"SemiStructuredRegression('y ~ x', {family}(classes={n_classes}))"
+    model.save(tmp_path / "model")
+    assert repr(SemiStructuredRegression.load(tmp_path / "model")) == repr(model)
+
+
 # --- offsets and priors ---------------------------------------------------------------------------
 
 
