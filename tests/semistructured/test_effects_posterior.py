@@ -6,11 +6,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from scipy import special
+from scipy import special, stats
 
 from subbayes import Network
 from subbayes.inference import Sampling
 from subbayes.posterior import Posterior
+from subbayes.regression import Horseshoe
 from subbayes.regression.integrals import coefficient_likelihood, effect_map
 from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
@@ -433,7 +434,7 @@ def test_the_sampler_is_named_and_does_not_depend_on_the_seed():
 
 def test_it_is_said_that_proposals_do_not_fit(monkeypatch, capsys):
     for module in ("effects_sampling", "corrected_draws"):
-        monkeypatch.setattr(f"subbayes.semistructured.{module}._MOST_COORDINATES", 0)
+        monkeypatch.setattr(f"subbayes.regression.integrals.{module}._MOST_COORDINATES", 0)
     sampling = Sampling(draws=4, chains=2, warmup=4, progress=True, mode="eager")
     SemiStructuredRegression("c ~ x", family="poisson").fit(table(n=40), sampling=sampling)
     assert "proposals around the mode do not fit the posterior: sampling by nuts" in (
@@ -459,3 +460,23 @@ def test_censored_times_with_smooths_and_groups_are_drawn_by_several_proposals_e
     assert own.attrs["inference"].startswith("independence-metropolis")
     size = np.minimum(own["ess_bulk"], expected["ess_bulk"])
     assert (np.abs(own["mean"] - expected["mean"]) < 4.5 * expected["sd"] * np.sqrt(2 / size)).all()
+
+
+def test_columns_are_declared_linear_where_their_coefficients_are():
+    """Coefficients at the middle of two points that differ in the coordinates of some columns."""
+    frame = table(n=60).assign(k=np.resize([1, 2, 3, 4], 60), w2=np.linspace(-1, 1, 60))
+    formula = "o ~ x + v + s(u) + gp(w2, k=4) + (1 + x | g) + mo(k)"
+    frame["u"] = np.linspace(0, 1, 60) ** 2
+    model = SemiStructuredRegression(formula, priors={"v": stats.t(4), "x": Horseshoe()})
+    structured = model.specification.prepare(frame, None).structured
+    linear = structured.linear_columns
+    names = structured.design.names
+    others = {name for j, name in enumerate(names) if j not in linear}
+    assert others == {"v", "sigma.Intercept", *(n for n in names if n.startswith("mo("))}
+    one, two = torch.from_numpy(np.random.default_rng(0).standard_normal((2, structured.size)))
+    for columns, is_affine in ((linear, True), (sorted({*range(len(names))} - {*linear}), False)):
+        ends = one.repeat(2, 1)
+        ends[1, columns] = two[columns]
+        at_ends, middle = structured.coefficients(ends), structured.coefficients(ends.mean(0))
+        distance = (at_ends.mean(0) - middle)[columns].abs() / middle[columns].abs()
+        assert (distance < 1e-9).all() if is_affine else (distance > 1e-4).all()

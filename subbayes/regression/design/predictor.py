@@ -155,6 +155,15 @@ class StructuredPredictor(nn.Module):
         return all(not t.penalised for t in own) and all(is_normal(prior) for _, prior in parts)
 
     @property
+    def linear_columns(self) -> list[int]:
+        """Columns whose coefficients are affine in their coordinates, given the hyperparameters."""
+        linear = torch.ones(len(self.design.names), dtype=torch.bool)
+        linear[self._transform_columns] = False
+        for law, at, _ in self._laws.values():
+            linear[at] = law.is_linear
+        return torch.nonzero(linear)[:, 0].tolist()
+
+    @property
     def n_corrected(self) -> int:
         """Number of coefficients that networks share: of columns, then of the thresholds' constant.
 

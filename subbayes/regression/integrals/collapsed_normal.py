@@ -37,57 +37,7 @@ from subbayes.regression.terms.group_elimination import BlockFactor, block_chole
 
 _ELEMENTS = 2**20  # of matrices at once
 _ELEMENTS_OF_GROUPS = 2**18  # of vectors rather, about the size of a cache
-_POINTS = 256  # at once
 _MANY_GROUPS, _PRODUCTS = 100, 2**24  # from which, and up to which, sums over groups are cheaper
-
-
-def linear_coordinates(structured: StructuredPredictor, location: Float[Tensor, "p"]) -> list[int]:
-    """Coordinates in which the coefficients are affine, each in its own, given the rest.
-
-    The property is checked at random points, so that it does not depend on how terms are defined.
-    Effects of groups are left out by the caller, since the check takes time quadratic in the
-    coordinates.
-    """
-    rng = np.random.default_rng(0)
-    chosen = [j for j, own in enumerate(location.tolist()) if own]
-    chosen = _without_others(structured, chosen, rng)
-    base = torch.from_numpy(rng.standard_normal((3, structured.size)))
-    with torch.no_grad():
-        for _ in range(2):  # the second time with the others among the rest
-            zero, one, any_point = base.clone(), base.clone(), base.clone()
-            free = torch.from_numpy(rng.standard_normal((3, len(chosen))))
-            zero[:, chosen], one[:, chosen], any_point[:, chosen] = 0.0, 1.0, free
-            level, slope = structured.coefficients(zero), structured.coefficients(one)
-            found = structured.coefficients(any_point)
-            expected = (level + (slope - level) * _placed(free, chosen, level))[:, chosen]
-            error = (found[:, chosen] - expected).abs().amax(0)
-            size = expected.abs().amax(0) + 1e-300
-            chosen = [j for j, bad in zip(chosen, error > 1e-10 * size, strict=True) if not bad]
-    return chosen
-
-
-def _without_others(
-    structured: StructuredPredictor, chosen: list[int], rng: np.random.Generator
-) -> list[int]:
-    """Coordinates that no coefficient but their own depends on."""
-    base = torch.from_numpy(rng.standard_normal(structured.size))
-    level = structured.coefficients(base)
-    kept = []
-    for part in (chosen[i : i + _POINTS] for i in range(0, len(chosen), _POINTS)):
-        moved = base.repeat(len(part), 1)
-        at = torch.arange(len(part)), torch.tensor(part)
-        moved[at] += 1.0
-        change = (structured.coefficients(moved) - level).abs()
-        change[at] = 0.0
-        alone = change.amax(1) <= 1e-12 * level.abs().amax()
-        kept += [j for j, own in zip(part, alone.tolist(), strict=True) if own]
-    return kept
-
-
-def _placed(free: Tensor, places: list[int], like: Tensor) -> Tensor:
-    whole = torch.zeros_like(like)
-    whole[:, places] = free
-    return whole
 
 
 @dataclass(frozen=True)
@@ -292,12 +242,7 @@ class CollapsedNormal:
             if bool(rows.location[columns].all())
         ]
         correlated = [columns for columns in random if columns.shape[1] > 1]
-        location = rows.location.clone()
-        for columns in random:  # which are linear in their coordinates by definition
-            location[columns] = 0.0
-        linear = {*linear_coordinates(structured, location)}
-        for columns in random:
-            linear |= set(columns.flatten().tolist())
+        linear = {j for j in structured.linear_columns if rows.location[j]}
         first = self.groups.flatten().tolist()
         others = sorted(linear - set(first))
         self.linear = [*first, *others]

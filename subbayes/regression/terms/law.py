@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pandas as pd
@@ -46,9 +46,12 @@ class Law(ABC):
 
     Attributes:
         hyperparameters: its parameters, in the order of their coordinates.
+        is_linear: whether coefficients are linear in the coordinates of their columns, each in its
+            own, or in those of its group, given the hyperparameters.
     """
 
     hyperparameters: tuple[Hyperparameter, ...]
+    is_linear: ClassVar[bool] = True
 
     @property
     def size(self) -> int:

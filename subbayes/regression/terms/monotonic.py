@@ -129,6 +129,7 @@ class MonotonicColumns(LearnedTerm):
 class MonotonicLaw(Law):
     """The law of the steps; the first coordinate is that of b, the others those of the simplex."""
 
+    is_linear = False
     hyperparameters: tuple[Hyperparameter, ...]
 
     def _parts(self, zeta: Tensor, priors: Priors) -> tuple[Tensor, Tensor]:
