@@ -24,10 +24,9 @@ from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.diagnostics.standard_errors import mean_and_error
 from subbayes.likelihoods import Likelihood
-from subbayes.likelihoods.base import Moments
+from subbayes.likelihoods.base import Moments, WrappedLikelihood
 from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.likelihoods.target_parts import TargetParts, split_targets
-from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.types import Outputs, Targets

@@ -13,9 +13,16 @@ from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Kind, Likelihood, Moments, column, n_targets, target_values
+from subbayes.likelihoods.base import (
+    Kind,
+    Likelihood,
+    Moments,
+    WrappedLikelihood,
+    column,
+    n_targets,
+    target_values,
+)
 from subbayes.likelihoods.curvature_blocks import CurvatureBlocks
-from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.types import Outputs, PerPoint, Targets
 

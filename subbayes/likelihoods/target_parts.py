@@ -14,8 +14,8 @@ from torch import Tensor
 
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood, Weighted
-from subbayes.likelihoods.families.base import Family
-from subbayes.likelihoods.wrapped import WrappedLikelihood
+from subbayes.likelihoods.base import WrappedLikelihood
+from subbayes.likelihoods.family import Family
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
 

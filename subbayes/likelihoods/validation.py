@@ -16,9 +16,8 @@ from torch import Tensor
 
 from subbayes.data.arrays import check_dense
 from subbayes.data.data import Data, join_targets
-from subbayes.likelihoods.base import Kind, Likelihood, n_targets, target_values
+from subbayes.likelihoods.base import Kind, Likelihood, WrappedLikelihood, n_targets, target_values
 from subbayes.likelihoods.target_parts import one_copy_log_prob
-from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.utils.checks import InputError, InputTypeError, error_text, fail
 from subbayes.utils.seeding import fork_rng
 from subbayes.utils.trees import take, tree_map

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,10 +11,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.data.data import check_weights
-from subbayes.likelihoods.base import Evaluations, Kind, Likelihood, Moments
+from subbayes.likelihoods.base import Evaluations, Kind, Likelihood, Moments, WrappedLikelihood
 from subbayes.likelihoods.curvature_blocks import CurvatureBlocks
-from subbayes.likelihoods.weighting import weighted_terms
-from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import take
 from subbayes.utils.types import Outputs, PerPoint, Targets
@@ -157,3 +156,25 @@ def _split(y: Targets) -> tuple[Targets, Tensor]:
     if isinstance(y, Tensor) or len(y) < 2:
         fail("y", "targets with weights", "targets alone", "Pass Data.of(data).weighted(weights)")
     return (y[0] if len(y) == 2 else y[:-1]), y[-1]
+
+
+def weighted_terms(
+    log_prob: Callable[[Tensor], Tensor], outputs: Outputs, weights: Float[Tensor, "N"]
+) -> PerPoint:
+    """Log densities times weights, which are 0 with a gradient of 0 where the weight is.
+
+    Rows of weight 0 are evaluated at outputs of 0: their own densities may be 0, of which neither
+    the logarithm nor its gradient is finite.
+
+    Args:
+        log_prob: log density of each row from outputs, shape (..., N).
+        outputs: network outputs, shape (..., N, C).
+        weights: at least 0.
+
+    Example:
+        >>> weighted_terms(lambda f: f[:, 0].log(), torch.zeros(2, 1) + 1, torch.tensor([0.0, 2.0]))
+        tensor([0., 0.])
+    """
+    none, weights = weights == 0, weights.to(outputs.dtype)
+    terms = log_prob(torch.where(none.unsqueeze(-1), 0.0, outputs))
+    return torch.where(none, 0.0, weights * terms)

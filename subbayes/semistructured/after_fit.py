@@ -15,7 +15,6 @@ from jaxtyping import Float
 from subbayes.data.frames import read_frame
 from subbayes.data.levels import kind_of_level, levels_of, same_level
 from subbayes.diagnostics import LooResult
-from subbayes.likelihoods.families import CategoricalFamily
 from subbayes.predictions.predictive import Predictive
 from subbayes.regression.design.design import NewLevels
 from subbayes.regression.design.flat_effects import improper_effects
@@ -133,7 +132,7 @@ class AfterFit:
     def _position_of(self, category: Any, scale: str) -> int:
         """Position of the class that is asked for, and of its predictor; 0 without classes."""
         labels = self.state.model.response.labels or ()
-        of_location = scale == "link" and not isinstance(self.state.model.family, CategoricalFamily)
+        of_location = scale == "link" and not self.state.model.family.has_predictor_per_class
         if category is None and (of_location or len(labels) <= 2):
             return 0 if of_location else max(len(labels) - 1, 0)
         places = [i for i, label in enumerate(labels) if same_level(label, category)]

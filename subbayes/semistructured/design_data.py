@@ -17,7 +17,7 @@ from subbayes.data.arrays import to_tensor
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.frames import quote
 from subbayes.data.levels import check_kinds, check_read_differently, levels_of
-from subbayes.likelihoods.families import BernoulliFamily, CategoricalFamily, Family, OrdinalFamily
+from subbayes.likelihoods.families import Family
 from subbayes.networks.outputs import HALF
 from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.regression.design.design import Design, NewLevels
@@ -126,14 +126,14 @@ class Response:
             return cls(name)
         values = frame[name] if name in frame.columns else pd.Series(_evaluate(name, frame))
         check_read_differently(name, values)
-        if isinstance(family, OrdinalFamily):
+        if family.is_ordered:
             _check_ordered(name, values)
         if isinstance(values.dtype, pd.CategoricalDtype):
             labels = values.cat.categories.tolist()
         else:
             labels = levels_of(values)
             _check_classes(name, labels, len(values), family)
-        if isinstance(family, BernoulliFamily) and len(labels) != 2:
+        if family.is_binary and len(labels) != 2:
             fail(
                 name,
                 "2 classes for family 'bernoulli'",
@@ -180,13 +180,7 @@ class Response:
             return {}
         labels = [quote([v]) if isinstance(v, str) else str(v) for v in self.labels[:10]]
         rest = [f"{len(self.labels) - 10} more"] if len(self.labels) > 10 else []
-        if isinstance(family, BernoulliFamily):
-            text = f"the probability of {labels[1]}, beside {labels[0]}"
-        elif isinstance(family, OrdinalFamily):
-            text = " < ".join(labels + rest)
-        else:
-            text = f"{', '.join(labels[1:] + rest)}, each beside {labels[0]}"
-        return {"response": f"{self.name}: {text}"}
+        return {"response": f"{self.name}: {family.classes_text(labels, rest)}"}
 
     def variables(self, frame: pd.DataFrame) -> tuple[str, ...]:
         """Columns of the data frame that the response is computed from."""
@@ -206,7 +200,7 @@ def _check_classes(name: str, labels: list[Any], rows: int, family: Family) -> N
         return
     fractions = [value for value in labels if not float(value).is_integer()]
     whole = not fractions
-    if isinstance(family, BernoulliFamily):
+    if family.is_binary:
         if fractions:
             expected = "two classes for family 'bernoulli'"
             got = f"numbers such as {number_text(fractions[0])}"
@@ -430,7 +424,7 @@ def networks_from(deep: Mapping[str, Any] | None, family: Family) -> dict[str, D
         if half := next((p.dtype for p in part.module.parameters() if p.dtype in HALF), None):
             remedy = "Effects need more digits: pass module.float()"
             fail(f"deep[{name!r}]", "a module of float32 or float64", half, remedy)
-        if not isinstance(family, CategoricalFamily):  # whose classes the rows determine
+        if not family.has_predictor_per_class:  # whose classes the rows determine
             check_parameter(str(name), part, family)
         found[str(name)] = part
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from subbayes.likelihoods.families import CategoricalFamily, Family
+from subbayes.likelihoods.families import Family
 from subbayes.regression.design.design import Design
 from subbayes.semistructured.predictors import Deep
 from subbayes.utils.checks import closest, fail
@@ -26,8 +26,8 @@ def check_parameter(name: str, network: Deep, family: Family) -> None:
     if own is None or own in accepted:
         return
     remedy = closest(own, accepted)
-    if isinstance(family, CategoricalFamily) and own == family.parameters[0]:
-        remedy = f"Class {family.labels[0]!r} is the reference, whose predictor is 0"
+    if family.has_predictor_per_class and own == family.parameters[0]:
+        remedy = f"{own} is that of the reference, whose predictor is 0"
     fail(f"parameter of deep[{name!r}]", f"one of {', '.join(accepted)}", repr(own), remedy)
 
 
@@ -42,7 +42,7 @@ def with_classes(deep: Mapping[str, Deep], family: Family) -> dict[str, Deep]:
     Raises:
         InputError: an unknown parameter; or none, with several classes beside the reference.
     """
-    if not isinstance(family, CategoricalFamily):
+    if not family.has_predictor_per_class:
         return dict(deep)
     found, accepted = {}, _accepted(family)
     for name, network in deep.items():

@@ -12,8 +12,6 @@ import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
-from subbayes.likelihoods.families import CensoredFamily
-from subbayes.likelihoods.families.completion import can_complete, complete_responses
 from subbayes.regression.design.flat_effects import flat_columns
 from subbayes.utils.checks import check_count, check_seed, fail
 from subbayes.utils.warning import warn_user
@@ -157,16 +155,11 @@ def replicate(
     family, n = model.family, len(outputs)
     drawn = family.sample(outputs, generator).double().numpy().reshape(n, -1)
     y, targets, censored = model.response.numbers(model.frame), model.data.y, 0
-    completed = None
-    if isinstance(family, CensoredFamily) and not can_complete(family):
-        warn_user(
-            f"{family.family!r} has no from_log_tails: censored responses are compared as they are "
-            "with replicates that are not censored, which makes replicates larger or smaller"
-        )
-    elif isinstance(family, CensoredFamily):
-        values = targets[0] if isinstance(targets, tuple) else targets
-        assert values is not None
+    values = targets[0] if isinstance(targets, tuple) else targets
+    assert values is not None
+    completed = family.completed(outputs, values, generator)
+    if completed is not None:
         censored = int((values[:, 1] != 0).sum())
-        completed = complete_responses(family, outputs, values, generator).numpy()
+    shown = None if completed is None else completed.numpy()
     labels = tuple(model.response.labels or ())
-    return Replicates(y, drawn, family.kind, source, completed, censored, labels)
+    return Replicates(y, drawn, family.kind, source, shown, censored, labels)

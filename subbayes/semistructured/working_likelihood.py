@@ -21,7 +21,6 @@ import torch
 from jaxtyping import Float
 
 from subbayes.draws import Draws
-from subbayes.likelihoods.families import AsymmetricLaplaceFamily, Family
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.regression.design.model_priors import priors_of_columns
 from subbayes.regression.priors.normal import is_normal
@@ -35,11 +34,7 @@ def _is_corrected(model: PreparedModel, draws: Draws) -> bool:
     own = model.design.column_parameters.count(model.design.parameters[0])
     exact = model.deep is None and draws.validity == "exact"
     normal = own and model.structured.has_normal_location
-    return bool(exact and normal and _is_working(model.family))
-
-
-def _is_working(family: Family) -> bool:
-    return isinstance(family, AsymmetricLaplaceFamily)
+    return bool(exact and normal and model.family.is_working)
 
 
 def interval_warnings(
@@ -51,8 +46,7 @@ def interval_warnings(
         model: the model.
         correction: the result of `score_correction`.
     """
-    inner = getattr(model.family, "family", model.family)  # of censored and truncated responses
-    if not _is_working(inner) or correction is not None:
+    if not model.family.innermost.is_working or correction is not None:
         return []
     return [
         f"family {model.family!r}: the intervals of effects are those of responses with an "

@@ -15,13 +15,13 @@ from subbayes.likelihoods.families import (
     OrdinalFamily,
     family_from_name,
 )
-from subbayes.likelihoods.families.binary_links import (
+from subbayes.likelihoods.links import (
+    LINKS,
     PROBABILITY_LINKS,
     fisher_information,
     log_odds,
     log_probabilities,
 )
-from subbayes.likelihoods.families.links import LINKS
 
 ETA = torch.tensor([-300.0, -37.0, -6.0, -0.7, 0.0, 0.4, 2.5, 3.4], dtype=torch.float64)
 links = pytest.mark.parametrize("link", PROBABILITY_LINKS)

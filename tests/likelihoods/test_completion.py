@@ -11,7 +11,6 @@ from scipy import stats
 
 from subbayes import InputError
 from subbayes.likelihoods.families import BinomialFamily, CensoredFamily, TruncatedFamily
-from subbayes.likelihoods.families.completion import complete_responses
 
 DRAWS = 4000
 ETA = {
@@ -25,7 +24,7 @@ POISSON = stats.poisson(3.0)
 def completed(name, eta, rows):
     outputs = torch.tensor(eta, dtype=torch.float64).expand(DRAWS, len(rows), -1)
     generator = torch.Generator().manual_seed(1)
-    found = complete_responses(CensoredFamily(family=name), outputs, torch.tensor(rows), generator)
+    found = CensoredFamily(family=name).completed(outputs, torch.tensor(rows), generator)
     return found.numpy()
 
 
@@ -81,7 +80,7 @@ def test_the_only_count_that_is_possible_is_drawn(family, eta, row, law):
     censored, y = CensoredFamily(family=family), torch.tensor([row], dtype=torch.float64)
     censored.check_targets(y)
     outputs = torch.tensor(eta, dtype=torch.float64).expand(DRAWS, 1, -1)
-    found = complete_responses(censored, outputs, y, torch.Generator().manual_seed(2))
+    found = censored.completed(outputs, y, torch.Generator().manual_seed(2))
     for count, p in law.items():
         share = float((found == count).double().mean())
         assert abs(share - p) <= 4.5 * math.sqrt(p * (1 - p) / DRAWS)

@@ -38,7 +38,7 @@ from subbayes.likelihoods.families import (
     ZeroInflatedPoissonFamily,
     family_from_name,
 )
-from subbayes.likelihoods.families.base import log_sum
+from subbayes.likelihoods.family import log_sum
 from subbayes.predictions.predictive import Predictive, check_outputs
 
 ETA = torch.tensor([[0.3, 1.2, -0.4], [-0.5, 1.6, 0.3], [0.9, 1.4, -1.0]], dtype=torch.float64)

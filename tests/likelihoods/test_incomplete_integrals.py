@@ -17,7 +17,7 @@ from subbayes.likelihoods.families import (
     CensoredFamily,
     TruncatedFamily,
 )
-from subbayes.likelihoods.families.incomplete_integrals import (
+from subbayes.likelihoods.tails.incomplete_integrals import (
     beta_log_tails,
     binomial_log_tails,
     gamma_log_tails,

@@ -14,6 +14,7 @@ from scipy import integrate, optimize, stats
 from subbayes import InputError, Predictive
 from subbayes.diagnostics.metrics import crps
 from subbayes.likelihoods import from_config
+from subbayes.likelihoods.around import truncated as truncated_room
 from subbayes.likelihoods.families import (
     AsymmetricLaplaceFamily,
     CensoredFamily,
@@ -21,8 +22,7 @@ from subbayes.likelihoods.families import (
     StudentTFamily,
     TruncatedFamily,
 )
-from subbayes.likelihoods.families import truncated as truncated_room
-from subbayes.likelihoods.families.tails import (
+from subbayes.likelihoods.tails.tails import (
     exponential_moments,
     log_difference,
     poisson_log_tails,
@@ -488,7 +488,7 @@ def test_crps_of_truncated_counts_is_the_naive_sum(lower, upper, shift, monkeypa
     naive = ((cdf - (np.arange(cdf.shape[-1]) >= y[:, None])) ** 2).sum(-1).mean()
     monkeypatch.setattr(TruncatedFamily, "cdf", None)  # which takes most of the time
     assert crps(predictive, torch.from_numpy(y)) == pytest.approx(naive, rel=1e-9, abs=1e-9)
-    monkeypatch.setattr("subbayes.likelihoods.families.truncated_counts._AT_ONCE", 50)  # blocks
+    monkeypatch.setattr("subbayes.likelihoods.tails.counts._AT_ONCE", 50)  # blocks
     assert crps(predictive, torch.from_numpy(y)) == pytest.approx(naive, rel=1e-9, abs=1e-9)
 
 

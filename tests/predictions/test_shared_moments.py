@@ -7,7 +7,7 @@ import torch
 
 from subbayes.likelihoods import Gaussian
 from subbayes.likelihoods.families import NormalFamily, TruncatedFamily
-from subbayes.likelihoods.families import continuous as normal_room
+from subbayes.likelihoods.families import normal as normal_room
 from subbayes.predictions.predictive import Predictive
 from subbayes.predictions.quantiles import mixture_quantile
 

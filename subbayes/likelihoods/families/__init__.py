@@ -2,7 +2,35 @@
 
 from __future__ import annotations
 
-from subbayes.likelihoods.families.base import (
+from subbayes.likelihoods.around.censored import CensoredFamily
+from subbayes.likelihoods.around.mixture import MixtureFamily
+from subbayes.likelihoods.around.truncated import TruncatedFamily
+from subbayes.likelihoods.around.zeros import (
+    HurdleNegativeBinomialFamily,
+    HurdlePoissonFamily,
+    ZeroInflatedNegativeBinomialFamily,
+    ZeroInflatedPoissonFamily,
+)
+from subbayes.likelihoods.families.asymmetric_laplace import AsymmetricLaplaceFamily
+from subbayes.likelihoods.families.beta import BetaFamily
+from subbayes.likelihoods.families.classes import BernoulliFamily, CategoricalFamily, OrdinalFamily
+from subbayes.likelihoods.families.counts import (
+    BinomialFamily,
+    NegativeBinomialFamily,
+    PoissonFamily,
+)
+from subbayes.likelihoods.families.custom import Custom
+from subbayes.likelihoods.families.gamma import GammaFamily
+from subbayes.likelihoods.families.inverse_gaussian import InverseGaussianFamily
+from subbayes.likelihoods.families.log_normal import LogNormalFamily
+from subbayes.likelihoods.families.normal import NormalFamily
+from subbayes.likelihoods.families.student_t import StudentTFamily
+from subbayes.likelihoods.families.survival import (
+    LogLogisticFamily,
+    PiecewiseExponentialFamily,
+    WeibullFamily,
+)
+from subbayes.likelihoods.family import (
     FAMILIES,
     CommonParameters,
     Family,
@@ -11,31 +39,7 @@ from subbayes.likelihoods.families.base import (
     family_from_name,
     is_own_family,
 )
-from subbayes.likelihoods.families.classes import BernoulliFamily, CategoricalFamily, OrdinalFamily
-from subbayes.likelihoods.families.continuous import BetaFamily, GammaFamily, NormalFamily
-from subbayes.likelihoods.families.counts import (
-    BinomialFamily,
-    NegativeBinomialFamily,
-    PoissonFamily,
-)
-from subbayes.likelihoods.families.custom import Custom
-from subbayes.likelihoods.families.heavy_tails import AsymmetricLaplaceFamily, StudentTFamily
-from subbayes.likelihoods.families.incomplete import CensoredFamily
-from subbayes.likelihoods.families.links import LINKS
-from subbayes.likelihoods.families.mixtures import MixtureFamily
-from subbayes.likelihoods.families.positive import InverseGaussianFamily, LogNormalFamily
-from subbayes.likelihoods.families.survival import (
-    LogLogisticFamily,
-    PiecewiseExponentialFamily,
-    WeibullFamily,
-)
-from subbayes.likelihoods.families.truncated import TruncatedFamily
-from subbayes.likelihoods.families.zeros import (
-    HurdleNegativeBinomialFamily,
-    HurdlePoissonFamily,
-    ZeroInflatedNegativeBinomialFamily,
-    ZeroInflatedPoissonFamily,
-)
+from subbayes.likelihoods.links import LINKS
 
 __all__ = [
     "FAMILIES",

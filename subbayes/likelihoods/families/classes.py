@@ -14,13 +14,9 @@ from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.discrete import Categorical
-from subbayes.likelihoods.families.base import Family, family, moment, responses_and_weights
-from subbayes.likelihoods.families.binary_links import (
-    PROBABILITY_LINKS,
-    fisher_information,
-    log_probabilities,
-)
-from subbayes.likelihoods.weighting import weighted_terms
+from subbayes.likelihoods.family import CLASSES, Family, Side, family, moment, responses_and_weights
+from subbayes.likelihoods.links import PROBABILITY_LINKS, fisher_information, log_probabilities
+from subbayes.likelihoods.weighted import weighted_terms
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
@@ -32,12 +28,30 @@ class BernoulliFamily(Family):
 
     kind: ClassVar[Kind] = "classification"
     is_mean = True
+    is_binary = True
+    canonical = "logit"
     allowed = {"mu": PROBABILITY_LINKS}
     support = "0 and 1"
     remedy = (
         "Encode two classes as 0 and 1; for proportions give counts and their trials, or use the "
         "family 'beta'"
     )
+
+    @override
+    def with_trials(self, trials: int | str) -> Family:
+        from subbayes.likelihoods.families.counts import BinomialFamily
+
+        return BinomialFamily((self.links[0], "identity"), trials=trials)
+
+    @override
+    def classes_text(self, labels: Sequence[str], more: Sequence[str]) -> str:
+        return f"the probability of {labels[1]}, beside {labels[0]}"
+
+    @override
+    def one_sided(
+        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
+    ) -> dict[str, Side]:
+        return {"mu": ((y > 0).astype(float) - (y < 1.0), CLASSES)}
 
     @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
@@ -86,11 +100,35 @@ class OrdinalFamily(Family):
     unsaved = ("links",)
     allowed = {"mu": ("identity",)}
     support = "ordered classes 0..K-1"
+    is_ordered = True
 
     def __post_init__(self) -> None:
         check_count("n_classes", self.n_classes, 2)
         check_choice("link of family 'ordinal'", self.cumulative, PROBABILITY_LINKS)
         object.__setattr__(self, "links", ("identity",) * self.n_classes)
+
+    @override
+    def classes_text(self, labels: Sequence[str], more: Sequence[str]) -> str:
+        return " < ".join([*labels, *more])
+
+    @override
+    def one_sided(
+        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
+    ) -> dict[str, Side]:
+        return {"mu": (None, CLASSES)}
+
+    def comparisons(
+        self,
+        columns: Float[np.ndarray, "n p"],
+        parameters: Sequence[str],
+        y: Float[np.ndarray, "n"],
+    ) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m"]]:
+        """Predictor minus each threshold, and whether the class is above it."""
+        thresholds = int(y.max())
+        below = -np.eye(thresholds)[:, None].repeat(len(y), 1)
+        rows = [np.hstack([columns, below[k]]) for k in range(thresholds)]
+        sides = [np.where(y > k, 1.0, -1.0) for k in range(thresholds)]
+        return np.concatenate(rows), np.concatenate(sides)
 
     def with_link(self, link: str) -> OrdinalFamily:
         """The family with another link of the probabilities up to a class."""
@@ -272,11 +310,39 @@ class CategoricalFamily(Family):
     unsaved = ("links", "labels")
     allowed = {"mu": ("identity",)}
     support = "classes 0..K-1"
+    has_predictor_per_class = True
 
     def __post_init__(self) -> None:
         if len(self.labels) < 2:
             fail("labels", "at least 2 classes", len(self.labels))
         object.__setattr__(self, "links", ("identity",) * len(self.labels))
+
+    @override
+    def one_sided(
+        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
+    ) -> dict[str, Side]:
+        return {"": (None, CLASSES)}
+
+    def comparisons(
+        self,
+        columns: Float[np.ndarray, "n p"],
+        parameters: Sequence[str],
+        y: Float[np.ndarray, "n"],
+    ) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m"]]:
+        """Predictor of the class of a row minus that of each other class, maybe the reference.
+
+        Rows are separated if none of these differences falls along b (Albert and Anderson 1984).
+        """
+        of_column = np.array(parameters, dtype=object)
+        of_class = [columns * (of_column == name) for name in self.parameters]
+        rows = [
+            of_class[label][y == label] - other[y == label]
+            for label in range(len(of_class))
+            for k, other in enumerate(of_class)
+            if k != label
+        ]
+        found = np.concatenate(rows)
+        return found, np.ones(len(found))
 
     def with_link(self, link: str) -> CategoricalFamily:
         """The family itself: its link is "logit"."""

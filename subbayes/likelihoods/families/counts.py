@@ -15,19 +15,19 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
-from subbayes.likelihoods.families.base import Family, family, moment
-from subbayes.likelihoods.families.binary_links import (
+from subbayes.likelihoods.families.classes import BernoulliFamily
+from subbayes.likelihoods.family import CLASSES, Family, Side, family, moment, zeros_below
+from subbayes.likelihoods.links import (
     PROBABILITY_LINKS,
     fisher_information,
     log_odds,
     log_probabilities,
 )
-from subbayes.likelihoods.families.classes import BernoulliFamily
-from subbayes.likelihoods.families.incomplete_integrals import (
+from subbayes.likelihoods.tails.incomplete_integrals import (
     binomial_log_tails,
     negative_binomial_log_tails,
 )
-from subbayes.likelihoods.families.tails import exponential_log_below, poisson_log_tails
+from subbayes.likelihoods.tails.tails import exponential_log_below, poisson_log_tails
 from subbayes.utils.checks import check_count, fail, number_text
 from subbayes.utils.types import Outputs
 
@@ -41,11 +41,18 @@ class PoissonFamily(Family):
 
     kind: ClassVar[Kind] = "count"
     is_mean = True
+    canonical = "log"
     allowed = {"mu": ("log",)}
 
     @override
     def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         return self.log_kernel(y, eta) - eta[0].exp()
+
+    @override
+    def one_sided(
+        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
+    ) -> dict[str, Side]:
+        return {"mu": zeros_below(y)}
 
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log P(Y <= y) and log P(Y > y)."""
@@ -118,6 +125,12 @@ class NegativeBinomialFamily(Family):
         log_ratio = torch.where(v.abs() < 0.5, near, log_sum - total)
         small = 0.5 * (log_r - log_sum) + ((-log_sum).exp() - (-log_r).exp()) / 12
         return r * log_ratio + y * (log_ratio + log_mu - 1) + small
+
+    @override
+    def one_sided(
+        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
+    ) -> dict[str, Side]:
+        return {"mu": zeros_below(y)}
 
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log P(Y <= y) and log P(Y > y)."""
@@ -247,6 +260,20 @@ class BinomialFamily(Family):
         ways = torch.lgamma(trials + 1) - torch.lgamma(y + 1) - torch.lgamma(trials - y + 1)
         success, failure = log_probabilities(self.links[0], eta[0])
         return ways + _times(y, success) + _times(trials - y, failure)
+
+    @override
+    def one_sided(
+        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
+    ) -> dict[str, Side]:
+        return {"mu": ((y > 0).astype(float) - (y < trials), CLASSES)}
+
+    @override
+    def without_term(self, name: str) -> Family:
+        return BernoulliFamily(self.links[:1]) if name == "trials" else self
+
+    @override
+    def with_trials(self, trials: int | str) -> Family:
+        fail("formula", "family 'binomial' with trials(...)", "one that has trials= too")
 
     def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Log P(Y <= y) and log P(Y > y)."""

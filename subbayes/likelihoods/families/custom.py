@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from subbayes.data.arrays import check_dense
 from subbayes.likelihoods.base import Moments, UndefinedError
-from subbayes.likelihoods.families.base import Family, moment
-from subbayes.likelihoods.families.links import LINKS
+from subbayes.likelihoods.family import Family, moment
+from subbayes.likelihoods.links import LINKS
 from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.types import Outputs, Targets
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments, in_float64
-from subbayes.likelihoods.families.base import Family, family, moment
-from subbayes.likelihoods.families.tails import (
+from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.tails.tails import (
     exponential_log_below,
     exponential_moments,
     joined_moments,
@@ -195,6 +195,7 @@ class PiecewiseExponentialFamily(Family):
     cuts: tuple[float, ...] = (1.0,)
     bounds = (0.0, math.inf)
     unsaved = ("links",)
+    is_hazard = True
     allowed = {"mu": ("log",)}
 
     def __post_init__(self) -> None:

@@ -9,10 +9,9 @@ import torch
 from jaxtyping import Float
 from scipy import stats
 
-from subbayes.likelihoods.families import Custom, Family
-from subbayes.likelihoods.families.binary_links import PROBABILITY_LINKS
-from subbayes.likelihoods.families.links import LINKS
-from subbayes.likelihoods.families.mixtures import allowed_rows
+from subbayes.likelihoods.around.mixture import allowed_rows
+from subbayes.likelihoods.families import Family
+from subbayes.likelihoods.links import LINKS, PROBABILITY_LINKS
 from subbayes.regression.design.design import Design
 from subbayes.regression.priors.dirichlet import Dirichlet
 from subbayes.regression.priors.exponential import Exponential
@@ -200,7 +199,7 @@ def _intercept_prior(family: Family, parameter: str, rows: _Rows) -> NormalPrior
 
 def _check_positive_mean(family: Family, level: float) -> None:
     """Raise for a mean that a logarithmic link cannot reach; single responses may be negative."""
-    if bool(family.allows(torch.tensor([-1.0]))) and not isinstance(family, Custom):
+    if family.is_mean and bool(family.allows(torch.tensor([-1.0]))):
         expected = "responses whose mean is above 0, for the link 'log'"
         fail("y", expected, f"a mean of {level:.4g}", "Use link='identity'")
 

@@ -8,21 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy import optimize
 
-from subbayes.likelihoods.families import (
-    BernoulliFamily,
-    BinomialFamily,
-    CategoricalFamily,
-    CensoredFamily,
-    Family,
-    HurdleNegativeBinomialFamily,
-    HurdlePoissonFamily,
-    NegativeBinomialFamily,
-    OrdinalFamily,
-    PiecewiseExponentialFamily,
-    PoissonFamily,
-    ZeroInflatedNegativeBinomialFamily,
-    ZeroInflatedPoissonFamily,
-)
+from subbayes.likelihoods.family import ONLY_ZEROS, Family
 from subbayes.regression.design.design import Design
 from subbayes.regression.design.flat_effects import flat_columns
 from subbayes.regression.design.model_priors import priors_of_columns
@@ -34,11 +20,6 @@ _ROWS, _ROUNDS = 2000, 6  # of a linear program, to which rows are added that it
 _MOST_COLUMNS = 200
 _MOST_NUMBERS = 2**26  # of the rows of several classes, one for each other class
 _SMALL = 1e-6  # of columns of unit size
-_HURDLE = (HurdlePoissonFamily, HurdleNegativeBinomialFamily)
-_ZERO_INFLATED = (ZeroInflatedPoissonFamily, ZeroInflatedNegativeBinomialFamily)
-_CLASSES = "the classes of the response"
-_ONLY_ZEROS = "rows whose counts are 0"
-_ZEROS = f"{_ONLY_ZEROS} from the others"
 
 
 def check_separation(
@@ -62,71 +43,25 @@ def check_separation(
     Raises:
         InputError: separated rows where the priors are flat.
     """
-    several = isinstance(family, CategoricalFamily)
-    classes = int(y.max()) + 1 if isinstance(family, (CategoricalFamily, OrdinalFamily)) else 0
-    sides = {"": None} if several else _sides(family, y, trials)
-    for parameter, found in sides.items():
+    for parameter, (side, separated) in family.one_sided(y, trials).items():
         places = [
             i
             for term in design.terms
-            if several or term.parameter == parameter
+            if parameter in ("", term.parameter)
             for own, prior in priors_of_columns(term, design.names, priors)
             if prior.of != "effects"
             for i in own
         ]
+        classes = int(y.max()) + 1 if side is None else 0
         numbers = len(y) * classes * (len(places) + classes)
         if not 0 < len(places) <= _MOST_COLUMNS or numbers > _MOST_NUMBERS:
             continue
-        at = columns[:, design.layout.places(places)]
-        if several:
-            _check_places(design, places, *_beside_other_classes(design, places, at, y), priors)
-        elif isinstance(family, OrdinalFamily):
-            _check_places(design, places, *_above_thresholds(at, y), priors)
-        elif found is not None and found[0].any():
-            side, words = found
-            words = _ONLY_ZEROS if words == _ZEROS and not y.any() else words
-            _check_places(design, places, at, side, words, priors)
-
-
-def _sides(
-    family: Family, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
-) -> dict[str, tuple[Float[np.ndarray, "n"], str] | None]:
-    """For each parameter, where its predictor may go without end in each row, and what that is.
-
-    It is 1 or -1 for a row whose likelihood does not fall in this direction, and 0 for one that
-    bounds the predictor on both sides.
-    """
-    location, last = family.parameters[0], family.parameters[-1]
-    if isinstance(family, OrdinalFamily):
-        return {location: None}
-    if isinstance(family, CensoredFamily):
-        status = y[:, 1]
-        seen = _sides(family.family, y[:, 0], trials).get(location)
-        later = -1.0 if _is_hazard(family.family) else 1.0
-        side = np.where(np.abs(status) == 1, later * status, 0.0)
-        words = "censored rows from the others"
-        if seen is not None:
-            side = np.where(status == 0, seen[0], side)
-            words = f"{seen[1]}, and {words}"
-        return {location: (side, words)}
-    zero = -(y == 0).astype(float)
-    if isinstance(family, (BernoulliFamily, BinomialFamily)):
-        side = (y > 0).astype(float) - (y < (1.0 if trials is None else trials))
-        return {location: (side, _CLASSES)}
-    if isinstance(family, (PoissonFamily, NegativeBinomialFamily)):
-        return {location: (zero, _ZEROS)}
-    of_zeros = np.where(y == 0, 1.0, -1.0), _ZEROS
-    if isinstance(family, _ZERO_INFLATED):
-        return {location: (zero, _ZEROS), last: of_zeros}
-    if isinstance(family, _HURDLE):  # zeros say nothing about the mean, and 1 is the least count
-        few = -(y <= 1).astype(float)
-        return {location: (few, "rows whose counts are at most 1 from the others"), last: of_zeros}
-    return {}
-
-
-def _is_hazard(family: Family) -> bool:
-    """Whether times are shorter where the location is larger."""
-    return isinstance(getattr(family, "family", family), PiecewiseExponentialFamily)
+        compared = columns[:, design.layout.places(places)]
+        if side is None:
+            of_column = {i: term.parameter for term in design.terms for i in term.columns}
+            compared, side = family.comparisons(compared, [of_column[i] for i in places], y)
+        if side.any():
+            _check_places(design, places, compared, side, separated, priors)
 
 
 def _check_places(
@@ -156,43 +91,12 @@ def _check_places(
             )
         what = f"a combination of {names} separates {separated} (in all rows, or in all but those "
         what += "where it is 0)"
-        if separated == _ONLY_ZEROS:
+        if separated == ONLY_ZEROS:
             what = f"there are only {separated}"
         warn_user(
             f"formula: {what}, so that nothing but the priors bounds these effects, and other "
             "priors give others; pass priors that you believe in, or leave columns out"
         )
-
-
-def _beside_other_classes(
-    design: Design, places: list[int], columns: Float[np.ndarray, "n p"], y: Float[np.ndarray, "n"]
-) -> tuple[Float[np.ndarray, "m p"], Float[np.ndarray, "m"], str]:
-    """Predictor of the class of a row minus that of each other class, which may be the reference.
-
-    Rows are separated if none of these differences falls along b (Albert and Anderson 1984).
-    """
-    of_column = {i: term.parameter for term in design.terms for i in term.columns}
-    parameter = np.array([of_column[i] for i in places], dtype=object)
-    of_class = [columns * (parameter == name) for name in design.parameters]
-    rows = [
-        of_class[label][y == label] - other[y == label]
-        for label in range(len(of_class))
-        for k, other in enumerate(of_class)
-        if k != label
-    ]
-    found = np.concatenate(rows)
-    return found, np.ones(len(found)), _CLASSES
-
-
-def _above_thresholds(
-    columns: Float[np.ndarray, "n p"], y: Float[np.ndarray, "n"]
-) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m"], str]:
-    """Predictor minus each threshold, and whether the class is above it."""
-    thresholds = int(y.max())
-    below = -np.eye(thresholds)[:, None].repeat(len(y), 1)
-    rows = [np.hstack([columns, below[k]]) for k in range(thresholds)]
-    sides = [np.where(y > k, 1.0, -1.0) for k in range(thresholds)]
-    return np.concatenate(rows), np.concatenate(sides), _CLASSES
 
 
 def separating_columns(

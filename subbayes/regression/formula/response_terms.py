@@ -13,13 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from subbayes.likelihoods.families import (
-    BernoulliFamily,
-    BinomialFamily,
-    CensoredFamily,
-    Family,
-    TruncatedFamily,
-)
+from subbayes.likelihoods.families import CensoredFamily, Family, TruncatedFamily
 from subbayes.regression.formula.splitting import sides_of, split_at
 from subbayes.utils.checks import fail, number_text
 from subbayes.utils.warning import warn_user
@@ -120,12 +114,9 @@ def changed_response_terms(
     if left in ("", "."):
         return replace(old, formula=changed)
     family = old.family
-    if "cens" in old.names and isinstance(family, CensoredFamily):
-        family = family.family
-    if "trunc" in old.names and isinstance(family, TruncatedFamily):
-        family = family.family
-    if "trials" in old.names and isinstance(family, BinomialFamily):
-        family = BernoulliFamily(family.links[:1])
+    for name in ("cens", "trunc", "trials"):
+        if name in old.names:
+            family = family.without_term(name)
     weights = None if "weights" in old.names else old.weights
     found = read_response_terms(changed, family, weights)
     if lost := [f"{name}(...)" for name in old.names if name not in found.names]:
@@ -209,15 +200,11 @@ def _around(name: str, given: Mapping[str, Any], family: Family) -> Family:
     if name == "trunc":
         return TruncatedFamily(family=family, lower=given.get("lb"), upper=given.get("ub"))
     trials = given["n"]
-    if not isinstance(family, BernoulliFamily):
-        own = isinstance(family, BinomialFamily)
-        got = "one that has trials= too" if own else repr(family)
-        _fail("family 'binomial' with trials(...)", got)
     if not isinstance(trials, str):
         if trials != int(trials):
             _fail("a column or a whole number of trials", number_text(trials))
         trials = int(trials)
-    return BinomialFamily((family.links[0], "identity"), trials=trials)
+    return family.with_trials(trials)
 
 
 def _column(term: str, value: str | float) -> str:

@@ -31,19 +31,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from subbayes.likelihoods.families import (
-    BernoulliFamily,
-    Family,
-    NormalFamily,
-    OrdinalFamily,
-    PoissonFamily,
-)
+from subbayes.likelihoods.families import Family
 from subbayes.regression.terms.group_elimination import GroupedMatrix
 from subbayes.regression.terms.layout import Layout
 from subbayes.utils.types import Targets
 
 _BLOCK = 8192  # rows
-_CANONICAL = ("log", "logit")  # links of Poisson and Bernoulli responses
 _ACCUMULATED = 65536  # rows of a block of sufficient statistics
 _POINTS = 64  # evaluated at once
 _RIDGE = 1e-8  # of columns of unit length
@@ -90,13 +83,13 @@ def coefficient_likelihood(
     values, weights = (y, None) if isinstance(y, Tensor) else (y[0], y[1])
     values = values.double()
     weights = torch.ones_like(values) if weights is None else weights.double()
-    if type(family) is NormalFamily and family.links[0] == "identity":
+    if family.has_canonical_link and family.kind == "regression":
         scale = torch.tensor([i for i, place in enumerate(layout.predictors) if place == 1])
         if not any(term.predictor == 1 for term in layout.terms):
             constant = layout.columns(design, scale)
             if bool((constant == constant[:1]).all()):
                 return NormalStatistics.of(layout, groups, design, offset, values, weights)
-    if type(family) in (PoissonFamily, BernoulliFamily) and family.links[0] in _CANONICAL:
+    if family.has_canonical_link and family.kind != "regression":
         numbers = offset[:, 0], values, weights
         return CanonicalRows.of(family, layout, groups, design, *numbers, join=join)
     return GeneralRows(family, layout, groups, design, offset, y)
@@ -252,7 +245,7 @@ class CanonicalRows:
     """Rows of a one-parameter family with its canonical link.
 
     Attributes:
-        label: name of the family.
+        link: its canonical link, which determines the cumulant function.
         layout: how rows are stored.
         groups: columns whose blocks are kept apart.
         design: different rows of the design matrix.
@@ -263,7 +256,7 @@ class CanonicalRows:
         constant: the terms without coefficients.
     """
 
-    label: str
+    link: str
     layout: Layout
     groups: Int[Tensor, "J q"]
     design: Float[Tensor, "m w"]
@@ -289,14 +282,14 @@ class CanonicalRows:
         """Join equal rows, and sum what does not depend on coefficients."""
         design, offset = design.double(), offset.double()
         constant = float((weights * y * offset).sum())
-        if isinstance(family, PoissonFamily):
+        if family.links[0] == "log":
             constant -= float((weights * torch.lgamma(y + 1)).sum())
         statistic = layout.pulled(design, (weights * y)[:, None])[:, 0]
         response = weights * y
         if join:
             design, offset, weights, response = _joined(design, offset, weights, response)
         return cls(
-            family.label,
+            family.links[0],
             layout,
             groups,
             design,
@@ -329,7 +322,7 @@ class CanonicalRows:
             eta = self.layout.product(design, beta[..., None])[..., 0]
             if offset is not None:
                 eta += offset
-            cumulant = eta.exp_() if self.label == "poisson" else F.logsigmoid(eta.neg_()).neg_()
+            cumulant = eta.exp_() if self.link == "log" else F.logsigmoid(eta.neg_()).neg_()
             total += cumulant.sum(-1) if weights is None else cumulant @ weights
         return total
 
@@ -345,7 +338,7 @@ class CanonicalRows:
             eta = self.layout.product(design, beta[..., None])[..., 0]
             if offset is not None:
                 eta += offset
-            if self.label == "poisson":
+            if self.link == "log":
                 cumulant = mean = eta.exp_()
             else:
                 cumulant, mean = -F.logsigmoid(-eta), eta.sigmoid()
@@ -361,7 +354,7 @@ class CanonicalRows:
             eta = self.layout.product(design, b[None, :-1])[0, :, 0]
             if offset is not None:
                 eta = eta + offset
-            variance = eta.exp() if self.label == "poisson" else eta.sigmoid() * (-eta).sigmoid()
+            variance = eta.exp() if self.link == "log" else eta.sigmoid() * (-eta).sigmoid()
             if weights is not None:
                 variance = variance * weights
             found = found + self.layout.gram(design, variance[:, None, None], self.groups)
@@ -380,7 +373,7 @@ class CanonicalRows:
         eta = b[:, :-1, 0] @ design.T
         if self.offset is not None:
             eta = eta + self.offset
-        if self.label == "poisson":
+        if self.link == "log":
             mean = variance = eta.exp()
         else:
             mean = eta.sigmoid()
@@ -450,7 +443,7 @@ class GeneralRows:
     def _value(self, b: Tensor) -> Tensor:
         total = b.new_zeros(len(b))
         for design, offset, y in self._blocks():
-            if isinstance(self.family, OrdinalFamily):  # a row reads two of many thresholds
+            if self.family.n_thresholds:  # a row reads two of many thresholds
                 location = self.layout.product(design, b[:, :-1, :1])[..., 0] + offset[:, 0]
                 terms = self.family.log_prob_of_rows(location, b[:, -1, 1:], y)
             else:

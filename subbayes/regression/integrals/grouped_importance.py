@@ -182,7 +182,7 @@ class GroupedImportance:
             self._offset = None if rows.offset is None else rows.offset[order, None]
             self._weights = None if rows.weights is None else rows.weights[order, None]
             self._response = rows.response[order]
-            if rows.label == "poisson":
+            if rows.link == "log":
                 self._join()
             self._fixed = rows.statistic[others]
         else:
@@ -286,7 +286,7 @@ class GroupedImportance:
         if isinstance(self.rows, GeneralRows):
             value = self._summed(self._densities(given, eta))
         else:
-            cumulant = eta.exp_() if self.rows.label == "poisson" else F.softplus(eta)
+            cumulant = eta.exp_() if self.rows.link == "log" else F.softplus(eta)
             if given.weights is not None:
                 cumulant *= given.weights
             value = self._summed(cumulant.neg_())
@@ -308,7 +308,7 @@ class GroupedImportance:
                 if slope.requires_grad:  # not of a density that is linear in the predictor
                     (bend,) = torch.autograd.grad(slope.sum(), at)
             return -slope.detach(), (-bend).clamp_min(0.0)
-        if self.rows.label == "poisson":
+        if self.rows.link == "log":
             mean = variance = eta.exp_()
         else:
             mean = eta.sigmoid()

@@ -15,9 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.likelihoods.families.base import Family
-from subbayes.likelihoods.families.bounded import BoundedFamily
-from subbayes.likelihoods.families.incomplete import CensoredFamily
+from subbayes.likelihoods.family import Family
 from subbayes.regression.questions.averages import RowAverage, set_to, values_of
 from subbayes.utils.checks import fail
 
@@ -37,10 +35,7 @@ def log_survival(
         >>> log_survival(WeibullFamily(), torch.zeros(1, 1, 2), 1.0)  # shape 1: exponential
         array([[-1.]])
     """
-    if isinstance(family, CensoredFamily):
-        family = family.family
-    if isinstance(family, BoundedFamily):
-        family = family.family
+    family = family.innermost
     if not hasattr(family, "log_tails"):
         expected = "a family with tail probabilities, such as 'weibull' or 'log-normal'"
         fail("family", expected, repr(family))

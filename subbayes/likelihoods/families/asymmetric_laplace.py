@@ -1,4 +1,4 @@
-"""Responses with outliers: Student's t, and the asymmetric Laplace for quantiles."""
+"""Asymmetric Laplace responses: quantile regression."""
 
 from __future__ import annotations
 
@@ -10,105 +10,13 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Moments, in_float64
-from subbayes.likelihoods.families.base import Family, family, moment
-from subbayes.likelihoods.families.links import LINKS
-from subbayes.likelihoods.families.tails import (
-    exponential_moments,
-    joined_moments,
-    student_from_log_tails,
-    student_log_constant,
-    student_log_tails,
-)
+from subbayes.likelihoods.base import Moments
+from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.tails.tails import exponential_moments, joined_moments
 from subbayes.utils.checks import check_fraction
 from subbayes.utils.types import Outputs
-
-
-@family("student-t", "student", "t")
-@dataclass(frozen=True, repr=False)
-class StudentTFamily(Family):
-    r"""$y = \mu + \sigma t_\nu$ with $\nu > 1$ degrees of freedom: a normal with outliers.
-
-    Its variance $\sigma^2 \nu / (\nu - 2)$ is infinite for $\nu \le 2$.
-
-    Example:
-        >>> family = StudentTFamily()
-        >>> eta = torch.tensor([[1.0, 0.0, math.log(4.0)]])  # mu = 1, sigma = 1, nu = 5
-        >>> family.variance(eta)
-        tensor([[1.6667]])
-    """
-
-    is_mean = True
-    allowed = {"mu": ("identity", "log"), "sigma": ("log",), "nu": ("logm1",)}
-
-    @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        residual, nu = y - LINKS[self.links[0]][1](eta[0]), 1 + eta[2].exp()
-        return (
-            student_log_constant(nu)
-            - eta[1]
-            - 0.5 * (nu + 1) * self._log_distance(residual, eta[1], nu)
-        )
-
-    @staticmethod
-    def _log_distance(residual: Tensor, log_sigma: Tensor, nu: Tensor) -> Tensor:
-        r"""$\log(1 + z^2 / \nu)$, far out by the logarithm of z, whose square overflows."""
-        z = residual * (-log_sigma).exp()
-        near = z.abs() < torch.finfo(z.dtype).max ** 0.25
-        square = torch.where(near, z, 0.0).square()
-        log_z = torch.where(near, 1.0, residual.abs()).log() - log_sigma
-        far = -F.logsigmoid(nu.log() - 2 * log_z)
-        return torch.where(near, torch.log1p(square / nu), far)
-
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Log P(Y <= y) and log P(Y > y)."""
-        mean = LINKS[self.links[0]][1](eta[0])
-        return student_log_tails((y - mean) * (-eta[1]).exp(), 1 + eta[2].exp())
-
-    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """The responses with these log tails."""
-        t = student_from_log_tails(below, above, 1 + eta[2].exp())
-        return LINKS[self.links[0]][1](eta[0]) + eta[1].exp() * t
-
-    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
-        """For more degrees of freedom than the order."""
-        return (self.values(outputs)["nu"] > order).unsqueeze(-1)
-
-    def variance(self, outputs: Outputs) -> Moments:
-        """sigma^2 nu / (nu - 2), infinite for nu <= 2."""
-        values = self.values(outputs)
-        nu = values["nu"]
-        found = values["sigma"].square() * nu / (nu - 2)
-        return moment(torch.where(nu > 2, found, torch.full_like(found, math.inf)))
-
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
-        """The Fisher information (Lange, Little and Taylor 1989), in the predictors."""
-        values = self.values(in_float64(outputs))
-        nu, slope = values["nu"], values["nu"] - 1
-        location = values["mu"] if self.links[0] == "log" else torch.ones_like(nu)
-        first = (location / values["sigma"]).square() * (nu + 1) / (nu + 3)
-        second = 2 * nu / (nu + 3)
-        both = -2 / ((nu + 1) * (nu + 3)) * slope
-        trigamma = torch.polygamma(1, nu / 2) - torch.polygamma(1, (nu + 1) / 2)
-        third = trigamma / 4 - (nu + 5) / (2 * nu * (nu + 1) * (nu + 3))
-        zero = torch.zeros_like(nu)
-        rows = [
-            [first, zero, zero],
-            [zero, second, both],
-            [zero, both, third.clamp_min(0) * slope.square()],
-        ]
-        return torch.stack([torch.stack(row, -1) for row in rows], -2).to(outputs)
-
-    @override
-    def distribution(  # type: ignore[override]
-        self, mu: np.ndarray, sigma: np.ndarray, nu: np.ndarray
-    ) -> Any:
-        from scipy import stats
-
-        return stats.t(nu, mu, sigma)
 
 
 @family("asymmetric-laplace", "asym-laplace", "quantile")
@@ -132,6 +40,7 @@ class AsymmetricLaplaceFamily(Family):
     """
 
     quantile: float = 0.5
+    is_working = True
     allowed = {"mu": ("identity",), "sigma": ("log",)}
 
     def __post_init__(self) -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
-from subbayes.likelihoods.families.base import Family, family, family_from_name, log_sum
+from subbayes.likelihoods.family import Family, family, family_from_name, log_sum
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Outputs
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from subbayes.likelihoods.families.tails import Tails, in_chunks, legendre
+from subbayes.likelihoods.tails.tails import Tails, in_chunks, legendre
 
 _NEGLIGIBLE = 40.0  # decrease of a log density, after which integrals end
 _STIRLING = 100.0
@@ -398,3 +398,8 @@ def _gap_of_stirling(a: Tensor, log_a: Tensor) -> Tensor:
     far = 0.5 * (log_a.clamp_min(math.log(_STIRLING)) - math.log(2 * math.pi)) - series
     small = a.clamp_max(_STIRLING)
     return torch.where(a > _STIRLING, far, small * (small.log() - 1) - torch.lgamma(small))
+
+
+def scaled_trigamma(a: Tensor) -> Tensor:
+    r"""$a^2 \psi'(a)$, which is 1 for a shape of 0."""
+    return 1 + a.square() * torch.polygamma(1, 1 + a)

@@ -1,4 +1,4 @@
-"""Positive responses: log-normal and inverse Gaussian."""
+"""Inverse Gaussian responses."""
 
 from __future__ import annotations
 
@@ -13,70 +13,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
-from subbayes.likelihoods.families.base import Family, family, moment
-from subbayes.likelihoods.families.incomplete_integrals import (
+from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.tails.incomplete_integrals import (
     inverse_gaussian_log_tails,
     log_concave_moments,
     log_ends,
     responses_from_log_tails,
 )
-from subbayes.likelihoods.families.tails import normal_from_log_tails, normal_log_tails
 from subbayes.utils.types import Outputs
 
 _LOG_2PI = math.log(2 * math.pi)
-
-
-@family("log-normal", "lognormal")
-@dataclass(frozen=True, repr=False)
-class LogNormalFamily(Family):
-    r"""$\log y \sim N(\mu, \sigma^2)$, with mean $e^{\mu + \sigma^2 / 2}$.
-
-    Example:
-        >>> LogNormalFamily().mean(torch.tensor([[0.0, 0.0]]))
-        tensor([[1.6487]])
-    """
-
-    bounds = (0.0, math.inf)
-    allowed = {"mu": ("identity",), "sigma": ("log",)}
-
-    @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        log = y.log()
-        residual = (log - eta[0]) * (-eta[1]).exp()
-        return -0.5 * (_LOG_2PI + residual.square()) - eta[1] - log
-
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Log P(Y <= y) and log P(Y > y)."""
-        return normal_log_tails((y.log() - eta[0]) * (-eta[1]).exp())
-
-    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
-        """The responses with these log tails."""
-        return (eta[0] + eta[1].exp() * normal_from_log_tails(below, above)).exp()
-
-    def location_values(self, y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-        """Their logarithms."""
-        return np.log(y)
-
-    def mean(self, outputs: Outputs) -> Moments:
-        """exp(mu + sigma^2 / 2)."""
-        values = self.values(outputs)
-        return moment((values["mu"] + 0.5 * values["sigma"].square()).exp())
-
-    def variance(self, outputs: Outputs) -> Moments:
-        """(exp(sigma^2) - 1) times the square of the mean."""
-        spread = torch.expm1(self.values(outputs)["sigma"].square())
-        return moment(spread) * self.mean(outputs).square()
-
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
-        r"""$1 / \sigma^2$ and 2 on the diagonal."""
-        first = self.values(outputs)["sigma"].square().reciprocal()
-        return torch.diag_embed(torch.stack([first, torch.full_like(first, 2.0)], -1))
-
-    @override
-    def distribution(self, mu: np.ndarray, sigma: np.ndarray) -> Any:  # type: ignore[override]
-        from scipy import stats
-
-        return stats.lognorm(sigma, scale=np.exp(mu))
 
 
 @family("inverse-gaussian", "inverse.gaussian", "invgauss", "wald")

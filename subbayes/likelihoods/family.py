@@ -27,18 +27,22 @@ from subbayes.likelihoods.base import (
     Kind,
     Likelihood,
     Moments,
+    WrappedLikelihood,
     in_float64,
     target_values,
     to_numbers,
 )
-from subbayes.likelihoods.families.links import LINKS, PREDICTOR_SCALES, PRIORS
 from subbayes.likelihoods.families.literal_calls import literal_call
-from subbayes.likelihoods.weighted import Weighted
-from subbayes.likelihoods.weighting import weighted_terms
-from subbayes.likelihoods.wrapped import WrappedLikelihood
+from subbayes.likelihoods.links import LINKS, PREDICTOR_SCALES, PRIORS
+from subbayes.likelihoods.weighted import Weighted, weighted_terms
 from subbayes.utils.checks import check_choice, closest, fail, fail_type, number_text, one_of
 from subbayes.utils.registry import Registry
 from subbayes.utils.types import Outputs, PerPoint, RowWeights, Targets
+
+Side = tuple[Float[np.ndarray, "n"] | None, str]
+
+CLASSES = "the classes of the response"
+ONLY_ZEROS = "rows whose counts are 0"
 
 _ROUNDING = 1e-6  # of responses that were meant to be whole numbers
 _NODES, _END = 129, 7.0  # of sums over a standard normal variable
@@ -108,6 +112,14 @@ class Family(Likelihood):
         is_mean: whether the location is the mean.
         remedy: what to do about responses outside the support.
         example: how to write a family around others, which has no name of its own.
+        canonical: link of the location with which rows have sufficient statistics; a subclass,
+            whose density may be another, does not inherit it.
+        is_binary: whether there are two classes.
+        is_ordered: whether classes have an order.
+        has_predictor_per_class: whether the formula of the location is that of several predictors.
+        is_hazard: whether responses are smaller where the location is larger.
+        is_working: whether the density is rarely that of the responses, so that the posterior has
+            another spread than estimates.
         is_for_networks: whether networks take it by its name.
     """
 
@@ -118,6 +130,12 @@ class Family(Likelihood):
     is_mean: ClassVar[bool] = False
     remedy: ClassVar[str] = "Choose another family, or leave the row out"
     example: ClassVar[str] = ""
+    canonical: ClassVar[str] = ""
+    is_binary: ClassVar[bool] = False
+    is_ordered: ClassVar[bool] = False
+    has_predictor_per_class: ClassVar[bool] = False
+    is_hazard: ClassVar[bool] = False
+    is_working: ClassVar[bool] = False
     is_for_networks: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -346,6 +364,88 @@ class Family(Likelihood):
             else:
                 found.append(self.predictor_prior(name, y)[0])
         return tuple(found)
+
+    # --- what regressions ask -------------------------------------------------------------------
+
+    @property
+    def has_canonical_link(self) -> bool:
+        """Whether sums over rows are sufficient for the coefficients of the location."""
+        return vars(type(self)).get("canonical") == self.links[0]
+
+    @property
+    def innermost(self) -> Family:
+        """The family without censoring and truncation."""
+        return self
+
+    def without_term(self, name: str) -> Family:
+        """The family without a term of the response, such as "cens"."""
+        return self
+
+    def with_trials(self, trials: int | str) -> Family:
+        """The family of sums of so many responses.
+
+        Raises:
+            InputError: another family than that of two classes.
+        """
+        fail("formula", "family 'binomial' with trials(...)", repr(self))
+
+    def classes_text(self, labels: Sequence[str], more: Sequence[str]) -> str:
+        """Describe what is modelled of the classes; `more` says how many are left out."""
+        return f"{', '.join([*labels[1:], *more])}, each beside {labels[0]}"
+
+    def one_sided(
+        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
+    ) -> dict[str, Side]:
+        """By parameter, where its predictor may go without end in each row, and what separates.
+
+        It is 1 or -1 for a row whose likelihood does not fall in this direction, and 0 for one that
+        bounds the predictor on both sides; None where `comparisons` says so. Parameters of which
+        all rows bound both sides are left out; "" stands for all parameters.
+        """
+        return {}
+
+    def comparisons(
+        self,
+        columns: Float[np.ndarray, "n p"],
+        parameters: Sequence[str],
+        y: Float[np.ndarray, "n"],
+    ) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m"]]:
+        """Columns of the differences of predictors that order or tell classes, and their signs.
+
+        Args:
+            columns: of the design matrix.
+            parameters: of each column.
+            y: the classes.
+        """
+        raise NotImplementedError
+
+    def log_prob_of_rows(
+        self, location: Float[Tensor, "*S N"], thresholds: Float[Tensor, "*S k"], y: Targets
+    ) -> PerPoint:
+        """As `log_prob`, with thresholds that all rows share, of a family that has some."""
+        raise NotImplementedError
+
+    def completed(
+        self, outputs: Float[Tensor, "S n C"], y: Tensor, generator: torch.Generator
+    ) -> Float[Tensor, "S n"] | None:
+        """Responses of which those that are censored are drawn within their bounds, for each draw.
+
+        Given the parameters, replicates of the family have the distribution of these responses if
+        the model is right: what is censored cannot contradict it (Gelman et al. 2005, "Multiple
+        imputation for model checking").
+
+        Args:
+            outputs: the predictors for each draw and row.
+            y: the responses with their status, and upper ends; see `CensoredFamily`.
+            generator: a source of random numbers.
+
+        Returns:
+            The responses; None of families that are not censored.
+
+        Warns:
+            UserWarning: a family whose censored responses cannot be drawn.
+        """
+        return None
 
     # --- as a likelihood --------------------------------------------------------------------
 
@@ -779,6 +879,11 @@ def _from_numpy(values: Any, like: Tensor) -> Moments:
 def moment(values: Tensor) -> Moments:
     """Add the axis of the target to moments."""
     return values.unsqueeze(-1)
+
+
+def zeros_below(y: Float[np.ndarray, "n"]) -> Side:
+    """Counts of 0 as rows that bound the predictor above alone."""
+    return -(y == 0).astype(float), f"{ONLY_ZEROS} from the others" if y.any() else ONLY_ZEROS
 
 
 def log_sum(a: Tensor, b: Tensor) -> Tensor:

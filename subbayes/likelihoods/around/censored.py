@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,119 +17,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Kind, Moments
-from subbayes.likelihoods.families.base import Family, family, family_from_name
-from subbayes.likelihoods.families.tails import log_between
-from subbayes.utils.checks import fail, fail_type
+from subbayes.likelihoods.around.around import AroundFamily
+from subbayes.likelihoods.around.truncated import TruncatedFamily
+from subbayes.likelihoods.base import Moments
+from subbayes.likelihoods.family import Family, Side, family
+from subbayes.likelihoods.tails.tails import log_between, tails_between
+from subbayes.utils.checks import fail
 from subbayes.utils.types import Outputs, Targets
+from subbayes.utils.warning import warn_user
 
 _STATUS = {"left": -1, "none": 0, "right": 1, "interval": 2}
-
-
-@dataclass(frozen=True, repr=False)
-class AroundFamily(Family):
-    """Base class of families around another one, with the same parameters.
-
-    Args:
-        family: the family, or its name.
-    """
-
-    family: Any = field(kw_only=True)  # a name becomes a family
-    unsaved = ("links",)
-    is_for_networks = False
-
-    def __post_init__(self) -> None:
-        if isinstance(self.family, str):
-            object.__setattr__(self, "family", family_from_name(self.family))
-        if not isinstance(self.family, Family):
-            fail_type("family", "a family, such as WeibullFamily()", self.family)
-        if not hasattr(self.family, "log_tails"):
-            fail(
-                "family",
-                "one whose tail probabilities have gradients: normal, student-t, log-normal, "
-                "gamma, inverse-gaussian, beta, weibull, log-logistic, piecewise-exponential, "
-                "asymmetric-laplace, poisson, negative-binomial or binomial with trials",
-                repr(self.family),
-            )
-        object.__setattr__(self, "links", self.family.links)
-
-    @classmethod
-    def from_text(cls, text: str, link: str | None = None) -> Family:
-        """Raise `InputError`: it is an object."""
-        fail("family", "an object for a family around others", repr(text), cls.example)
-
-    @override
-    def with_link(self, link: str) -> Family:
-        return replace(self, family=self.family.with_link(link))
-
-    @property
-    @override
-    def kind(self) -> Kind:  # type: ignore[override]
-        return self.family.kind
-
-    @property
-    @override
-    def bounds(self) -> tuple[float, float]:  # type: ignore[override]
-        return self.family.bounds
-
-    @property
-    def allowed(self) -> dict[str, tuple[str, ...]]:  # type: ignore[override]
-        """Links by parameter."""
-        return self.family.allowed
-
-    @property
-    def support(self) -> str:
-        """Description of the allowed responses."""
-        return self.family.support
-
-    @property
-    @override
-    def parameters(self) -> tuple[str, ...]:
-        return self.family.parameters
-
-    @property
-    @override
-    def known(self) -> dict[str, float | str]:
-        return self.family.known
-
-    def check_given(self, known: Mapping[str, np.ndarray]) -> None:
-        """As of the family within."""
-        self.family.check_given(known)
-
-    @override
-    def check_known(self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]) -> None:
-        self.family.check_known(y, known)
-
-    @override
-    def level_values(
-        self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]
-    ) -> Float[np.ndarray, "n"]:
-        return self.family.level_values(y, known)
-
-    @override
-    def allows(self, y: Tensor) -> Tensor:
-        return self.family.allows(y)
-
-    @override
-    def location_values(self, y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-        return self.family.location_values(y)
-
-    @override
-    def level(
-        self, y: Float[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None = None
-    ) -> float:
-        return self.family.level(y, weights)
-
-    def initial_predictors(self, y: Float[np.ndarray, "n *m"]) -> tuple[float, ...]:
-        """As the family, from the values of the responses."""
-        return self.family.initial_predictors(y if y.ndim == 1 else y[:, 0])
-
-    def _tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = self.family.log_tails(y, eta)
-        return found
-
-    def __repr__(self) -> str:
-        return f"{self.label} {self.family!r}"
 
 
 @family("censored")
@@ -266,6 +163,51 @@ class CensoredFamily(AroundFamily):
                 )
         return found
 
+    @override
+    def completed(
+        self, outputs: Float[Tensor, "S n C"], y: Float[Tensor, "n m"], generator: torch.Generator
+    ) -> Float[Tensor, "S n"] | None:
+        inner: Any = self.family
+        if self.kind == "count":
+            possible = not self._is_truncated or not inner.known
+        else:
+            possible = hasattr(self.innermost, "from_log_tails")
+        if not possible:
+            warn_user(
+                f"{inner!r} has no from_log_tails: censored responses are compared as they are "
+                "with replicates that are not censored, which makes replicates larger or smaller"
+            )
+            return None
+        y = y.double()
+        found = y[:, 0].expand(len(outputs), -1).clone()
+        rows = torch.nonzero(y[:, 1] != 0)[:, 0]
+        if len(rows):
+            draw = _counts if self.kind == "count" else _numbers
+            found[:, rows] = draw(self, outputs[:, rows].double(), y[rows], generator)
+        return found
+
+    @property
+    def _is_truncated(self) -> bool:
+        return isinstance(self.family, TruncatedFamily)
+
+    def one_sided(
+        self, y: Float[np.ndarray, "n m"], trials: Float[np.ndarray, "n"] | None
+    ) -> dict[str, Side]:
+        """As the family for rows that are seen; others bound the location on one side."""
+        location, status = self.parameters[0], y[:, 1]
+        later = -1.0 if self.innermost.is_hazard else 1.0
+        side = np.where(np.abs(status) == 1, later * status, 0.0)
+        words = "censored rows from the others"
+        seen = self.family.one_sided(y[:, 0], trials).get(location)
+        if seen is not None and seen[0] is not None:
+            side = np.where(status == 0, seen[0], side)
+            words = f"{seen[1]}, and {words}"
+        return {location: (side, words)}
+
+    @override
+    def without_term(self, name: str) -> Family:
+        return self.family if name == "cens" else self
+
     def _terms(self, value: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
         """Log density or probability of each observation."""
         if value.ndim == 1:
@@ -333,3 +275,49 @@ def _status_values(column: Any) -> np.ndarray:
     if values.dtype == object and all(isinstance(v, (int, float, np.number)) for v in values):
         values = values.astype(np.float64)
     return values
+
+
+def _known_ends(y: Float[Tensor, "n m"]) -> tuple[Tensor, Tensor]:
+    """The ends of what is known of censored responses."""
+    value, status = y[:, 0], y[:, 1]
+    upper = torch.where(status == 1, math.inf, y[:, -1] if y.shape[1] == 3 else value)
+    return torch.where(status == -1, -math.inf, value), torch.where(status == -1, value, upper)
+
+
+def _numbers(
+    family: CensoredFamily, outputs: Tensor, y: Tensor, generator: torch.Generator
+) -> Float[Tensor, "S n"]:
+    lower, upper = _known_ends(y)
+    eta, value = outputs.unbind(-1), y[:, 0]
+    u = torch.rand(outputs.shape[:-1], generator=generator, dtype=torch.float64).clamp_min(1e-300)
+    zero = torch.zeros_like(u)
+    none = zero - math.inf
+    low, high = (
+        family.log_tails(torch.where(end.isinf(), value, end), eta) for end in (lower, upper)
+    )
+    low = torch.where(lower.isinf(), none, low[0]), torch.where(lower.isinf(), zero, low[1])
+    high = torch.where(upper.isinf(), zero, high[0]), torch.where(upper.isinf(), none, high[1])
+    tails = tails_between(low, high, u.log(), torch.log1p(-u))
+    found: Tensor = family.family.from_log_tails(*tails, eta)
+    possible = log_between(low, high) > -math.inf  # or all of it is at the bound
+    return torch.where(possible, found.maximum(lower).minimum(upper), value)
+
+
+def _counts(
+    family: CensoredFamily, outputs: Tensor, y: Tensor, generator: torch.Generator
+) -> Float[Tensor, "S n"]:
+    found = torch.empty(outputs.shape[:-1], dtype=torch.float64)
+    ends, inner = torch.stack(_known_ends(y), 1), family.family
+    least, most = -math.inf, math.inf
+    if isinstance(inner, TruncatedFamily):
+        inner, (least, most) = inner.family, inner.bounds
+    for lower, upper in ends.unique(dim=0).tolist():
+        rows = (ends == ends.new_tensor([lower, upper])).all(1)
+        first, last = math.ceil(max(lower + 1, least, 0.0)), min(upper, most)
+        last = math.floor(last) if last < math.inf else last
+        if first == last:  # the only count that is possible
+            found[:, rows] = first
+            continue
+        within = TruncatedFamily(family=inner, lower=first, upper=last)
+        found[:, rows] = within.sample(outputs[:, rows], generator)[..., 0].double()
+    return found

@@ -1,0 +1,79 @@
+"""Gamma responses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from typing_extensions import override
+
+from subbayes.likelihoods.base import Moments
+from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.tails.incomplete_integrals import (
+    gamma_log_tails,
+    inverse_from_tails,
+    log_concave_moments,
+    log_ends,
+    responses_from_log_tails,
+    scaled_trigamma,
+)
+from subbayes.utils.types import Outputs
+
+
+@family("gamma")
+@dataclass(frozen=True, repr=False)
+class GammaFamily(Family):
+    r"""Positive responses: mean $\mu$, variance $\mu^2 / a$ with the shape a."""
+
+    is_mean = True
+    bounds = (0.0, math.inf)
+    allowed = {"mu": ("log",), "shape": ("log",)}
+
+    @override
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        log_mu, log_a = eta
+        a = log_a.exp()
+        return a * (log_a - log_mu) + (a - 1) * y.log() - a * y * (-log_mu).exp() - torch.lgamma(a)
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        return gamma_log_tails(y.log() - eta[0], eta[1])
+
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """The responses with these log tails."""
+        from scipy import special
+
+        known = special.gammaincinv, special.gammainccinv
+        near = inverse_from_tails(*known, [eta[1].exp()], below, above).log() + eta[0] - eta[1]
+        return responses_from_log_tails(self, below, above, eta, near)
+
+    def truncated_moments(
+        self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of responses between two bounds."""
+        a = eta[1].exp()
+        return log_concave_moments(
+            lambda v: a * (v - eta[0] - (v - eta[0]).exp()), eta[0], log_ends(lower, upper)
+        )
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""a and $a^2 \psi'(a) - a$ on the diagonal."""
+        a = outputs[..., 1].double().exp()
+        second = scaled_trigamma(a) - a
+        return torch.diag_embed(torch.stack([a, second], -1)).to(outputs)
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """mu^2 / shape."""
+        values = self.values(outputs)
+        return moment(values["mu"].square() / values["shape"])
+
+    @override
+    def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
+        from scipy import stats
+
+        return stats.gamma(shape, scale=mu / shape)

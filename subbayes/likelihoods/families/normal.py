@@ -1,0 +1,107 @@
+"""Normal responses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from typing_extensions import override
+
+from subbayes.likelihoods.base import Moments, column, target_values
+from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.links import LINKS
+from subbayes.likelihoods.tails.tails import (
+    normal_from_log_tails,
+    normal_log_tails,
+    truncated_normal_moments,
+)
+from subbayes.utils.types import Outputs, Targets
+
+_LOG_2PI = math.log(2 * math.pi)
+_OUTLYING = 100  # standard deviations of a normal response from the others
+
+
+@family("normal", "gaussian")
+@dataclass(frozen=True, repr=False)
+class NormalFamily(Family):
+    r"""$y \sim N(\mu, \sigma^2)$."""
+
+    is_mean = True
+    canonical = "identity"
+    is_for_networks = False
+    allowed = {"mu": ("identity", "log"), "sigma": ("log",)}
+
+    @override
+    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        mean = LINKS[self.links[0]][1](eta[0])
+        residual = (y - mean) * (-eta[1]).exp()
+        return -0.5 * (_LOG_2PI + residual.square()) - eta[1]
+
+    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y)."""
+        mean = LINKS[self.links[0]][1](eta[0])
+        return normal_log_tails((y - mean) * (-eta[1]).exp())
+
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+        """The responses with these log tails."""
+        return LINKS[self.links[0]][1](eta[0]) + eta[1].exp() * normal_from_log_tails(below, above)
+
+    def truncated_moments(
+        self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and variance of responses between two bounds."""
+        return truncated_normal_moments(
+            LINKS[self.links[0]][1](eta[0]), eta[1].exp(), (lower, upper)
+        )
+
+    @override
+    def quantiles(self, outputs: Outputs, q: float) -> Moments:
+        mean, sd = self.components(outputs)
+        return mean + sd * torch.special.ndtri(torch.tensor(q, dtype=torch.float64)).to(mean)
+
+    def target_warnings(self, y: Targets) -> list[str]:
+        """A line for the response that is farthest from the others, if it sets the fit alone."""
+        value = target_values(y)
+        distance = (value - value.median()).abs()
+        row, by = int(distance.argmax()), "median distance"
+        spread = float(distance.median()) / 0.6745  # the standard deviation of normal responses
+        if spread == 0 and len(value) > 2:  # of which most are equal
+            others = torch.cat([value[:row], value[row + 1 :]])
+            spread, by = float(others.std()), "standard deviation"
+        away = float(distance[row]) / spread if spread > 0 else 0.0
+        if away < _OUTLYING:
+            return []
+        return [
+            f"the response of row {row}, {float(value[row]):.4g}, is {away:.0f} standard "
+            f"deviations from the others (judged by their {by}), so that it may set the "
+            "effects and sigma alone: check it, leave the row out, or choose family='student-t'; "
+            "loo() says which rows pull"
+        ]
+
+    @override
+    def variance(self, outputs: Outputs) -> Moments:
+        return moment(self.values(outputs)["sigma"].square())
+
+    @override
+    def components(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
+        return self.mean(outputs), moment(self.values(outputs)["sigma"])
+
+    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+        r"""$(\mu')^2 / \sigma^2$ and 2 on the diagonal."""
+        values = self.values(outputs)
+        slope = values["mu"] if self.links[0] == "log" else torch.ones_like(values["mu"])
+        first = (slope / values["sigma"]).square()
+        return torch.diag_embed(torch.stack([first, torch.full_like(first, 2.0)], -1))
+
+    @override
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        mean, sd = self.components(outputs)
+        return torch.special.ndtr((column(y, mean) - mean) / sd)
+
+    @override
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        mean, sd = (part.cpu() for part in self.components(outputs))
+        return mean + sd * torch.randn(mean.shape, generator=generator, dtype=mean.dtype)

@@ -1,0 +1,1 @@
+"""Logarithms of tail probabilities, their inverse, and sums and integrals between bounds."""
