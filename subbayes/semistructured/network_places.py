@@ -27,7 +27,8 @@ def check_parameter(name: str, network: Deep, family: Family) -> None:
         return
     remedy = closest(own, accepted)
     if family.has_predictor_per_class and own == family.parameters[0]:
-        remedy = f"{own} is that of the reference, whose predictor is 0"
+        label = own.partition("[")[2][:-1]
+        remedy = f"Class {label!r} is the reference, whose predictor is 0"
     fail(f"parameter of deep[{name!r}]", f"one of {', '.join(accepted)}", repr(own), remedy)
 
 
