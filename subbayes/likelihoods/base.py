@@ -107,12 +107,14 @@ class Likelihood(ABC):
         kind: "regression", "classification" or "count"; determines scores and reports.
         bounds: ends of the support of a target; quantiles near 0 and 1 take fewer steps with them.
         unsaved: fields that descriptions leave out.
+        atoms: numbers that have a probability, in increasing order, of a kind that is not counts.
         per_position: whether a target has a label for each position of a sequence.
     """
 
     kind: ClassVar[Kind]
     unsaved: ClassVar[tuple[str, ...]] = ()
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    atoms: ClassVar[tuple[float, ...]] = ()
     per_position: ClassVar[bool] = False
 
     @abstractmethod
@@ -474,6 +476,11 @@ class WrappedLikelihood(Likelihood):
     @override
     def bounds(self) -> tuple[float, float]:  # type: ignore[override]
         return self.likelihood.bounds
+
+    @property
+    def atoms(self) -> tuple[float, ...]:  # type: ignore[override]
+        """Those of the likelihood."""
+        return self.likelihood.atoms
 
     @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:

@@ -36,7 +36,6 @@ class _AtomsFamily(Family):
 
     Attributes:
         base: the family of the other responses.
-        atoms: the values with a probability, in increasing order.
     """
 
     base: Any
