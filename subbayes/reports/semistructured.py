@@ -133,7 +133,7 @@ def _forest_effects(effects: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Effects of a forest plot: random effects last, intercepts only if there are no others."""
     others = sorted(
         (name for name in effects if not _is_intercept(name)),
-        key=lambda name: name.startswith("re(") or (" | " in name and name.endswith("]")),
+        key=lambda name: " | " in name and name.endswith("]"),
     )
     return {name: effects[name] for name in (others or list(effects))[:_LARGEST_FOREST]}
 

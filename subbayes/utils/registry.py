@@ -169,6 +169,19 @@ BASELINES: Registry[Any] = Registry(
         "sparse": f"{_METHODS}:SparseNetworks",
     },
 )
+_TERMS = "subbayes.regression.terms"
+TERMS: Registry[Any] = Registry(
+    "term",
+    {
+        "s": f"{_TERMS}.smooths:SmoothTerm",
+        "te": f"{_TERMS}.smooths:TensorTerm",
+        "ti": f"{_TERMS}.smooths:TensorTerm",
+        "t2": f"{_TERMS}.smooths:PlainTensorTerm",
+        "mo": f"{_TERMS}.monotonic:MonotonicTerm",
+        "gp": f"{_TERMS}.gaussian_process:GaussianTerm",
+        "re": f"{_TERMS}.random_effect_smooths:RandomIntercept",
+    },
+)
 _PRIORS = "subbayes.regression.priors"
 PRIORS: Registry[Any] = Registry(
     "prior",

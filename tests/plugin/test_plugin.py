@@ -47,6 +47,11 @@ def test_a_family_of_another_package_takes_part_in_regressions(tmp_path):
     assert list((tmp_path / "out").iterdir())
 
 
+def test_a_term_and_a_prior_of_another_package_in_a_regression(tmp_path):
+    done = call(HERE / "regression_job.py", tmp_path, cwd=tmp_path)
+    assert done.stdout.strip().endswith("done"), done.stderr
+
+
 @pytest.mark.slow
 def test_the_command_line_takes_their_names(tmp_path):
     rng = np.random.default_rng(0)

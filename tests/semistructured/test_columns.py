@@ -109,7 +109,7 @@ def test_numbers_that_became_categories():
 
 @pytest.mark.parametrize("term", ["s(g)", "poly(g, 2)", "bs(g, df=4)", "scale(g)", "np.log(g)"])
 def test_functions_of_text(term):
-    with pytest.raises(InputError, match="columns of numbers in arithmetic, got 'g' of dtype"):
+    with pytest.raises(InputError, match=r"columns of numbers in .*, got 'g' of dtype"):
         fitted(f"y ~ {term}")
 
 

@@ -135,7 +135,8 @@ def test_one_proper_prior_is_enough_for_two_equal_columns():
 
 
 @pytest.mark.parametrize(
-    ("name", "formula"), [("sd(re(g))", "y ~ re(g)"), ("gap", "k ~ x"), ("cor(g)", "y ~ (x | g)")]
+    ("name", "formula"),
+    [("sd(Intercept | g)", "y ~ re(g)"), ("gap", "k ~ x"), ("cor(g)", "y ~ (x | g)")],
 )
 def test_only_coefficients_can_have_them(name, formula):
     frame = table().assign(g=list("aabbccd") * 2, k=[0, 1, 2, 0, 1, 2, 0] * 2)

@@ -11,6 +11,7 @@ from scipy import stats
 import subbayes
 from subbayes import InputError, Sampling, SemiStructuredRegression
 from subbayes.regression import LKJ, Exponential, HalfNormal, NormalPrior, StudentT
+from subbayes.regression.design.design import Design
 
 FEW = Sampling(draws=400, chains=2, progress=False)
 
@@ -97,3 +98,22 @@ def test_they_are_saved(frame, tmp_path):
     }
     again = SemiStructuredRegression.load(tmp_path / "model", priors={"cor": LKJ(3)})
     pd.testing.assert_frame_equal(again.summary(), model.summary())
+
+
+def test_a_smooth_by_a_factor_and_a_random_intercept_have_priors_by_what_is_written(frame):
+    priors = {"s(x, by=g)": 0.3, "sd(s(x, by=g))": 0.4, "sd(re(h))": 2.0}
+    found = priors_of("y ~ s(x, by=g) + re(h)", frame, priors).priors
+    for level in "abc":
+        assert found[f"s(x, by=g)[{level}]"] == NormalPrior(0.0, 0.3)
+        assert found[f"sd(s(x, by=g)[{level}])"] == Exponential(0.4)
+    assert found["sd(Intercept | h)"] == Exponential(2.0)
+
+
+def test_smooths_of_expressions_are_those_of_a_column_with_their_values(frame):
+    frame = frame.assign(x=frame.x.abs() + 0.1, log=lambda d: np.log(d.x))
+    new = pd.DataFrame({"x": [0.2, 1.0, 9.0]}).assign(log=lambda d: np.log(d.x))
+    written = "s(np.log(x), bs='cr', k=6)"
+    found, expected = (Design({"mu": s}, frame) for s in (written, "s(log, bs='cr', k=6)"))
+    np.testing.assert_allclose(found.matrix(new)[0], expected.matrix(new)[0])
+    assert found.terms[1].variables == ("x",)
+    assert found.names[1] == f"{written}[linear]"

@@ -318,12 +318,12 @@ def test_new_groups_have_the_same_effects_in_every_call_batch_and_order(nested):
 def test_sampled_effects_of_new_groups_are_independent_and_have_their_variance(nested):
     zeta = torch.from_numpy(nested.state.joint.effects_of(nested.draws))
     factor = nested.state.model.structured.group_factor
-    sd = {name: factor(name, zeta).numpy().ravel() for name in ("(1 | g)", "(1 | g:h)", "re(id)")}
+    sd = {name: factor(name, zeta).numpy().ravel() for name in ("(1 | g)", "(1 | g:h)", "(1 | id)")}
     labels = [f"new {i}" for i in range(300)]
     rows = pd.DataFrame({"g": "a", "h": "u", "id": 0}, index=range(300))
     by_term = {
         "(1 | g:h)": shifts(nested, rows.assign(h=labels)) / sd["(1 | g:h)"][:, None],
-        "re(id)": shifts(nested, rows.assign(id=range(100, 400))) / sd["re(id)"][:, None],
+        "(1 | id)": shifts(nested, rows.assign(id=range(100, 400))) / sd["(1 | id)"][:, None],
     }
     both = np.sqrt(sd["(1 | g)"] ** 2 + sd["(1 | g:h)"] ** 2)
     by_term["(1 | g/h)"] = shifts(nested, rows.assign(g=labels)) / both[:, None]
@@ -332,7 +332,7 @@ def test_sampled_effects_of_new_groups_are_independent_and_have_their_variance(n
         assert abs(unit.var() - 1) < 4 * np.sqrt(2 / unit.size)
         for a, b in ((unit[:, 1:], unit[:, :-1]), (unit[1:], unit[:-1])):
             assert abs((a * b).mean()) < 4 / np.sqrt(a.size)
-    together = by_term["(1 | g:h)"] * by_term["re(id)"]
+    together = by_term["(1 | g:h)"] * by_term["(1 | id)"]
     assert abs(together.mean()) < 4 / np.sqrt(together.size)
 
 
@@ -424,7 +424,9 @@ def test_priors_summary_effects_and_saved_models(tmp_path):
 def test_priors_of_the_wrong_kind_raise():
     frame = sleep_study(4, 6)
     for priors in ({"cor(subject)": 2.0}, {"sd(subject)": LKJ(2.0)}, {"days": LKJ(1.0)}):
-        with pytest.raises(InputError, match=r"LKJ\(2\) for 'cor\(...\)', and no other prior"):
+        with pytest.raises(
+            InputError, match=r"a prior of a (correlation, such as LKJ\(2\)|number), got"
+        ):
             prepared("y ~ days + (days | subject)", frame, priors=priors)
 
 

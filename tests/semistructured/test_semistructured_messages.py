@@ -39,7 +39,7 @@ frame = pd.DataFrame(
         ("(1 | i | g)", r"expected \(effects \| groups\) or \(effects \|\| groups\), got"),
         ("(1 | g + h)", r"columns as groups, .* Write \(1 \| g\) \+ \(1 \| h\)"),
         ("(1 | C(g))", r"columns as groups, .* Add a column with the groups"),
-        ("(s(z) | g)", r"linear effects, factors and splines that vary, got s\(z\) in \(1 \+ s"),
+        ("(s(z) | g)", r"s\(...\) as a summand, got 's\(z\)'. Add it with \+"),
         ("(0 | g)", r"from 1 to 20 effects that vary, got 0"),
         ("(1 | g) + (1 + z | g)", r"effects with different names, got 'Intercept \| g\[a\]' twice"),
         ("(1 | g) + (1 | g)", r"terms that differ, got \(1 \| g\) twice"),

@@ -434,9 +434,10 @@ def test_partial_effects_are_the_terms_of_the_predictor(fitted):
     np.testing.assert_allclose(factor.draws[:, 0], 0, atol=1e-12)
     np.testing.assert_allclose(factor.draws[:, 1], draws["C(sex)[T.m]"].reshape(-1))
     random = model.effect("re(g)")
-    np.testing.assert_allclose(random.draws[:, 1], draws["re(g)[1]"].reshape(-1))
+    np.testing.assert_allclose(random.draws[:, 1], draws["Intercept | g[1]"].reshape(-1))
     # over the rows all terms and the intercept at the mean add up to the structured part
-    terms = [model.effect(name, values=frame[name]).draws for name in ("x", "u", "g")]
+    terms = [model.effect(name, values=frame[name]).draws for name in ("x", "u")]
+    terms.append(random.draws[:, frame.g])
     sex = (
         draws["C(sex)[T.m]"].reshape(-1, 1)
         * ((frame.sex == "m") - (frame.sex == "m").mean()).to_numpy()
@@ -575,7 +576,7 @@ def test_sampled_effects_of_new_groups_have_the_group_variance():
         model.predict(pd.DataFrame({"school": ["3"]}))
     average = model.predict(new, new_levels="reference")
     drawn = model.predict(new, new_levels="sample")
-    tau = model.effects()["sd(re(school))"]
+    tau = model.effects()["sd(Intercept | school)"]
     assert drawn.epistemic[1] == pytest.approx(average.epistemic[1] + (tau**2).mean(), rel=0.25)
     np.testing.assert_array_equal(drawn.outputs[:, 1], drawn.outputs[:, 2])  # one school
     assert np.abs(drawn.outputs[:, 1] - drawn.outputs[:, 3]).max() > 0.1

@@ -148,7 +148,7 @@ def test_smooths_and_factors_are_compared_and_random_effects_are_not():
     [
         ("y ~ x + (1 | g)", ["g", "u"], ["Intercept", *GROUPS]),
         ("y ~ x + (1 | g)", ["g", "x"], ["Intercept", *GROUPS, "x"]),
-        ("y ~ x + re(g)", ["g"], ["Intercept", *(f"re(g)[{level}]" for level in "012")]),
+        ("y ~ x + re(g)", ["g"], ["Intercept", *(f"Intercept | g[{level}]" for level in "012")]),
         ("y ~ x + (1 | g)", ["u"], ["Intercept"]),
         ("y ~ 1 + (0 + x | g)", ["x"], ["Intercept"]),
         ("y ~ 1 + (0 + x | g)", ["g"], ["Intercept", *(f"x | g[{level}]" for level in "012")]),

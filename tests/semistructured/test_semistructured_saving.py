@@ -329,7 +329,7 @@ def test_splines_are_counted_before_they_are_evaluated(small, monkeypatch):
 def test_splines_that_a_formula_leaves_out_are_not_counted(tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.normal(size=60), "y": rng.normal(size=60)})
-    formula = "y ~ s(x, df=6) + s(x,  df=6) + s(x, df=50) - s(x,df=50)"
+    formula = "y ~ bs(x, df=6) + bs(x,  df=6) + bs(x, df=50) - bs(x,df=50)"
     model = SemiStructuredRegression(formula).fit(frame, sampling=QUICK["sampling"])
     again = SemiStructuredRegression.load(model.save(tmp_path / "model"))
     np.testing.assert_array_equal(again.predict(frame).mean, model.predict(frame).mean)

@@ -19,7 +19,7 @@ from subbayes.regression.terms.group_effects import parse_group_term
         ("(1|g) + x", "x", ["(1|g)"]),
         ("(x + z)*C(g) + te(x, z)", "(x + z)*C(g)", ["te(x, z)"]),
         ("x + (z + (1 | g))", "x + z", ["(1 | g)"]),
-        ("s(x) + s(x, df=5) + s(x, 8)", "s(x) + s(x, df=5) + s(x, 8)", []),
+        ("s(x) + s(x, df=5) + re(g)", "1", ["s(x)", "s(x, df=5)", "re(g)"]),
         ("s(x, k=5) + s(z, by=g)", "1", ["s(x, k=5)", "s(z, by=g)"]),
         ("`(1 | g)` + x", "`(1 | g)` + x", []),
         ("{a | b} + C(g, Treatment('(1|g)'))", "{a | b} + C(g, Treatment('(1|g)'))", []),

@@ -26,12 +26,7 @@ from subbayes.data.levels import (
     kinds_of,
     same_level,
 )
-from subbayes.regression.formula.checks import (
-    check_columns,
-    check_complete,
-    check_different,
-    check_terms,
-)
+from subbayes.regression.formula.checks import check_columns, check_complete, check_different
 from subbayes.regression.formula.grammar import check_length, check_size, formula_errors
 from subbayes.regression.formula.names import written_as
 from subbayes.regression.formula.numbers import factor_column
@@ -70,7 +65,7 @@ class Term:
             "network" for the partial dependence of a network.
         columns: positions of its columns in the design matrix.
         variables: columns of the data frame that the term reads.
-        fixed: number of the first columns of a smooth whose coefficients are not penalised.
+        fixed: number of the first columns whose coefficients are not penalised; None for all.
         law: of the penalised coefficients; None if they share a standard deviation.
         at: values of the variables that do not vary in the effect of the term.
         groups: columns whose combinations are the groups of random effects; empty for other terms.
@@ -81,7 +76,7 @@ class Term:
     kind: str
     columns: tuple[int, ...]
     variables: tuple[str, ...]
-    fixed: int = 1
+    fixed: int | None = None
     law: Law | None = None
     at: Mapping[str, Any] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
@@ -89,9 +84,7 @@ class Term:
     @property
     def penalised(self) -> tuple[int, ...]:
         """Positions of the columns whose coefficients depend on a parameter of their scale."""
-        if self.kind in ("random", "monotonic"):
-            return self.columns
-        return self.columns[self.fixed :] if self.kind == "smooth" else ()
+        return () if self.fixed is None else self.columns[self.fixed :]
 
     @property
     def along(self) -> tuple[str, ...]:
@@ -251,7 +244,7 @@ class Design:
         argument = f"formula of {parameter!r}"
         with formula_errors(argument, text):
             rest, own = learn_terms(argument, text, frame, prefix, weights)
-        spec = formula_columns.learn(argument, rest, frame, read, weights)
+        spec = formula_columns.learn(argument, rest, frame, read)
         _check_references(argument, spec)
         names = [str(name) for name in spec.column_names]
         effects: list[int] = []
@@ -282,7 +275,6 @@ class Design:
                     kind,
                     tuple(range(start, start + len(places))),
                     variables,
-                    groups=variables if kind == "random" else (),
                 )
             )
         for term in own:
@@ -293,8 +285,7 @@ class Design:
             self.terms.append(
                 Term(
                     *(term.name, parameter, term.kind, places, term.variables),
-                    *(term.fixed, term.law, term.at),
-                    term.groups if isinstance(term, GroupEffects) else (),
+                    *(term.fixed, term.law, term.at, term.groups),
                 )
             )
         check_different(argument, "terms", (term.name for term in self.terms))
@@ -314,12 +305,10 @@ class Design:
         random, others = set[str](), set[str]()
         for formula in self._formulas.values():
             spec = formula.spec
-            for term, places in spec.term_indices.items():
-                kind = kind_of_term(spec, term, places)
-                names = map(str, spec.term_variables.get(term, ()))
-                (random if kind == "random" else others).update(names)
+            for names in spec.term_variables.values():
+                others.update(map(str, names))
             for own in formula.own:
-                (random if isinstance(own, GroupEffects) else others).update(own.variables)
+                (random if own.groups else others).update(own.variables)
         return tuple(name for name in self.variables if name in random - others)
 
     def term(self, name: str) -> Term:
@@ -486,12 +475,6 @@ class Design:
         for name, levels in of_factors:
             check_levels(name, levels, frame[name], remedy)
         if new_levels == "error":
-            remedy = (
-                "Pass new_levels='sample' to draw the effects of new groups, or 'reference' for "
-                "the average group"
-            )
-            for name, levels in self._groups().values():
-                check_levels(name, levels, frame[name], remedy)
             for term in self._group_effects():
                 term.check_groups(frame)
 
@@ -500,30 +483,12 @@ class Design:
         own = [term for formula in self._formulas.values() for term in formula.own]
         return [term for term in own if isinstance(term, GroupEffects)]
 
-    def _groups(self) -> dict[str, tuple[str, list[Any]]]:
-        """Column and levels of the groups of random effects, by term."""
-        found = {}
-        for term in self.terms:
-            if term.kind != "random":
-                continue
-            columns = [self.names[i] for i in term.columns]
-            for state in self._formulas[term.parameter].spec.transform_state.values():
-                levels = state.get("levels", ())
-                if [f"{term.name}[{level}]" for level in levels] == columns:
-                    found[term.name] = term.variables[0], list(levels)
-        return found
-
     def new_groups(self, frame: pd.DataFrame) -> dict[str, NewGroups]:
         """The new groups of rows, by random term that has some."""
         found = {}
         for effects in self._group_effects():
             if (new := effects.new_groups(frame)) is not None:
                 found[effects.name] = new
-        for term, (name, levels) in self._groups().items():
-            rows = np.flatnonzero(~frame[name].isin(levels))
-            if len(rows):
-                keys = [(label,) for label in frame[name].iloc[rows].tolist()]
-                found[term] = NewGroups.of(rows, keys, np.ones((len(rows), 1)))
         return found
 
     def _evaluate(
@@ -596,7 +561,6 @@ def _columns(
     """Check a right-hand side, and return the columns that it and formulaic's part of it read."""
     argument = f"formula of {parameter!r}"
     check_length(argument, text)
-    check_terms(argument, text)
     with formula_errors(argument, text):
         return check_right_side(argument, text, frame)
 

@@ -119,8 +119,10 @@ def _members(key: Any, known: Mapping[str, Any]) -> list[str]:
     """The names of priors that a class or a group stands for; empty for others."""
     if key in _CLASSES:
         return [n for n in known if n.startswith(f"{key}(")]
-    if not (isinstance(key, str) and key.startswith("sd(")):
+    if not isinstance(key, str):
         return []
+    if not key.startswith("sd("):
+        return [n for n in known if n.startswith(f"{key}[")]  # s(x, by=g) has a term for each level
     of_term, ending = f"{key[:-1]}[", f" | {key[3:-1]})"
     sds = [n for n in known if n.startswith("sd(")]
     return [n for n in sds if n.endswith(ending) or n[:-1].startswith(of_term)]

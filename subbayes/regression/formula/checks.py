@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from decimal import Decimal
 from numbers import Real
 from typing import Any, Literal
@@ -21,79 +20,7 @@ from subbayes.utils.warning import warn_user
 Missing = Literal["drop", "error"]
 
 _OPERATIONS = 2e11  # of a product of the columns with each other, beyond which fits take minutes
-_MOST_CHARACTERS = 1000  # of a call, as of a factor
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}($|[ T]\d{2}:\d{2})")
-_CALL = re.compile(r"(?<![\w.])(re)\s*\(")
-_INTERCEPTS = re.compile(r"(?<![\w.])re\s*\(([^()`=|:/,]*[:/,][^()`=|]{0,1000})\)")
-
-
-# --- terms of other libraries -------------------------------------------------------------------
-
-
-def check_terms(argument: str, text: str) -> None:
-    """Check a right-hand side for terms of lme4 and mgcv that are written differently here.
-
-    Args:
-        argument: name of the argument, for errors.
-        text: the right-hand side of a formula.
-
-    Raises:
-        InputError: such a term, with its replacement.
-
-    Example:
-        >>> check_terms("formula", "age + s(bmi, df=5) + re(school)")
-        >>> check_terms("formula", "age + re(school:class)")
-        Traceback (most recent call last):
-        ...
-        subbayes.InputError: formula: expected re(...) of one column, got
-        're(school:class)'. Write (1 | school:class).
-    """
-    for found in _INTERCEPTS.finditer(text):
-        fail(argument, "re(...) of one column", repr(found[0]), random_intercepts(found[1])[1])
-    for name, call in _calls(text):
-        _check_call(argument, name, call)
-
-
-def random_intercepts(groups: str) -> tuple[str, str]:
-    """Random intercepts of groups, and a remedy that says how to write them.
-
-    Args:
-        groups: columns as in lme4: "g", "g:h" for their combinations, "g/h" for h within g.
-
-    Example:
-        >>> random_intercepts("g/h")[0]
-        '(1 | g/h)'
-    """
-    if "/" in groups or ":" in groups:
-        written = f"(1 | {groups.strip()})"
-    else:
-        written = " + ".join(f"re({name.strip(' `')})" for name in re.split(r"[,+*]", groups))
-    return written, f"Write {written}"
-
-
-def _calls(text: str) -> Iterator[tuple[str, str]]:
-    """Calls of random effects in a formula: name and text."""
-    for found in _CALL.finditer(text):
-        depth, end = 0, len(text)
-        for i in range(found.end() - 1, len(text)):
-            depth += {"(": 1, ")": -1}.get(text[i], 0)
-            if not depth or i - found.start() > _MOST_CHARACTERS:
-                end = i + 1
-                break
-        yield found[1], text[found.start() : end]
-
-
-def _check_call(argument: str, name: str, call: str) -> None:
-    try:
-        tree = ast.parse(call, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # the parser of formulas reports it
-    if not isinstance(tree, ast.Call):
-        return
-    options = {word.arg: word.value for word in tree.keywords if word.arg}
-    if options:
-        remedy = "Leave out " + ", ".join(f"{k}=" for k in options)
-        fail(argument, f"{name}(...) with a column alone", repr(call), remedy)
 
 
 def check_different(argument: str, what: str, names: Iterable[str]) -> None:

@@ -16,15 +16,14 @@ import numpy as np
 import pandas as pd
 
 from subbayes.data.columns import as_numpy
-from subbayes.regression.formula.checks import check_no_dates, different_values, random_intercepts
+from subbayes.regression.formula.checks import check_no_dates, different_values
 from subbayes.regression.formula.numbers import CONVERSION, FUNCTIONS, without_quotes
+from subbayes.regression.formula.options import FLAG, Option, list_of, one_of, whole
 from subbayes.utils.checks import InputError, closest, fail
+from subbayes.utils.registry import TERMS
 
 SHAPE = "a formula such as 'y ~ age + C(sex) + s(bmi)'"
 """What a formula looks like, for errors."""
-
-SUMMANDS = ("te", "ti", "t2", "mo", "gp")
-"""Functions of terms that are summands alone, which `subbayes.semistructured.terms` reads."""
 
 _LARGEST = 1e15  # constants, which remain exact integers in float64
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -39,9 +38,6 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 # --- functions and their options ----------------------------------------------------------------
 
-Option = tuple[str, Callable[[Any], bool]]
-"""What an option has to be, in words and as a predicate of its value."""
-
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and abs(value) <= _LARGEST
@@ -53,26 +49,13 @@ def _is_label(value: Any) -> bool:
     return _is_number(value)
 
 
-def _whole(low: int, high: int) -> Option:
-    return f"a whole number from {low} to {high}", lambda v: type(v) is int and low <= v <= high
-
-
-def _text(*choices: str) -> Option:
-    return "one of " + ", ".join(map(repr, choices)), lambda v: v in choices
-
-
-def _list(items: str, allowed: Callable[[Any], bool]) -> Option:
-    return f"a list of {items}", lambda v: isinstance(v, (list, tuple)) and all(map(allowed, v))
-
-
-_FLAG: Option = ("True or False", lambda v: isinstance(v, bool))
 _NUMBER: Option = ("a number", _is_number)
 _CONTRASTS: Option = ("contrasts such as Treatment('a') or contr.sum", lambda v: False)
-_DEGREE = _whole(0, 20)
-_EXTRAPOLATION = _text("raise", "clip", "na", "zero", "extend")
-_SPLINE = {"df": _whole(1, 1000), "knots": _list("numbers", _is_number)}
+_DEGREE = whole(0, 20)
+_EXTRAPOLATION = one_of("raise", "clip", "na", "zero", "extend")
+_SPLINE = {"df": whole(1, 1000), "knots": list_of("numbers", _is_number)}
 _BOUNDS = {"lower_bound": _NUMBER, "upper_bound": _NUMBER}
-_CUBIC = {**_SPLINE, **_BOUNDS, "constraints": _text("center"), "extrapolation": _EXTRAPOLATION}
+_CUBIC = {**_SPLINE, **_BOUNDS, "constraints": one_of("center"), "extrapolation": _EXTRAPOLATION}
 
 _NUMPY = {
     **dict.fromkeys(FUNCTIONS, 1),
@@ -82,14 +65,12 @@ _NUMPY = {
 """Functions of NumPy and their numbers of arguments; those of one may be written without `np.`."""
 _ELEMENTWISE: dict[str, dict[str, Option]] = {name: {} for name in ("I", *FUNCTIONS)}
 _TERMS: dict[str, dict[str, Option]] = {
-    "s": {"df": _whole(1, 1000), "degree": _whole(1, 20)},
-    "re": {},
     "offset": {},
-    "C": {"contrasts": _CONTRASTS, "levels": _list("levels", _is_label), "spans_intercept": _FLAG},
+    "C": {"contrasts": _CONTRASTS, "levels": list_of("levels", _is_label), "spans_intercept": FLAG},
     "bs": {
         **_SPLINE,
         "degree": _DEGREE,
-        "include_intercept": _FLAG,
+        "include_intercept": FLAG,
         **_BOUNDS,
         "extrapolation": _EXTRAPOLATION,
     },
@@ -99,20 +80,20 @@ _TERMS: dict[str, dict[str, Option]] = {
 _TRANSFORMS: dict[str, dict[str, Option]] = {
     **_ELEMENTWISE,
     "center": {},
-    "scale": {"center": _FLAG, "scale": _FLAG, "ddof": _NUMBER},
-    "standardize": {"center": _FLAG, "rescale": _FLAG, "ddof": _NUMBER},
-    "poly": {"degree": _whole(1, 50), "raw": _FLAG},
+    "scale": {"center": FLAG, "scale": FLAG, "ddof": _NUMBER},
+    "standardize": {"center": FLAG, "rescale": FLAG, "ddof": _NUMBER},
+    "poly": {"degree": whole(1, 50), "raw": FLAG},
 }
-_OF_NUMBERS = {*_TRANSFORMS, *_TERMS} - {"I", "C", "re"}
+_OF_NUMBERS = {*_TRANSFORMS, *_TERMS} - {"I", "C"}
 _CODINGS: dict[str, dict[str, Option]] = {
     **dict.fromkeys(
         ("Treatment", "contr.treatment", "contr.SAS"),
         {"reference": ("a level", _is_label), "base": ("a level", _is_label)},
     ),
     **dict.fromkeys(("Sum", "contr.sum"), {}),
-    **dict.fromkeys(("Poly", "contr.poly"), {"scores": _list("numbers", _is_number)}),
-    **dict.fromkeys(("Helmert", "contr.helmert"), {"reverse": _FLAG, "scale": _FLAG}),
-    **dict.fromkeys(("Diff", "contr.diff"), {"backward": _FLAG}),
+    **dict.fromkeys(("Poly", "contr.poly"), {"scores": list_of("numbers", _is_number)}),
+    **dict.fromkeys(("Helmert", "contr.helmert"), {"reverse": FLAG, "scale": FLAG}),
+    **dict.fromkeys(("Diff", "contr.diff"), {"backward": FLAG}),
 }
 """Contrasts of `C(...)`."""
 
@@ -186,14 +167,14 @@ class Factor:
             values = as_numpy(frame[name])
             if isinstance(values.dtype, pd.CategoricalDtype):
                 levels.append(len(values.dtype.categories))
-            elif self.functions & {"C", "re"} or not pd.api.types.is_numeric_dtype(values.dtype):
+            elif "C" in self.functions or not pd.api.types.is_numeric_dtype(values.dtype):
                 levels.append(len(different_values(values.dropna())))
         return max(min(math.prod(levels), max(len(frame), *levels)), self.splines)
 
     def _refuse(self, got: str) -> NoReturn:
         known = [*(_ELEMENTWISE if self.response else _TERMS | _TRANSFORMS)]
         if not self.response:
-            known += SUMMANDS
+            known += TERMS
         known += [f"np.{name}" for name in _NUMPY if name not in FUNCTIONS]
         expected = "columns, numbers, operators and functions of docs/methods/semi-structured.md"
         remedy = closest(got.strip("'\"").partition("(")[0], known)
@@ -275,8 +256,7 @@ class Factor:
             for arg in node.args:
                 self._number(arg)
             return
-        named = {word.arg for word in node.keywords}
-        if function in SUMMANDS or (function == "s" and not named <= _TERMS["s"].keys()):
+        if function in TERMS:
             remedy = "Add it with +: it cannot be in an interaction, another call or (... | g)"
             fail(self.argument, f"{function}(...) as a summand", repr(self.text), remedy)
         known = _ELEMENTWISE if self.response else _TRANSFORMS | (_TERMS if whole else {})
@@ -285,8 +265,6 @@ class Factor:
                 remedy = "Transform the column before fitting"
                 fail(self.argument, "an elementwise response", repr(self.text), remedy)
             self._refuse(repr(ast.unparse(node)))
-        if function == "re":
-            self._check_groups(node)
         if function == "offset" and isinstance(node.args[0], ast.Set):  # braces, as elsewhere
             node.args[:1] = node.args[0].elts
         if function in _OF_NUMBERS:
@@ -337,12 +315,3 @@ class Factor:
         if isinstance(node, ast.Call):
             self._options(ast.unparse(node), _CODINGS[name], node.args, node.keywords)
         return True
-
-    def _check_groups(self, node: ast.Call) -> None:
-        """Raise for `re(...)` of anything but one column."""
-        if len(node.args) == 1 and isinstance(node.args[0], ast.Name) and not node.keywords:
-            return
-        names = [n.id for arg in node.args for n in ast.walk(arg) if isinstance(n, ast.Name)]
-        known = [self.aliases.get(n, n) for n in names if n not in _TERMS | _TRANSFORMS | {"np": 0}]
-        remedy = random_intercepts(":".join(known))[1] if known else ""
-        fail(self.argument, "re(...) of one column", repr(self.text), remedy)

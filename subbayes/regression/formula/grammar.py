@@ -33,7 +33,7 @@ _PRODUCTS = 10_000  # terms that a formula expands to, before equal ones are mer
 _ORDER = 8  # factors of an interaction
 _COLUMNS = 10_000  # columns of the design matrix
 
-_KNOWN_BY_TEXT = ("C(", "s(", "re(", "offset(")
+_KNOWN_BY_TEXT = ("C(", "offset(")
 _OPERATOR = re.compile(r"[-+*/:^]+|in")
 _VALUE = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?|\.[0-9]{1,15}")
 
@@ -102,7 +102,7 @@ def least_columns(argument: str, text: str) -> int:
         InputError: as `check_formula`, which says what else is wrong with columns.
 
     Example:
-        >>> least_columns("formula", "age + s(bmi, df=12) - age + offset(risk)")
+        >>> least_columns("formula", "age + bs(bmi, df=12) - age + offset(risk)")
         11
     """
     with formula_errors(argument, text):

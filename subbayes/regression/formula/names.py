@@ -18,15 +18,24 @@ def written_as(name: str, known: Iterable[str]) -> str:
         "C(g, Treatment('c'))"
         >>> written_as("`body mass`", ["body mass"])
         'body mass'
+        >>> written_as("re(town)", ["x", "(1 | town)"])
+        '(1 | town)'
     """
     known = list(known)
     if name in known:
         return name
+    for pattern, other in _SPELLINGS.items():
+        if found := re.fullmatch(pattern, name):
+            name = other.format(found[1].strip(" `"))
     bare = name[1:-1] if re.fullmatch(r"`[^`]*`", name) else name
     if bare in known:
         return bare
     alike = {other for other in known if re.fullmatch(pattern_of(other), bare)}
     return alike.pop() if len(alike) == 1 else name
+
+
+_SPELLINGS = {r"re\((.+)\)": "(1 | {})", r"sd\(re\((.+)\)\)": "sd(Intercept | {})"}
+"""Names of random intercepts by what else is written for them."""
 
 
 def pattern_of(name: str) -> str:

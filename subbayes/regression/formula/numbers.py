@@ -39,8 +39,6 @@ FUNCTIONS = {
 
 _KNOWN = "__levels__"  # levels of factors in training by expression, in the context
 
-_LEVELS = ("C", "re")  # functions of levels
-
 
 def to_double(values: Any, levels: bool = False) -> Any:
     """Numbers and booleans in float64; other values, such as text, as they are.
@@ -133,7 +131,7 @@ class _Doubles(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         function = ast.unparse(node.func)
-        if function in _LEVELS:
+        if function == "C":  # of levels
             self.levels = True
             node.args[0] = self.visit(node.args[0])
             self.levels = False

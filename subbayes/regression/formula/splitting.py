@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from subbayes.regression.formula.factors import SUMMANDS
 from subbayes.utils.checks import fail
+from subbayes.utils.registry import TERMS
 
-_CALL = re.compile(rf"({'|'.join(SUMMANDS)}|s)\s*\(")
-_OPTIONS = re.compile(r"[(,]\s*(?!(df|degree)\b)[^\W\d]\w*\s*=(?!=)")
+_CALL = re.compile(r"([^\W\d]\w*)\s*\(")
 _FACTOR = re.compile(r"(?<![\w.])(as\.)?factor\s*\(")
 _QUOTES = "`'\""
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
@@ -62,12 +61,9 @@ def is_own(summand: str) -> bool:
     if inner is not None:
         return len(split_at(inner, "|")) > 1
     found = _CALL.match(summand)
-    if not found or within_brackets(summand[found.end() - 1 :]) is None:
+    if not found or found[1] not in TERMS:
         return False
-    name, call = found[1], summand[found.end() - 1 :]
-    arguments = split_at(call[1:-1], ",")
-    several = len(arguments) > 1 and bool(re.match(r"\s*[^\W\d]\w*\s*$|\s*`", arguments[1]))
-    return name != "s" or several or bool(_OPTIONS.search(call))
+    return within_brackets(summand[found.end() - 1 :]) is not None
 
 
 def within_brackets(text: str) -> str | None:

@@ -1,6 +1,7 @@
 r"""Bases of smooth functions of one or two columns, with their penalties.
 
-- "ps": cubic B-splines with second differences as the penalty (Eilers and Marx 1996);
+- "ps": B-splines with second differences as the penalty (Eilers and Marx 1996, "Flexible
+  smoothing with B-splines and penalties");
 - "cr": natural cubic splines by their values at knots, with $\int f''^2$ (Wood 2017, section
   5.3.1);
 - "cc": the same for periodic functions, whose values and first two derivatives are equal at the
@@ -25,10 +26,10 @@ from scipy.interpolate import BSpline, CubicSpline
 from scipy.linalg import solve_triangular
 from scipy.spatial.distance import cdist
 
-from subbayes.regression.terms.spline_basis import check_distinct
 from subbayes.utils.checks import fail
 
 BASES = ("ps", "cr", "cc", "tp")
+_SPLINES, _FEWEST = 10, 4  # P-splines by default, and the fewest distinct values of a column
 _MOST_CENTRES = 400  # distinct rows of which a thin-plate spline takes the eigenvectors
 
 
@@ -62,7 +63,7 @@ class Basis(ABC):
         return x[:, :0] if self.periodic else x
 
 
-def basis_of(kind: str, x: Float[np.ndarray, "n d"], k: int, call: str) -> Basis:
+def basis_of(kind: str, x: Float[np.ndarray, "n d"], k: int, call: str, degree: int = 3) -> Basis:
     """A basis of k functions for training rows.
 
     Args:
@@ -70,6 +71,7 @@ def basis_of(kind: str, x: Float[np.ndarray, "n d"], k: int, call: str) -> Basis
         x: the rows.
         k: number of functions.
         call: the term, for errors.
+        degree: of P-splines.
 
     Raises:
         InputError: fewer distinct rows than the basis needs.
@@ -87,28 +89,30 @@ def basis_of(kind: str, x: Float[np.ndarray, "n d"], k: int, call: str) -> Basis
         return ThinPlate.of(x, k)
     values = x[:, 0]
     if kind == "ps":
-        return PSpline.of(values, k)
+        return PSpline.of(values, k, degree)
     knots = np.quantile(np.unique(values), np.linspace(0, 1, k))
     return Cubic.of(knots, periodic=kind == "cc")
 
 
 @dataclass(frozen=True)
 class PSpline(Basis):
-    """Cubic B-splines on evenly spaced knots."""
+    """B-splines on evenly spaced knots."""
 
     knots: Float[np.ndarray, "l"]
     root: Float[np.ndarray, "m K"]
+    degree: int
 
     @classmethod
-    def of(cls, x: Float[np.ndarray, "n"], k: int) -> PSpline:
+    def of(cls, x: Float[np.ndarray, "n"], k: int, degree: int) -> PSpline:
         """K splines over the range of x."""
-        step = float(np.ptp(x)) / (k - 3)
-        return cls(x.min() + step * np.arange(-3, k + 1), np.diff(np.eye(k), 2, axis=0))
+        step = float(np.ptp(x)) / (k - degree)
+        knots = x.min() + step * np.arange(-degree, k + 1)
+        return cls(knots, np.diff(np.eye(k), 2, axis=0), degree)
 
     def evaluate(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n K"]:
         """B-splines, continued linearly."""
-        low, high = self.knots[3], self.knots[-4]
-        spline = BSpline(self.knots, np.eye(self.root.shape[1]), 3)
+        low, high = self.knots[self.degree], self.knots[-self.degree - 1]
+        spline = BSpline(self.knots, np.eye(self.root.shape[1]), self.degree)
         inside = np.clip(x[:, 0], low, np.nextafter(high, low))
         found = spline(inside) + (x[:, 0] - inside)[:, None] * spline(inside, nu=1)
         return np.asarray(found)
@@ -209,3 +213,49 @@ def _radial(
     if x.shape[1] == 1:
         return np.asarray(r**3 / 12)
     return np.asarray(r**2 * np.log(np.where(r > 0, r, 1.0)) / (8 * np.pi))
+
+
+def check_distinct(call: str, distinct: int, k: int) -> None:
+    """Raise `InputError` for too few distinct values of a column for k P-splines.
+
+    The penalty determines those of the default number that the values do not.
+
+    Example:
+        >>> check_distinct("s(x, k=10)", 6, 10)
+        >>> check_distinct("s(x, k=20)", 6, 20)
+        Traceback (most recent call last):
+        ...
+        subbayes.InputError: s(x, k=20): expected at least 20 distinct values, got 6. Pass k=6.
+    """
+    least = k if k > _SPLINES else _FEWEST
+    if distinct < least:
+        remedy = f"Pass k={distinct}" if distinct >= _FEWEST else "Use C(...) for a factor"
+        fail(call, f"at least {least} distinct values", distinct, remedy)
+
+
+def whitened(call: str, root: Float[np.ndarray, "m K"], rank: int) -> Float[np.ndarray, "K r"]:
+    r"""Functions that a penalty sees, each with the penalty 1: $U_+ \Lambda_+^{-1/2}$.
+
+    The rank is given rather than estimated: eigenvalues of a penalty differ by many orders of
+    magnitude where values of a column do, so that a threshold would take the smoothest functions
+    for unpenalised ones.
+
+    Args:
+        call: the term, for errors.
+        root: R with the penalty $R^\top R = U \Lambda U^\top$.
+        rank: of the penalty.
+
+    Raises:
+        InputError: the penalty of a function is rounding.
+
+    Example:
+        >>> found = whitened("s(x)", np.diff(np.eye(5), 2, axis=0), 3)
+        >>> np.linalg.norm(np.diff(found, 2, axis=0), axis=0)
+        array([1., 1., 1.])
+    """
+    _, sizes, vectors = np.linalg.svd(root, full_matrices=False)
+    if not sizes[rank - 1] > sizes[0] * len(root) * np.finfo(np.float64).eps:
+        expected = "values at distances that differ by fewer orders of magnitude"
+        got = f"penalties that differ by a factor of {(sizes[0] / sizes[rank - 1]) ** 2:.0e}"
+        fail(call, expected, got, "Take the logarithm of the column, or use bs='ps'")
+    return np.asarray(vectors[:rank].T / sizes[:rank])

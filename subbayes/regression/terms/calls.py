@@ -1,73 +1,33 @@
-"""Parse calls such as `s(x, bs="cr", k=8)`, without evaluating them."""
+"""Terms that are calls such as `s(x, bs="cr", k=8)`, parsed without evaluating them.
+
+A term is one file of this folder, or of another package: a subclass of `CallTerm` whose name is in
+`TERMS`, and what it learns, a `LearnedTerm`.
+"""
 
 from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+from unicodedata import is_normalized
 
-from formulaic.utils.code import sanitize_variable_names
+import pandas as pd
+from typing_extensions import override
 
+from subbayes.regression.formula.checks import has_numbers
 from subbayes.regression.formula.factors import parse_errors
-from subbayes.regression.terms.bases import BASES
+from subbayes.regression.formula.options import Option
+from subbayes.regression.terms.law import WrittenTerm
 from subbayes.utils.checks import fail
 
-Option = tuple[str, Callable[[Any], bool]]
-_MOST_FUNCTIONS = 1000
-
-
-def _whole(low: int, high: int) -> Option:
-    return f"a whole number from {low} to {high}", lambda v: type(v) is int and low <= v <= high
-
-
-def _one_or_each(option: Option) -> Option:
-    words, allowed = option
-    return (
-        f"{words}, or a list of them",
-        lambda v: all(map(allowed, v)) if isinstance(v, (list, tuple)) else allowed(v),
-    )
-
-
-def _text(*choices: str) -> Option:
-    return "one of " + ", ".join(map(repr, choices)), lambda v: isinstance(v, str) and v in choices
-
-
-_K = _whole(3, _MOST_FUNCTIONS)
-_TENSOR = {"k": _one_or_each(_whole(3, 50)), "bs": _one_or_each(_text(*BASES))}
-_KNOWN: dict[str, dict[str, Option]] = {
-    "s": {
-        "bs": _text(*BASES, "re"),
-        "k": _K,
-        "df": _K,
-        "knots": (
-            "the two ends of a period",
-            lambda v: (
-                isinstance(v, (list, tuple))
-                and len(v) == 2
-                and all(type(e) in (int, float) and abs(e) < 1e15 for e in v)
-                and v[0] < v[1]
-            ),
-        ),
-    },
-    "te": _TENSOR,
-    "ti": _TENSOR,
-    "t2": _TENSOR,
-    "mo": {},
-    "gp": {
-        "k": _one_or_each(_whole(3, 500)),
-        "c": ("a number from 1.05 to 10", lambda v: type(v) in (int, float) and 1.05 <= v <= 10),
-        "cov": _text("se", "matern52", "matern32"),
-        "iso": ("True or False", lambda v: isinstance(v, bool)),
-    },
-}
+_NAMES = re.compile(r"""'[^']*'|"[^"]*"|`([^`]+)`|[^\W\d]\w*""")
 _SHRINKAGE = {
     name: f"Write bs={other!r}; smooths that shrink to 0 are not available"
     for name, other in (("cs", "cr"), ("ts", "tp"))
 }
-_VARYING = ("s", "te", "ti")  # smooths with by=
-_COLUMNS = {"s": (1, 2), "te": (2, 3), "ti": (2, 3), "t2": (2, 3), "mo": (1, 1), "gp": (1, 2)}
 
 
 @dataclass(frozen=True)
@@ -79,57 +39,115 @@ class Call:
     columns: tuple[str, ...]
     options: Mapping[str, Any]
     by: str | None
+    expressions: tuple[str, ...] = ()
 
 
-def parse_call(argument: str, text: str) -> Call:
-    """Parse a call of columns with options that are literals.
+@dataclass(frozen=True)
+class CallTerm(WrittenTerm):
+    """A term that is a call of columns with options; a subclass implements `learn`.
 
-    Args:
-        argument: name of the argument, for errors.
-        text: the call.
-
-    Raises:
-        InputError: other syntax, another number of columns, or unknown options.
-
-    Example:
-        >>> parse_call("formula", "te(x, `body mass`, k=5)").columns
-        ('x', 'body mass')
+    Attributes:
+        call: the call.
+        most_columns: the least and the largest number of columns.
+        options: what each option has to be.
+        positional: options that may follow the columns without their names.
+        varies: whether the term has `by=`.
+        of_expressions: whether its columns may be expressions, such as `log(x)`.
+        remedy: for another number of columns.
     """
-    aliases: dict[str, str] = {}
+
+    call: Call
+    most_columns: ClassVar[tuple[int, int]] = (1, 1)
+    options: ClassVar[Mapping[str, Option]] = {}
+    positional: ClassVar[tuple[str, ...]] = ()
+    varies: ClassVar[bool] = False
+    of_expressions: ClassVar[bool] = False
+    remedy: ClassVar[str] = ""
+
+    @classmethod
+    def parse(cls, argument: str, text: str) -> Sequence[WrittenTerm]:
+        """The terms of a call.
+
+        Args:
+            argument: name of the argument, for errors.
+            text: the call.
+
+        Raises:
+            InputError: other syntax, another number of columns, or unknown options.
+
+        Example:
+            >>> from subbayes.utils.registry import TERMS
+            >>> (term,) = TERMS["te"].parse("formula", "te(x, `body mass`, k=5)")
+            >>> term.call.columns, term.call.options
+            (('x', 'body mass'), {'k': 5})
+        """
+        return [cls(parse_call(argument, text, cls))]
+
+    @property
+    @override
+    def name(self) -> str:
+        return self.call.text
+
+    @override
+    def check(self, argument: str, frame: pd.DataFrame) -> tuple[str, ...]:
+        for name in self.call.columns:
+            if name in frame and not has_numbers(frame[name]):
+                got = f"{name!r} of dtype {frame[name].dtype} in {self.call.text!r}"
+                expected = f"columns of numbers in {self.call.function}(...)"
+                fail(argument, expected, got, "Use C(...) or re(...)")
+        return self.call.columns + (() if self.call.by is None else (self.call.by,))
+
+    @override
+    def width(self, frame: pd.DataFrame) -> int:
+        return self.least
+
+
+def parse_call(argument: str, text: str, term: type[CallTerm]) -> Call:
+    """Parse a call of columns with options that are literals; see `CallTerm.parse`."""
+    code, aliases = _without_names(text)
     with parse_errors(argument, text):
-        code = sanitize_variable_names(text, {}, aliases, template="_column_{}")
         node = ast.parse(code, mode="eval").body
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         fail(argument, "a call such as s(x, k=8)", repr(text))
-    function = node.func.id
-    known, (least, most) = _KNOWN[function], _COLUMNS[function]
-    columns = [_column(argument, text, arg, aliases) for arg in node.args]
+    function, known, (least, most) = node.func.id, term.options, term.most_columns
+    values = [arg for arg in node.args if isinstance(arg, ast.Constant)] if term.positional else []
+    names = [arg for arg in node.args if arg not in values]
+    whole = names if term.of_expressions else []
+    with parse_errors(argument, text):
+        columns = [
+            _as_written(arg, aliases) if arg in whole else _column(argument, text, arg, aliases)
+            for arg in names
+        ]
     if not least <= len(columns) <= most or len(set(columns)) < len(columns):
         count = f"{least}" if least == most else f"{least} or {most}"
-        remedy = "Use te(...) for tensor products" if function == "s" else ""
-        fail(argument, f"{function}(...) of {count} different columns", repr(text), remedy)
+        fail(argument, f"{function}(...) of {count} different columns", repr(text), term.remedy)
+    words = [*map(ast.keyword, term.positional, values), *node.keywords]
     options: dict[str, Any] = {}
     by = None
-    for word in node.keywords:
-        if word.arg == "by" and function in _VARYING:
+    for word in words:
+        if word.arg == "by" and term.varies:
             by = _column(argument, text, word.value, aliases)
             continue
-        if word.arg not in known or word.arg in options:
-            listed = [f"{name}=" for name in known] + ["by="] * (function in _VARYING)
+        name = str(word.arg)
+        if name not in known or name in options or len(values) > len(term.positional):
+            listed = [f"{other}=" for other in known] + ["by="] * term.varies
             expected = f"{function}(...) with " + (", ".join(listed) or "no options")
             fail(argument, expected, repr(text))
-        words, allowed = known[word.arg]
+        shown, allowed = known[name]
         try:
             value = ast.literal_eval(word.value)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             remedy = _vector_of_r(word, allowed)
-            fail(argument, f"{word.arg}= to be {words}", repr(text), remedy)
-        if word.arg == "k" and value == -1:  # the default of mgcv
+            fail(argument, f"{name}= to be {shown}", repr(text), remedy)
+        if name == "k" and value == -1:  # the default of mgcv
             continue
         if not allowed(value):
-            fail(argument, f"{word.arg}= to be {words}", repr(text), _SHRINKAGE.get(str(value), ""))
-        options[word.arg] = value
-    return Call(" ".join(text.split()), function, tuple(columns), options, by)
+            fail(argument, f"{name}= to be {shown}", repr(text), _SHRINKAGE.get(str(value), ""))
+        options[name] = value
+    shown = " ".join(text.split())
+    of = zip(names, columns, strict=True)
+    expressions = tuple(column for arg, column in of if not isinstance(arg, ast.Name))
+    return Call(shown, function, tuple(columns), options, by, expressions)
 
 
 def _vector_of_r(word: ast.keyword, allowed: Callable[[Any], bool]) -> str:
@@ -141,6 +159,32 @@ def _vector_of_r(word: ast.keyword, allowed: Callable[[Any], bool]) -> str:
             if allowed(ast.literal_eval(written)):
                 return f"Write {word.arg}={written}"
     return ""
+
+
+def _without_names(text: str) -> tuple[str, dict[str, str]]:
+    """A call with identifiers in place of quoted names and of those that Python changes."""
+    aliases: dict[str, str] = {}
+
+    def alias(found: re.Match[str]) -> str:
+        name = found[1] or found[0]
+        if found[0][0] in "'\"" or (found[1] is None and is_normalized("NFKC", name)):
+            return found[0]
+        known = {other: alias for alias, other in aliases.items()}
+        found_alias = known.get(name, f"_column{len(aliases)}_")
+        aliases[found_alias] = name
+        return found_alias
+
+    return _NAMES.sub(alias, text), aliases
+
+
+def _as_written(node: ast.expr, aliases: Mapping[str, str]) -> str:
+    """The name of a column, or an expression with the quoted names of its columns."""
+    if isinstance(node, ast.Name):
+        return aliases.get(node.id, node.id)
+    text = ast.unparse(node)
+    for alias, name in aliases.items():
+        text = text.replace(alias, f"`{name}`")
+    return text
 
 
 def _column(argument: str, text: str, node: ast.expr, aliases: Mapping[str, str]) -> str:

@@ -15,22 +15,15 @@ from jaxtyping import Bool, Float, Int
 from subbayes.regression.formula.checks import check_different
 from subbayes.regression.formula.grammar import formula_errors
 from subbayes.regression.formula.numbers import factor_column, model_matrix
-from subbayes.regression.terms.spline_basis import TRANSFORMS, WEIGHTS, penalised
 from subbayes.utils.checks import InputError, fail
 from subbayes.utils.warning import filtered_warnings
 
 _ROWS, _OTHERS = 1000, 1000  # that regressions on the columns of other terms take
 _ROUNDING = 1e-12  # of a column relative to its largest value, in which constants differ
-_CONTEXT = {**TRANSFORMS, "np": np, "offset": lambda x: x}
+_CONTEXT = {"np": np, "offset": lambda x: x}
 
 
-def learn(
-    argument: str,
-    text: str,
-    frame: pd.DataFrame,
-    columns: Sequence[str],
-    weights: Float[np.ndarray, "n"] | None = None,
-) -> ModelSpec:
+def learn(argument: str, text: str, frame: pd.DataFrame, columns: Sequence[str]) -> ModelSpec:
     """Evaluate a checked right-hand side on training rows, and return what was learned from them.
 
     Args:
@@ -39,14 +32,13 @@ def learn(
         frame: the rows.
         columns: columns of the data frame that the text reads. The others are not passed on, as
             they could have the names of functions.
-        weights: how many times each row counts in smooths; by default once.
 
     Raises:
         InputError: a formula that formulaic cannot evaluate, a factor with one level, or effects
             with the same name.
     """
     with formula_errors(argument, text), np.errstate(all="ignore"):
-        matrix = model_matrix(text, frame[list(columns)], {**_CONTEXT, WEIGHTS: weights})
+        matrix = model_matrix(text, frame[list(columns)], _CONTEXT)
     spec: ModelSpec = matrix.model_spec
     for expression, levels, _ in factors(spec):
         if len(levels) == 1:
@@ -110,12 +102,6 @@ def kind_of_term(spec: ModelSpec, term: Any, places: Sequence[int]) -> str:
     """The kind of a term that formulaic evaluates; see `formula.Term`."""
     if str(term) == "1":
         return "intercept"
-    names = [str(f) for f in term.factors]
-    kinds = {penalised(name) for name in names} - {None}
-    if kinds and len(names) == 1:
-        return "smooth" if kinds == {"s"} else "random"
-    if kinds:
-        fail(f"term {str(term)!r}", "s(...) and re(...) on their own", "an interaction")
     if is_categorical(spec, term):
         return "factor"
     return "linear" if len(places) == 1 else "spline"

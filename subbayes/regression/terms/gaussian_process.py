@@ -25,15 +25,9 @@ from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
-from subbayes.regression.terms.calls import Call
-from subbayes.regression.terms.law import (
-    Counts,
-    Hyperparameter,
-    Law,
-    LearnedTerm,
-    Priors,
-    WrittenTerm,
-)
+from subbayes.regression.formula.options import FLAG, number, one_of, one_or_each, whole
+from subbayes.regression.terms.calls import CallTerm
+from subbayes.regression.terms.law import Counts, Hyperparameter, Law, LearnedTerm, Priors
 from subbayes.utils.checks import fail
 
 _MOST = 1000  # functions
@@ -41,15 +35,16 @@ _K, _C = {1: 20, 2: 10}, 1.5  # functions of each column, by number of columns
 
 
 @dataclass(frozen=True)
-class GaussianTerm(WrittenTerm):
+class GaussianTerm(CallTerm):
     """A Gaussian process as written."""
 
-    call: Call
-
-    @property
-    def name(self) -> str:
-        """The call."""
-        return self.call.text
+    most_columns = (1, 2)
+    options = {
+        "k": one_or_each(whole(3, 500)),
+        "c": number(1.05, 10),
+        "cov": one_of("se", "matern52", "matern32"),
+        "iso": FLAG,
+    }
 
     @property
     def counts(self) -> list[int]:
@@ -62,12 +57,8 @@ class GaussianTerm(WrittenTerm):
         """The number of functions."""
         return math.prod(self.counts)
 
-    def width(self, frame: pd.DataFrame) -> int:
-        """The number of functions."""
-        return self.least
-
+    @override
     def check(self, argument: str, frame: pd.DataFrame) -> tuple[str, ...]:
-        """Check that the columns are of numbers, and the options those of their number."""
         call = self.call
         if len(self.counts) != len(call.columns):
             expected = "a number" if len(call.columns) == 1 else "a number, or two,"
@@ -76,12 +67,7 @@ class GaussianTerm(WrittenTerm):
             fail(argument, f"at most {_MOST} functions in gp(...)", f"{self.least} in {call.text}")
         if "iso" in call.options and len(call.columns) == 1:
             fail(argument, "iso= for two columns in gp(...)", repr(call.text), "Leave it out")
-        for name in call.columns:
-            if name in frame:
-                dtype = frame[name].dtype
-                if not pd.api.types.is_numeric_dtype(dtype) or pd.api.types.is_bool_dtype(dtype):
-                    fail(argument, "a column of numbers in gp(...)", f"{name!r} of dtype {dtype}")
-        return call.columns
+        return super().check(argument, frame)
 
     @override
     def learn(
@@ -112,13 +98,9 @@ class GaussianTerm(WrittenTerm):
         )
         learned = GaussianColumns(
             name=name,
-            kind="smooth",
             labels=tuple(f"{name}[{m}]" for m in range(1, self.least + 1)),
             variables=variables,
-            fixed=0,
             law=law,
-            levels={},
-            at={},
             middles=x.min(0) + halves,
             bounds=bounds,
             frequencies=tuple(each),

@@ -107,7 +107,7 @@ class GroupTerm(WrittenTerm):
             read = check_formula(argument, self.left, frame)
         spec = formula_columns.learn(argument, self.left, frame, read)
         for expression in map(str, spec.factors):
-            if expression.replace(" ", "").startswith(("s(", "re(", "offset(")):
+            if expression.replace(" ", "").startswith("offset("):
                 got = f"{expression} in {self.name}"
                 fail(argument, "linear effects, factors and splines that vary", got)
         names = [str(name) for name in spec.column_names]
@@ -129,10 +129,8 @@ class GroupTerm(WrittenTerm):
             kind="random",
             labels=tuple(f"{prefix}{c} | {self.label}[{key}]" for key in shown for c in names),
             variables=tuple(sorted({*read, *self.groups})),
-            fixed=0,
             law=law,
             levels=levels,
-            at={},
             groups=self.groups,
             keys=tuple(keys),
             spec=spec,
@@ -225,13 +223,11 @@ class GroupEffects(LearnedTerm):
     """Effects that vary among groups, as learned from training rows.
 
     Attributes:
-        groups: columns whose combinations are the groups.
         keys: the groups of training.
         spec: of the columns of the left-hand side.
         read: columns of the data frame that it reads.
     """
 
-    groups: tuple[str, ...]
     keys: tuple[tuple[Any, ...], ...]
     spec: ModelSpec
     read: tuple[str, ...]

@@ -7,8 +7,8 @@ those of the hyperparameters, such as standard deviations. `Law` is that functio
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -104,29 +104,31 @@ class Law(ABC):
         """Draws of the hyperparameters by the name that the summary gives them."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LearnedTerm(ABC):
     """A term with what it has learned from the training rows.
 
     Attributes:
         name: the term as written in the formula, with one space between words.
-        kind: as for `Term`.
         labels: name of each column.
         variables: columns of the data frame that it reads.
+        kind: as for `Term`.
         fixed: number of its first columns, whose coefficients have a prior of their own.
         law: of the coefficients of the other columns; None if they share a standard deviation.
         levels: levels of the factors that it reads, apart from groups.
         at: values of the variables that do not vary in the effect of the term.
+        groups: columns whose combinations are the groups of effects that vary among groups.
     """
 
     name: str
-    kind: str
     labels: tuple[str, ...]
     variables: tuple[str, ...]
-    fixed: int
-    law: Law | None
-    levels: Mapping[str, list[Any]]
-    at: Mapping[str, Any]
+    kind: str = "smooth"
+    fixed: int = 0
+    law: Law | None = None
+    levels: Mapping[str, list[Any]] = field(default_factory=dict)
+    at: Mapping[str, Any] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
 
     @abstractmethod
     def columns(self, frame: pd.DataFrame) -> Float[np.ndarray, "n c"]:
@@ -148,6 +150,11 @@ class WrittenTerm(ABC):
     @abstractmethod
     def width(self, frame: pd.DataFrame) -> int:
         """The largest number of columns that it can have."""
+
+    @property
+    def expressions(self) -> Sequence[str]:
+        """Names of columns that it reads which are expressions of columns, such as `log(x)`."""
+        return ()
 
     @property
     def least(self) -> int:

@@ -16,41 +16,28 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.data.levels import check_levels
 from subbayes.regression.formula.checks import has_numbers
-from subbayes.regression.terms.calls import Call
+from subbayes.regression.terms.calls import Call, CallTerm
 from subbayes.regression.terms.columns import column_scales
-from subbayes.regression.terms.law import (
-    Counts,
-    Hyperparameter,
-    Law,
-    LearnedTerm,
-    Priors,
-    WrittenTerm,
-)
+from subbayes.regression.terms.law import Counts, Hyperparameter, Law, LearnedTerm, Priors
 from subbayes.utils.checks import fail
 
 _MOST = 100  # ordered values
 
 
 @dataclass(frozen=True)
-class MonotonicTerm(WrittenTerm):
+class MonotonicTerm(CallTerm):
     """A monotonic effect as written."""
 
-    call: Call
-
-    @property
-    def name(self) -> str:
-        """The call."""
-        return self.call.text
-
+    @override
     def width(self, frame: pd.DataFrame) -> int:
-        """One column for each step."""
         return _MOST
 
+    @override
     def check(self, argument: str, frame: pd.DataFrame) -> tuple[str, ...]:
-        """Check that the values are ordered."""
         (name,) = self.call.columns
         if name in frame:
             _values(argument, self.call, frame[name])
@@ -72,15 +59,12 @@ class MonotonicTerm(WrittenTerm):
             kind="monotonic",
             labels=tuple(f"{name}[{a} to {b}]" for a, b in zip(values, values[1:], strict=False)),
             variables=(variable,),
-            fixed=0,
             law=MonotonicLaw(
                 (
                     Hyperparameter(name, "effect", 1 / max(sd, 1e-6), size=0),
                     Hyperparameter(f"simplex({name})", "simplex", size=0),
                 )
             ),
-            levels={},
-            at={},
             values=tuple(values),
         )
         return [learned]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import cast
 
+import numpy as np
 import pandas as pd
+from formulaic import ModelSpec
+from jaxtyping import Float
 
 from subbayes.regression.formula.checks import check_columns, check_different
 from subbayes.regression.formula.grammar import check_formula, check_size, least_columns
 from subbayes.regression.formula.splitting import split_terms
-from subbayes.regression.terms.calls import Call, parse_call
-from subbayes.regression.terms.gaussian_process import GaussianTerm
+from subbayes.regression.terms import columns as formula_columns
 from subbayes.regression.terms.group_effects import parse_group_term
 from subbayes.regression.terms.law import Counts, LearnedTerm, WrittenTerm
-from subbayes.regression.terms.monotonic import MonotonicTerm
-from subbayes.regression.terms.random_effect_smooths import RandomEffectSmooth
-from subbayes.regression.terms.smooths import SmoothTerm
 from subbayes.utils.checks import fail
+from subbayes.utils.registry import TERMS
 
 _MOST = 100  # terms of this package in a right-hand side
 
@@ -40,13 +43,9 @@ def written_terms(argument: str, texts: Sequence[str]) -> list[WrittenTerm]:
 def _parse(argument: str, text: str) -> Sequence[WrittenTerm]:
     if text.startswith("("):
         return parse_group_term(argument, text)
-    call = parse_call(argument, text)
-    if call.options.get("bs") == "re":
-        if call.by is not None or len(call.options) > 1:
-            fail(argument, "s(g, bs='re') or s(g, x, bs='re')", repr(text), "Write (1 | g)")
-        return [RandomEffectSmooth(call)]
-    kinds: dict[str, Callable[[Call], WrittenTerm]] = {"mo": MonotonicTerm, "gp": GaussianTerm}
-    return [kinds.get(call.function, SmoothTerm)(call)]
+    return cast(
+        "Sequence[WrittenTerm]", TERMS[text.partition("(")[0].strip()].parse(argument, text)
+    )
 
 
 def check_right_side(
@@ -66,7 +65,9 @@ def check_right_side(
     columns = list(read)
     width = 0
     for term in terms:
-        needed = term.check(argument, frame)
+        written = [name for name in term.check(argument, frame) if name not in term.expressions]
+        of_expressions = (check_formula(argument, text, frame) for text in term.expressions)
+        needed = [*written, *itertools.chain.from_iterable(of_expressions)]
         check_columns(needed, frame)
         columns += needed
         width += term.width(frame)
@@ -91,9 +92,55 @@ def learn_terms(
     """
     rest, own = split_terms(argument, text)
     terms = written_terms(argument, own)
-    learned = [part for term in terms for part in term.learn(argument, frame, prefix, weights)]
+    learned = [part for term in terms for part in _learn(term, argument, frame, prefix, weights)]
     check_different(argument, "effects", (label for term in learned for label in term.labels))
     return rest, learned
+
+
+def _learn(
+    term: WrittenTerm, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None
+) -> list[LearnedTerm]:
+    """Learn a term, of expressions from their values."""
+    if not term.expressions:
+        return term.learn(argument, frame, prefix, weights)
+    values = {}
+    for text in term.expressions:
+        read = check_formula(argument, text, frame)
+        values[text] = formula_columns.learn(argument, f"0 + {text}", frame, read), read
+    parts = term.learn(argument, _with_values(frame, values), prefix, weights)
+    read = tuple(sorted({name for _, read in values.values() for name in read}))
+    return [
+        OfExpressions(
+            **{f.name: getattr(part, f.name) for f in fields(LearnedTerm)}
+            | {"variables": tuple(sorted({*part.variables} - {*values} | {*read}))},
+            term=part,
+            values=values,
+        )
+        for part in parts
+    ]
+
+
+@dataclass(frozen=True)
+class OfExpressions(LearnedTerm):
+    """A term that reads expressions, each with its specification and the columns it reads."""
+
+    term: LearnedTerm
+    values: Mapping[str, tuple[ModelSpec, tuple[str, ...]]]
+
+    def columns(self, frame: pd.DataFrame) -> Float[np.ndarray, "n c"]:
+        """The columns of the term."""
+        return self.term.columns(_with_values(frame, self.values))
+
+
+def _with_values(
+    frame: pd.DataFrame, values: Mapping[str, tuple[ModelSpec, tuple[str, ...]]]
+) -> pd.DataFrame:
+    return frame.assign(
+        **{
+            text: formula_columns.evaluate(spec, frame, read)[:, 0]
+            for text, (spec, read) in values.items()
+        }
+    )
 
 
 def least_effects(argument: str, text: str) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,10 +11,37 @@ import pandas as pd
 from typing_extensions import override
 
 from subbayes.regression.formula.checks import check_columns, has_numbers, plain_columns
-from subbayes.regression.terms.calls import Call
+from subbayes.regression.formula.splitting import plain_name
+from subbayes.regression.terms.calls import Call, CallTerm
 from subbayes.regression.terms.group_effects import GroupTerm
 from subbayes.regression.terms.law import Counts, LearnedTerm, WrittenTerm
 from subbayes.utils.checks import fail
+
+
+class RandomIntercept(CallTerm):
+    """`re(g)`, another spelling of `(1 | g)`."""
+
+    @classmethod
+    @override
+    def parse(cls, argument: str, text: str) -> Sequence[WrittenTerm]:
+        groups = text[text.index("(") + 1 : -1]
+        name = plain_name(groups)
+        if name is not None:
+            return [GroupTerm("1", (name,), True)]
+        columns = re.findall(r"`[^`]+`|\b[^\W\d]\w*\b(?!\s*[(=.])", groups)
+        written = " + ".join(f"re({column})" for column in columns)
+        if "/" in groups or ":" in groups:
+            written = f"(1 | {groups.strip()})"
+        remedy = f"Write {written}" if columns else ""
+        fail(argument, "re(...) of one column", repr(text), remedy)
+
+
+def random_effects(argument: str, call: Call) -> list[WrittenTerm]:
+    """The random effects of `s(..., bs="re")`."""
+    if call.by is not None or len(call.options) > 1:
+        expected = "s(g, bs='re') or s(g, x, bs='re')"
+        fail(argument, expected, repr(call.text), "Write (1 | g)")
+    return [RandomEffectSmooth(call)]
 
 
 @dataclass(frozen=True)

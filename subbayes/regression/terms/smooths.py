@@ -27,25 +27,37 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from typing_extensions import override
 
 from subbayes.data.levels import levels_of
 from subbayes.regression.formula.checks import has_numbers
-from subbayes.regression.terms.bases import Basis, Cubic, basis_of
-from subbayes.regression.terms.calls import Call
+from subbayes.regression.formula.options import one_of, one_or_each, whole
+from subbayes.regression.terms.bases import BASES, Basis, Cubic, basis_of, whitened
+from subbayes.regression.terms.calls import Call, CallTerm, parse_call
 from subbayes.regression.terms.columns import column_means, column_scales
 from subbayes.regression.terms.law import BlockLaw, Counts, Hyperparameter, LearnedTerm, WrittenTerm
-from subbayes.regression.terms.spline_basis import whitened
+from subbayes.regression.terms.random_effect_smooths import random_effects
 from subbayes.utils.checks import fail
 
-_K = {"s": 10, "te": 5, "ti": 5, "t2": 5}
+_BASES = {1: "ps", 2: "tp"}  # by number of columns
+_MOST = 1000  # functions
 _LEAST = 1e-8  # of singular values of unpenalised columns, beside the largest
 
 Blocks = list[tuple[str, Float[np.ndarray, "n _"]]]
+
+
+def _are_ends(value: Any) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) == 2
+        and all(type(end) in (int, float) and abs(end) < 1e15 for end in value)
+        and value[0] < value[1]
+    )
 
 
 @dataclass(frozen=True)
@@ -102,64 +114,67 @@ class Margin:
 
 
 @dataclass(frozen=True)
-class SmoothTerm(WrittenTerm):
-    """A smooth as written."""
+class SmoothTerm(CallTerm):
+    """A smooth `s(...)` as written."""
 
-    call: Call
+    most_columns = (1, 2)
+    options = {
+        "bs": one_of(*BASES, "re"),
+        "k": whole(3, _MOST),
+        "df": whole(3, _MOST),
+        "degree": whole(1, 20),
+        "knots": ("the two ends of a period", _are_ends),
+    }
+    positional: ClassVar[tuple[str, ...]] = ("df", "degree")
+    varies = True
+    of_expressions = True
+    remedy = "Use te(...) for tensor products"
+
+    @classmethod
+    @override
+    def parse(cls, argument: str, text: str) -> Sequence[WrittenTerm]:
+        call = parse_call(argument, text, cls)
+        return random_effects(argument, call) if call.options.get("bs") == "re" else [cls(call)]
 
     @property
-    def name(self) -> str:
-        """The call."""
-        return self.call.text
+    @override
+    def expressions(self) -> Sequence[str]:
+        return self.call.expressions
 
     @property
     def margins(self) -> list[tuple[tuple[str, ...], str, int]]:
         """Columns, kind and number of functions of each margin."""
         call = self.call
-        if call.function == "s":
-            k = call.options.get("k", call.options.get("df", _K["s"] * len(call.columns)))
-            default = "ps" if len(call.columns) == 1 else "tp"
-            return [(call.columns, call.options.get("bs", default), k)]
-        kinds, sizes = (
-            list(v) if isinstance(v, (list, tuple)) else [v] * len(call.columns)
-            for v in (call.options.get("bs", "ps"), call.options.get("k", _K[call.function]))
-        )
-        return [((c,), kind, k) for c, kind, k in zip(call.columns, kinds, sizes, strict=False)]
+        k = call.options.get("k", call.options.get("df", 10 * len(call.columns)))
+        return [(call.columns, call.options.get("bs", _BASES[len(call.columns)]), k)]
 
     @property
     def least(self) -> int:
         """Columns that remain whatever the rows are."""
-        sizes = [k for _, _, k in self.margins]
-        if self.call.function == "s":
-            return max(1, sizes[0] - 3)
-        return max(1, int(np.prod([max(1, k - 3) for k in sizes])))
+        return max(1, int(np.prod([max(1, k - 2) for _, _, k in self.margins])))
 
+    @override
     def width(self, frame: pd.DataFrame) -> int:
         """Columns of the full tensor product, for each level of a factor."""
         size = int(np.prod([k for _, _, k in self.margins]))
         by = self.call.by
         return size if by is None or has_numbers(frame[by]) else size * frame[by].nunique()
 
+    @override
     def check(self, argument: str, frame: pd.DataFrame) -> tuple[str, ...]:
-        """Check the options, and that columns are numbers."""
         call = self.call
-        given = [v for v in call.options.values() if isinstance(v, (list, tuple))]
-        if call.function != "s" and any(len(v) != len(call.columns) for v in given):
-            expected = f"bs= and k= for {len(call.columns)} columns"
-            fail(argument, expected, repr(call.text))
-        for columns, kind, _ in self.margins:
+        for columns, kind, k in self.margins:
             if len(columns) > 1 and kind != "tp":
                 remedy = f"Write te({', '.join(columns)})"
                 fail(argument, "bs='tp' for two columns", repr(call.text), remedy)
             if call.options.get("knots") is not None and kind != "cc":
                 fail(argument, "knots= for bs='cc'", repr(call.text), "Use k=")
+            if (degree := call.options.get("degree", 3)) != 3 and (kind != "ps" or k <= degree):
+                expected = f"bs='ps' and k= above the degree, {degree},"
+                fail(argument, f"{expected} for degree=", repr(call.text))
         if "k" in call.options and "df" in call.options:
             fail(argument, "k= or df=", repr(call.text), "Leave one out")
-        for name in call.columns:
-            if name in frame and not has_numbers(frame[name]):
-                got = f"{name!r} of dtype {frame[name].dtype} in {call.text!r}"
-                fail(argument, "columns of numbers in smooths", got, "Use C(...) or re(...)")
-        return call.columns + (() if call.by is None else (call.by,))
+        return super().check(argument, frame)
 
     def learn(
         self, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
@@ -171,7 +186,7 @@ class SmoothTerm(WrittenTerm):
             if not np.isfinite(block).all():
                 fail(argument, "finite numbers", f"others in {call.text!r}", "Drop these rows")
         bases = [
-            basis_of(kind, x, k, call.text)
+            basis_of(kind, x, k, call.text, call.options.get("degree", 3))
             for x, (_, kind, k) in zip(blocks, self.margins, strict=True)
         ]
         ends = call.options.get("knots")
@@ -196,6 +211,47 @@ class SmoothTerm(WrittenTerm):
             learned(level, every * (frame[call.by] == level).to_numpy())
             for level in levels_of(frame[call.by])
         ]
+
+
+@dataclass(frozen=True)
+class TensorTerm(SmoothTerm):
+    """A tensor product `te(...)` or `ti(...)` as written."""
+
+    most_columns = (2, 3)
+    options = {"k": one_or_each(whole(3, 50)), "bs": one_or_each(one_of(*BASES))}
+    positional = ()
+    of_expressions = False
+    remedy = ""
+
+    @classmethod
+    @override
+    def parse(cls, argument: str, text: str) -> Sequence[WrittenTerm]:
+        return [cls(parse_call(argument, text, cls))]
+
+    @property
+    @override
+    def margins(self) -> list[tuple[tuple[str, ...], str, int]]:
+        columns = self.call.columns
+        kinds, sizes = (
+            list(v) if isinstance(v, (list, tuple)) else [v] * len(columns)
+            for v in (self.call.options.get("bs", "ps"), self.call.options.get("k", 5))
+        )
+        return [((c,), kind, k) for c, kind, k in zip(columns, kinds, sizes, strict=False)]
+
+    @override
+    def check(self, argument: str, frame: pd.DataFrame) -> tuple[str, ...]:
+        call = self.call
+        given = [v for v in call.options.values() if isinstance(v, (list, tuple))]
+        if any(len(v) != len(call.columns) for v in given):
+            expected = f"bs= and k= for {len(call.columns)} columns"
+            fail(argument, expected, repr(call.text))
+        return super().check(argument, frame)
+
+
+class PlainTensorTerm(TensorTerm):
+    """A tensor product `t2(...)` as written, without `by=`."""
+
+    varies = False
 
 
 def _has_level(call: Call, level: Any) -> bool:
@@ -283,7 +339,6 @@ class SmoothColumns(LearnedTerm):
         variables = dict.fromkeys([*call.columns, *([call.by] if call.by else [])])
         return cls(
             name=name,
-            kind="smooth",
             labels=tuple(labels),
             variables=tuple(sorted(variables)),
             fixed=n_fixed,

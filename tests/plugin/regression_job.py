@@ -1,0 +1,46 @@
+"""A regression with a term and a prior of another package, found by their entry points."""
+
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from subbayes import Sampling, SemiStructuredRegression
+from subbayes.cli import run
+
+
+def main():
+    """Fit, summarise, predict, save and load, in Python and by the command line."""
+    warnings.simplefilter("ignore")
+    folder = Path(sys.argv[1])
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": rng.normal(size=80), "hour": rng.uniform(0, 24, 80)})
+    frame["y"] = frame.x + 2 * np.sin(np.pi * frame.hour / 12) + 0.3 * rng.normal(size=80)
+    frame.to_csv(folder / "t.csv", index=False)
+    assert "subbayes_plugin" not in sys.modules
+
+    from subbayes_plugin.prior import Logistic
+
+    formula, priors = "y ~ x + wave(hour, period=24)", {"x": Logistic(0.0, 2.0)}
+    model = SemiStructuredRegression(formula, priors=priors)
+    model.fit(frame, sampling=Sampling(draws=200, chains=2, progress=False))
+    mean = frame.x + 2 * np.sin(np.pi * frame.hour / 12)
+    assert np.abs(np.ravel(model.predict(frame).mean) - mean).max() < 0.4
+    assert {"x", "sd(wave(hour, period=24))"} <= set(model.summary().index)
+    assert repr(model.state.model.structured.priors["x"]) == "Logistic(location=0, scale=2)"
+    loaded = SemiStructuredRegression.load(model.save(folder / "model"))
+    assert loaded.state.model.structured.priors["x"] == Logistic(0.0, 2.0)
+    np.testing.assert_array_equal(loaded.predict(frame).mean, model.predict(frame).mean)
+
+    words = ["regress", str(folder / "t.csv"), formula, "--prior", "x=logistic(0, 2)", "--quiet"]
+    words += ["--draws", "50", "--chains", "2", "--out", str(folder / "again")]
+    assert run(words) == 0
+    again = SemiStructuredRegression.load(folder / "again" / "model")
+    assert again.state.model.structured.priors["x"] == Logistic(0.0, 2.0)
+    print("done")
+
+
+if __name__ == "__main__":
+    main()
