@@ -107,12 +107,14 @@ class Likelihood(ABC):
         kind: "regression", "classification" or "count"; determines scores and reports.
         bounds: ends of the support of a target; quantiles near 0 and 1 take fewer steps with them.
         unsaved: fields that descriptions leave out.
+        atoms: numbers that have a probability, in increasing order, of a kind that is not counts.
         per_position: whether a target has a label for each position of a sequence.
     """
 
     kind: ClassVar[Kind]
     unsaved: ClassVar[tuple[str, ...]] = ()
     bounds: ClassVar[tuple[float, float]] = (-math.inf, math.inf)
+    atoms: ClassVar[tuple[float, ...]] = ()
     per_position: ClassVar[bool] = False
 
     @abstractmethod
@@ -461,17 +463,48 @@ class WrappedLikelihood(Likelihood):
 
     likelihood: Likelihood
 
+    def _inner(self, outputs: Outputs) -> Outputs:
+        """The outputs that the likelihood within takes."""
+        return outputs
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        """The kind of the likelihood."""
+        return self.likelihood.kind
+
+    @property
+    @override
+    def bounds(self) -> tuple[float, float]:  # type: ignore[override]
+        return self.likelihood.bounds
+
+    @property
+    def atoms(self) -> tuple[float, ...]:  # type: ignore[override]
+        """Those of the likelihood."""
+        return self.likelihood.atoms
+
+    @override
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        return self.likelihood.cdf(self._inner(outputs), y)
+
+    @override
+    def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
+        return self.likelihood.quantiles(self._inner(outputs), q)
+
+    @override
+    def components(self, outputs: Outputs) -> tuple[Tensor, Tensor] | None:
+        return self.likelihood.components(self._inner(outputs))
+
     @override
     def mean(self, outputs: Outputs) -> Moments:
-        return self.likelihood.mean(outputs)
+        return self.likelihood.mean(self._inner(outputs))
 
     @override
     def variance(self, outputs: Outputs) -> Moments:
-        return self.likelihood.variance(outputs)
+        return self.likelihood.variance(self._inner(outputs))
 
     @override
     def has_finite_parameters(self, outputs: Outputs) -> bool:
-        return self.likelihood.has_finite_parameters(outputs)
+        return self.likelihood.has_finite_parameters(self._inner(outputs))
 
     @property
     @override
@@ -489,11 +522,11 @@ class WrappedLikelihood(Likelihood):
 
     @override
     def has_moment(self, outputs: Outputs, order: int) -> Tensor:
-        return self.likelihood.has_moment(outputs, order)
+        return self.likelihood.has_moment(self._inner(outputs), order)
 
     @override
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        return self.likelihood.sample(outputs, generator)
+        return self.likelihood.sample(self._inner(outputs), generator)
 
     @override
     def n_outputs(self, y: Targets) -> int:
@@ -501,7 +534,7 @@ class WrappedLikelihood(Likelihood):
 
     @override
     def classes(self, outputs: Outputs) -> Float[Tensor, "*rows K"]:
-        return self.likelihood.classes(outputs)
+        return self.likelihood.classes(self._inner(outputs))
 
     @property
     def has_cdf(self) -> bool:

@@ -679,16 +679,6 @@ class CommonParameters(WrappedLikelihood):
         return self.likelihood
 
     @property
-    def kind(self) -> Kind:  # type: ignore[override]
-        """The kind of the family."""
-        return self.likelihood.kind
-
-    @property
-    @override
-    def bounds(self) -> tuple[float, float]:  # type: ignore[override]
-        return self.likelihood.bounds
-
-    @property
     def _others(self) -> int:
         return len(self.family.parameters) - len(self.family.locations)
 
@@ -697,61 +687,25 @@ class CommonParameters(WrappedLikelihood):
         """Whether the values are known."""
         return not isinstance(self.values, str)
 
-    def _predictors(self, outputs: Outputs) -> Float[Tensor, "*S N K"]:
-        """Predictors of all parameters."""
+    @override
+    def _inner(self, outputs: Outputs) -> Float[Tensor, "*S N K"]:
         self.check_complete()
         values = torch.as_tensor(self.values, dtype=outputs.dtype, device=outputs.device)
         return torch.cat([outputs, values.expand(*outputs.shape[:-1], self._others)], -1)
 
     @override
-    def has_finite_parameters(self, outputs: Outputs) -> bool:
-        return self.likelihood.has_finite_parameters(self._predictors(outputs))
-
-    @override
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
-        return self.likelihood.log_prob(self._predictors(outputs), y)
+        return self.likelihood.log_prob(self._inner(outputs), y)
 
     @override
     def for_targets(self, y: Targets | None) -> Likelihood:
         found = self.likelihood.for_targets(y)
         return replace(found, likelihood=self) if isinstance(found, Weighted) else self
 
-    def mean(self, outputs: Outputs) -> Moments:
-        """E[y | f]."""
-        return self.likelihood.mean(self._predictors(outputs))
-
-    def variance(self, outputs: Outputs) -> Moments:
-        """Var[y | f]."""
-        return self.likelihood.variance(self._predictors(outputs))
-
-    @override
-    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
-        return self.likelihood.has_moment(self._predictors(outputs), order)
-
-    @override
-    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        return self.likelihood.sample(self._predictors(outputs), generator)
-
-    @override
-    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        return self.likelihood.cdf(self._predictors(outputs), y)
-
-    @override
-    def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
-        return self.likelihood.quantiles(self._predictors(outputs), q)
-
-    @override
-    def components(self, outputs: Outputs) -> tuple[Tensor, Tensor] | None:
-        return self.likelihood.components(self._predictors(outputs))
-
-    @override
-    def classes(self, outputs: Outputs) -> Float[Tensor, "*rows K"]:
-        return self.likelihood.classes(self._predictors(outputs))
-
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         """The block of the location in the curvature of the family."""
         n = outputs.shape[-1]
-        return self.likelihood.curvature(self._predictors(outputs))[..., :n, :n]
+        return self.likelihood.curvature(self._inner(outputs))[..., :n, :n]
 
     def n_outputs(self, y: Targets) -> int:
         """One output for each location."""

@@ -42,6 +42,8 @@ PRIORS = {
     "nu": (2.5, 1.0),
     "zi": (0.0, 1.5),
     "hu": (0.0, 1.5),
+    "zoi": (0.0, 1.5),
+    "coi": (0.0, 1.5),
 }
 """Mean and standard deviation of the default normal prior of a parameter's predictor, by name."""
 

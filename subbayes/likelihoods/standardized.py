@@ -182,6 +182,11 @@ class Standardized(WrappedLikelihood):
         low, high = self.likelihood.bounds
         return low * self.scale[0], high * self.scale[0]
 
+    @property
+    @override
+    def atoms(self) -> tuple[float, ...]:  # type: ignore[override]
+        return tuple(atom * self.scale[0] for atom in self.likelihood.atoms)
+
     @override
     def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
         return replace(self, likelihood=self.likelihood.for_outputs(n_outputs, self.standardize(y)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.data.data import check_weights
-from subbayes.likelihoods.base import Evaluations, Kind, Likelihood, Moments, WrappedLikelihood
+from subbayes.likelihoods.base import Evaluations, Likelihood, Moments, WrappedLikelihood
 from subbayes.likelihoods.curvature_blocks import CurvatureBlocks
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import take
@@ -39,11 +39,6 @@ class Weighted(WrappedLikelihood):
 
     weights: Tensor | None = None
     unsaved = ("weights",)
-
-    @property
-    def kind(self) -> Kind:  # type: ignore[override]
-        """The kind of the likelihood."""
-        return self.likelihood.kind
 
     @property
     @override
@@ -100,26 +95,9 @@ class Weighted(WrappedLikelihood):
         weights = None if self.weights is None else self.weights[index]
         return replace(self, likelihood=self.likelihood.select_rows(index), weights=weights)
 
-    @property
-    @override
-    def bounds(self) -> tuple[float, float]:  # type: ignore[override]
-        return self.likelihood.bounds
-
     @override
     def moments(self, outputs: Outputs) -> tuple[Moments, Moments]:
         return self.likelihood.moments(outputs)
-
-    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        """P(Y <= y | f) of values without weights, shape (..., N, T)."""
-        return self.likelihood.cdf(outputs, y)
-
-    @override
-    def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
-        return self.likelihood.quantiles(outputs, q)
-
-    @override
-    def components(self, outputs: Outputs) -> tuple[Tensor, Tensor] | None:
-        return self.likelihood.components(outputs)
 
     def evaluations(self, outputs: Outputs) -> Evaluations | None:
         """As the likelihood, of values without weights."""

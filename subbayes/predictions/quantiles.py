@@ -292,7 +292,13 @@ def mixture_quantile(
     else:
         link, slope = torch.sigmoid, _variance_of_share
     moments = likelihood.moments(outputs) if moments is None else moments
-    return link(_coordinate_of_quantile(q, likelihood, outputs, moments, link, slope)[0])
+    found = link(_coordinate_of_quantile(q, likelihood, outputs, moments, link, slope)[0])
+    for atom in likelihood.atoms:  # the search ends beside them
+        at = torch.full_like(found, atom)
+        before = torch.nextafter(at, at - 1)
+        below, up_to = (likelihood.cdf(outputs, end).mean(0) for end in (before, at))
+        found = torch.where((below < q) & (up_to >= q), at, found)
+    return found
 
 
 def _coordinate_of_quantile(

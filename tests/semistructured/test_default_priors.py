@@ -18,6 +18,8 @@ from subbayes.likelihoods.families import (
     CensoredFamily,
     Custom,
     GammaFamily,
+    HurdleGammaFamily,
+    HurdleLogNormalFamily,
     HurdleNegativeBinomialFamily,
     HurdlePoissonFamily,
     InverseGaussianFamily,
@@ -34,6 +36,7 @@ from subbayes.likelihoods.families import (
     WeibullFamily,
     ZeroInflatedNegativeBinomialFamily,
     ZeroInflatedPoissonFamily,
+    ZeroOneInflatedBetaFamily,
 )
 from subbayes.regression.design.default_priors import default_priors
 from subbayes.regression.design.design import Design
@@ -61,6 +64,8 @@ WITH_UNITS = {
     "log-logistic": lambda unit: LogLogisticFamily(),
     "piecewise-exponential": lambda unit: PiecewiseExponentialFamily(cuts=(2 * unit, 4 * unit)),
     "censored": lambda unit: CensoredFamily(family=PiecewiseExponentialFamily(cuts=(3 * unit,))),
+    "hurdle-gamma": lambda unit: HurdleGammaFamily(),
+    "hurdle-log-normal": lambda unit: HurdleLogNormalFamily(),
     "truncated": lambda unit: TruncatedFamily(family=NormalFamily(), lower=0.0),
     "mixture": lambda unit: MixtureFamily(first=NormalFamily(), second=NormalFamily()),
     "mixture-log-normal": lambda unit: LOG_NORMAL_2,
@@ -76,6 +81,7 @@ WITHOUT_UNITS = {
     "binomial": (BinomialFamily(trials=20), np.round(Y) / 20),
     "bernoulli": (BernoulliFamily(), (Y > 5) * 1.0),
     "beta": (BetaFamily(), Y / 20),
+    "zero-one-inflated-beta": (ZeroOneInflatedBetaFamily(), Y / 20),
     "categorical": (CategoricalFamily(labels=("a", "b", "c")), np.arange(80) % 3.0),
     "ordinal": (OrdinalFamily(n_classes=3), np.arange(80) % 3.0),
 }

@@ -272,3 +272,53 @@ def test_zero_inflation_is_recovered_by_sampling(frame):
     table = model.fit(frame, sampling=Sampling(draws=200, chains=2, progress=False)).summary()
     assert abs(table.loc["zi", "mean"] - 0.3) < 3 * table.loc["zi", "sd"]
     assert abs(table.loc["x", "mean"] - 0.4) < 3 * table.loc["x", "sd"]
+
+
+def test_a_hurdle_of_numbers_is_two_regressions():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(300)
+    is_zero = rng.random(300) < 1 / (1 + np.exp(0.5 - 0.8 * x))
+    y = np.where(is_zero, 0.0, rng.gamma(3, np.exp(0.5 + 0.4 * x) / 3))
+    rows = pd.DataFrame({"x": x, "y": y, "zero": is_zero * 1})
+    options = {"sampling": Sampling(draws=1000, chains=2, progress=False)}
+    model = SemiStructuredRegression({"mu": "y ~ x", "hu": "~ x"}, family="hurdle-gamma")
+    both = model.fit(rows, **options).summary()
+    above = SemiStructuredRegression("y ~ x", family="gamma").fit(rows[~is_zero], **options)
+    zeros = SemiStructuredRegression("zero ~ x", family="bernoulli").fit(rows, **options)
+    names = ["Intercept", "x", "shape"]
+    for found, expected in (
+        (both.loc[names], above.summary().loc[names]),
+        (both.loc[["hu.Intercept", "hu.x"]], zeros.summary().loc[names[:2]]),
+    ):
+        error = np.abs(found["mean"].to_numpy() - expected["mean"].to_numpy())
+        assert (error < 0.25 * expected["sd"].to_numpy()).all()  # priors of the intercept differ
+        np.testing.assert_allclose(found["sd"], expected["sd"], rtol=0.15)
+    predictive = model.predict(rows)
+    chance = predictive.cdf(np.zeros(300)).ravel()
+    lower = predictive.quantile(0.3).ravel()
+    assert ((lower == 0) == (chance >= 0.3)).all()
+    np.testing.assert_allclose(predictive.cdf(lower)[lower > 0].ravel(), 0.3, rtol=1e-6)
+    assert predictive.quantile(0.99).min() > 0
+
+
+def test_inflated_shares_are_those_of_their_parts(tmp_path):
+    rng = np.random.default_rng(1)
+    is_end, is_one = rng.random(400) < 0.3, rng.random(400) < 0.6
+    y = np.where(is_end, is_one * 1.0, rng.beta(3, 2, 400))
+    rows = pd.DataFrame({"y": y})
+    options = {"sampling": Sampling(draws=1000, chains=2, progress=False)}
+    model = SemiStructuredRegression("y ~ 1", family="zero-one-inflated-beta").fit(rows, **options)
+    mean = model.summary()["mean"]
+    ends = rows[is_end].y
+    # Beta(1/2, 1/2) is close to the default prior of a share with so many rows
+    assert mean["zoi"] == pytest.approx((is_end.sum() + 0.5) / 401, abs=0.005)
+    assert mean["coi"] == pytest.approx((ends.sum() + 0.5) / (len(ends) + 1), abs=0.01)
+    inner = SemiStructuredRegression("y ~ 1", family="beta").fit(rows[~is_end], **options)
+    assert mean["Intercept"] == pytest.approx(inner.summary()["mean"]["Intercept"], abs=0.02)
+    predictive = model.predict(rows.head(1))
+    share = mean["zoi"] * mean["coi"] + (1 - mean["zoi"]) / (1 + np.exp(-mean["Intercept"]))
+    assert predictive.mean[0] == pytest.approx(share, abs=0.005)
+    assert predictive.quantile(0.02)[0] == 0
+    assert predictive.quantile(0.95)[0] == 1
+    again = SemiStructuredRegression.load(model.save(tmp_path / "model"))
+    np.testing.assert_array_equal(again.predict(rows).mean, model.predict(rows).mean)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from subbayes.likelihoods.around.atoms import (
+    HurdleGammaFamily,
+    HurdleLogNormalFamily,
+    ZeroOneInflatedBetaFamily,
+)
 from subbayes.likelihoods.around.censored import CensoredFamily
 from subbayes.likelihoods.around.mixture import MixtureFamily
 from subbayes.likelihoods.around.truncated import TruncatedFamily
@@ -54,6 +59,8 @@ __all__ = [
     "Custom",
     "Family",
     "GammaFamily",
+    "HurdleGammaFamily",
+    "HurdleLogNormalFamily",
     "HurdleNegativeBinomialFamily",
     "HurdlePoissonFamily",
     "InverseGaussianFamily",
@@ -70,6 +77,7 @@ __all__ = [
     "WeibullFamily",
     "ZeroInflatedNegativeBinomialFamily",
     "ZeroInflatedPoissonFamily",
+    "ZeroOneInflatedBetaFamily",
     "family",
     "family_from_config",
     "family_from_name",
