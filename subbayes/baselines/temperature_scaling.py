@@ -3,6 +3,9 @@ r"""Temperature scaling (Guo et al. 2017): one temperature fitted on held-out da
 Classification divides the logits, $p_\tau(y = c) \propto \exp(f_c / \tau)$; regression multiplies
 the standard deviation of the noise, $y \sim N(\mu, \tau^2 \sigma^2)$. The epistemic variance of
 regressions does not change; that of logits is divided by $\tau^2$.
+
+The temperature of classes has the prior $\log \tau \sim N(0, 0.5^2)$, which matters only where rows
+that are predicted almost perfectly determine no temperature.
 """
 
 from __future__ import annotations
@@ -31,6 +34,8 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.types import Outputs, Targets
 
+_PRIOR_SCALE = 0.5  # of the logarithm of the temperature of classes
+
 
 class ScaledFacts(KindFacts):
     """What an artifact holds of `TemperatureScaled` beside the tensors of its base."""
@@ -39,6 +44,7 @@ class ScaledFacts(KindFacts):
     temperature: Positive
     gain: Finite | None
     error: Finite | None
+    averaged: bool
 
     def __post_init__(self) -> None:
         self.model.check_kind("fitted-model", "sparse-network", "weight-samples", "mc-dropout")
@@ -54,13 +60,13 @@ def temperature_scaling(
     likelihood: str | Likelihood | None = None,
     *,
     output: Callable[[Any], Tensor] | None = None,
+    averaged: bool = False,
 ) -> TemperatureScaled:
     r"""Fit the temperature of a predictor by the log-likelihood of held-out data.
 
-    $$ \hat\tau = \arg\max_\tau \sum_n \log p_\tau(y_n \mid x_n) $$
+    $$ \hat\tau = \arg\max_\tau \sum_n \log p_\tau(y_n \mid x_n) + \log p(\tau) $$
 
-    Weights of held-out rows count. For one network the problem is convex in $1 / \tau$. All
-    components of a mixture are scaled by the same $\tau$.
+    Weights of held-out rows count. All components of a mixture are scaled by the same $\tau$.
 
     Args:
         base: a trained module, which is not changed; a baseline, a fitted model, or any object with
@@ -70,11 +76,13 @@ def temperature_scaling(
             "learned" are estimated from the held-out data, with the temperature. For those of the
             training data, pass `point_estimate(module, likelihood, data)` as `base`.
         output: picks the tensor out of what a module returns, as for `Network`.
+        averaged: scale the averaged class probabilities of a mixture, $\bar p^{1/\tau}$, instead of
+            its components. Predictions then have no mutual information.
 
     Raises:
         InputError: a module without a likelihood, or a likelihood besides another `base`; a
-            likelihood without a scale (counts), or held-out data for which no temperature
-            is best, because they are predicted perfectly or not at all.
+            likelihood without a scale (counts), or held-out data of a regression for which no
+            temperature is best, because they are predicted perfectly or not at all.
 
     Example:
         >>> import torch, subbayes
@@ -102,6 +110,8 @@ def temperature_scaling(
         )
     data = Data.of(validation, "validation")
     predicted = [_predicted(base, rows, y, data.has_weights) for rows, y in data.batches()]
+    if averaged:
+        predicted = [(_averaged(p), y) for p, y in predicted]
     counts = np.concatenate([y.counts for _, y in predicted])
     share = counts / counts.sum()
 
@@ -109,10 +119,20 @@ def temperature_scaling(
         """Of the held-out rows at a temperature."""
         return np.concatenate([scale_predictive(p, tau).log_prob(y.values) for p, y in predicted])
 
-    tau = math.exp(_minimum(lambda log_tau: -float(log_densities(math.exp(log_tau)) @ share)))
-    return TemperatureScaled(
-        base, tau, *mean_and_error(log_densities(tau) - log_densities(1.0), share)
-    )
+    def negative(log_tau: float) -> float:
+        """Log posterior density of a temperature, for each row and negative."""
+        tau = math.exp(log_tau)
+        prior = log_prior(tau) if predicted[0][0].likelihood.kind == "classification" else 0.0
+        return -float(log_densities(tau) @ share + prior / counts.sum())
+
+    tau = math.exp(_minimum(negative))
+    gain, error = mean_and_error(log_densities(tau) - log_densities(1.0), share)
+    return TemperatureScaled(base, tau, gain, error, averaged)
+
+
+def log_prior(tau: float) -> float:
+    """Log prior density of the temperature of classes, but for a constant."""
+    return -0.5 * (math.log(tau) / _PRIOR_SCALE) ** 2
 
 
 @dataclass(frozen=True)
@@ -125,6 +145,7 @@ class TemperatureScaled(Predictor):
         gain: mean gain of the held-out rows over the temperature 1, in nats a row; they also chose
             the temperature.
         error: standard error of the gain.
+        averaged: whether the averaged class probabilities are scaled instead of the components.
     """
 
     kind: ClassVar[str] = "temperature-scaled"
@@ -133,6 +154,7 @@ class TemperatureScaled(Predictor):
     temperature: float
     gain: float | None = None
     error: float | None = None
+    averaged: bool = False
 
     def __post_init__(self) -> None:
         check_positive("temperature", self.temperature)
@@ -155,7 +177,8 @@ class TemperatureScaled(Predictor):
         """The scaled prediction of the base, to which options are passed."""
         if n_draws is not None:
             options["n_draws"] = n_draws
-        return scale_predictive(self.base.predict(inputs, **options), self.temperature)
+        found = self.base.predict(inputs, **options)
+        return scale_predictive(_averaged(found) if self.averaged else found, self.temperature)
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
         """Tensors of the base."""
@@ -168,6 +191,7 @@ class TemperatureScaled(Predictor):
             temperature=self.temperature,
             gain=self.gain,
             error=self.error,
+            averaged=self.averaged,
         )
 
     def _parts(self) -> tuple[Any, Any]:
@@ -180,7 +204,7 @@ def rebuild_scaled(
 ) -> TemperatureScaled:
     """Rebuild a scaled predictor from its artifact; `options` are those of the base."""
     base = rebuild(facts.model.kind, tensors, facts.model.facts, options)
-    return TemperatureScaled(base, facts.temperature, facts.gain, facts.error)
+    return TemperatureScaled(base, facts.temperature, facts.gain, facts.error, facts.averaged)
 
 
 @dataclass(frozen=True)
@@ -215,6 +239,16 @@ def scale_predictive(predictive: Predictive, tau: float) -> Predictive:
             "Temperature scaling has no meaning for counts",
         )
     return predictive.scaled(1.0, ScaledNoise(likelihood, tau))
+
+
+def _averaged(predictive: Predictive) -> Predictive:
+    """The prediction with one component, of the averaged class probabilities."""
+    pooled = predictive.likelihood.pooled(predictive.outputs)
+    if pooled is None:
+        fail("averaged", "False without logits of classes", "True", "Leave it out")
+    found = Predictive(pooled, predictive.likelihood)
+    found.classes, found.index = predictive.classes, predictive.index
+    return found
 
 
 def _predicted(

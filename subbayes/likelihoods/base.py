@@ -157,6 +157,13 @@ class Likelihood(ABC):
         r"""The score in the outputs $\partial \log p(y \mid f) / \partial f$, shape (..., N, C)."""
         return torch.func.grad(lambda f: self.log_prob(f, y).sum())(outputs)
 
+    def pooled(self, outputs: Outputs) -> Outputs | None:
+        """Outputs of one draw with the class probabilities averaged over S draws.
+
+        None if there are no such outputs.
+        """
+        return None
+
     def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
         r"""Expected curvature $\Lambda = -E_y[\partial^2 \log p(y \mid f) / \partial f^2]$.
 

@@ -53,6 +53,17 @@ class Categorical(Likelihood):
         return by_class.gather(-2, index.unsqueeze(-2)).squeeze(-2)
 
     @override
+    def score(self, outputs: Outputs, y: Targets) -> Outputs:
+        assert isinstance(y, Tensor)
+        index = y.long().expand(outputs.shape[:-1]).unsqueeze(-1)
+        negative = -_softmax(outputs)
+        return negative.scatter_add(-1, index, torch.ones_like(negative[..., :1]))
+
+    @override
+    def pooled(self, outputs: Outputs) -> Outputs:
+        return outputs.log_softmax(-1).logsumexp(0, keepdim=True) - math.log(len(outputs))
+
+    @override
     def mean(self, outputs: Outputs) -> Moments:
         return _softmax(outputs)
 
@@ -189,6 +200,11 @@ class Bernoulli(_OneOutput):
     def mean(self, outputs: Outputs) -> Moments:
         """P(y = 1), shape (..., N, 1)."""
         return outputs.sigmoid()
+
+    @override
+    def pooled(self, outputs: Outputs) -> Outputs:
+        success, failure = (F.logsigmoid(s * outputs).logsumexp(0, keepdim=True) for s in (1, -1))
+        return success - failure
 
     def variance(self, outputs: Outputs) -> Moments:
         """p (1 - p), shape (..., N, 1)."""
