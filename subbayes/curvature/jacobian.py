@@ -32,7 +32,7 @@ from subbayes.data.data import Data, join_batches, split_batches
 from subbayes.distributed.blocks import BlockSize
 from subbayes.distributed.processes import Processes
 from subbayes.likelihoods import Likelihood
-from subbayes.likelihoods.curvature_blocks import root_of
+from subbayes.likelihoods.curvature_blocks import SoftmaxBlocks, root_of
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import input_batches
 from subbayes.utils.checks import fail
@@ -464,4 +464,7 @@ def curvature_root(
     Raises:
         InputError: a curvature that is not finite, or not positive semi-definite.
     """
+    blocks = likelihood.for_targets(y).curvature_blocks(outputs.double())
+    if isinstance(blocks, SoftmaxBlocks) and blocks.probabilities.shape[-2] == 1:
+        return blocks.triangular_root().squeeze(-3)
     return root_of(likelihood.for_targets(y).curvature(outputs.double()))

@@ -274,6 +274,24 @@ def test_roots_do_not_depend_on_the_rows_beside():
     assert torch.equal(root[..., 0], torch.zeros_like(root[..., 0]))  # constants change nothing
 
 
+def test_roots_of_softmax_curvatures_are_accurate_for_small_probabilities():
+    outputs = torch.tensor([[0.0, -60.0, 3.0, -800.0], [-900.0, 0.0, 40.0, 1.0]]).double()
+    root = curvature_root(Categorical(4), outputs, None)
+    p = outputs.softmax(1)
+    expected = torch.diag_embed(p * torch.stack([p[:, [j for j in range(4) if j != k]].sum(1)
+                                                 for k in range(4)], 1))  # fmt: skip
+    expected -= (p[:, :, None] * p[:, None]) * (1 - torch.eye(4))
+    torch.testing.assert_close(root @ root.mT, expected, rtol=1e-10, atol=0)
+    assert torch.equal(root, root.triu())
+
+
+def test_the_score_of_labels_is_the_derivative_of_the_log_density():
+    outputs = 3 * torch.randn(2, 30, 4, generator=torch.Generator().manual_seed(0)).double()
+    y = torch.arange(30) % 4
+    expected = torch.func.grad(lambda f: Categorical(4).log_prob(f, y).sum())(outputs)
+    torch.testing.assert_close(Categorical(4).score(outputs, y), expected)
+
+
 def test_curvature_with_known_noise():
     scale = torch.tensor([0.5, 2.0], dtype=torch.float64)
     likelihood = Gaussian(noise="per-observation").with_noise(scale)
