@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.optimize import minimize_scalar
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.frozen import FrozenEstimator
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
-from torch.nn.functional import log_softmax
+from torch.nn.functional import cross_entropy, log_softmax
 
 from experiments.markdown import add_recorded_option, add_write_option, publish
 from experiments.recommend_data import (
@@ -48,7 +49,7 @@ from experiments.uci import split_names
 from subbayes import Predictive
 from subbayes.baselines.deep_ensemble import ensemble_from_results
 from subbayes.baselines.map import point_estimate
-from subbayes.baselines.temperature_scaling import temperature_scaling
+from subbayes.baselines.temperature_scaling import TemperatureScaled, temperature_scaling
 from subbayes.likelihoods import Gaussian
 from subbayes.utils.checks import check_count
 
@@ -130,13 +131,23 @@ class AveragedProbabilities(nn.Module):
 
 
 def reference_of(members: Sequence[nn.Module], validation: Part, regression: bool) -> Any:
-    """Return one network, or the average of several, scaled by validation rows."""
+    """Return one network, or the average of several, scaled by validation rows.
+
+    The temperature of classes is that of the largest likelihood, without a prior.
+    """
     if regression:
         noise = Gaussian(1.0)  # the temperature is the standard deviation
         base = ensemble_from_results(members, noise) if len(members) > 1 else None
         return temperature_scaling(base or point_estimate(members[0], noise), validation)
     net = AveragedProbabilities(members) if len(members) > 1 else members[0]
-    return temperature_scaling(net, validation, "categorical")
+    with torch.no_grad():
+        logits = torch.cat([net(x) for x in validation[0].split(_BATCH)]).double()
+    found = minimize_scalar(
+        lambda log_tau: float(cross_entropy(logits * np.exp(-log_tau), validation[1])),
+        bounds=(-9, 9),
+        method="bounded",
+    )
+    return TemperatureScaled(point_estimate(net, "categorical"), float(np.exp(found.x)))
 
 
 # --- scores ---------------------------------------------------------------------------------------

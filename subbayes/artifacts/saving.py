@@ -52,6 +52,7 @@ _MODULES = {
     "small-network": "subbayes.sparse.export.small_network",
     "semi-structured-model": "subbayes.semistructured.model",
     "linearised-laplace": "subbayes.inference.laplace.linearised",
+    "posterior-mixture": "subbayes.recommendation.mixture",
     "data-frame-model": "subbayes.tables.data_frame_model",
     "estimator": "subbayes.tables.estimators",
     "stack": "subbayes.tables.stacked",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -43,28 +43,42 @@ class Networks:
     Attributes:
         networks: the networks.
         lasts: their last layers, or None if one has outputs of another kind.
+        data: the training data.
+        held_out: rows that were not trained on.
     """
 
     networks: Sequence[Network]
     lasts: Sequence[LastLayer] | None
+    data: Data
+    held_out: Data
+    _features: dict[tuple[int, bool], tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, networks: Sequence[Network], data: Data) -> Networks:
+    def of(cls, networks: Sequence[Network], data: Data, held_out: Data) -> Networks:
         """The networks, with their last layers."""
         lasts = [LastLayer.of(network, data) for network in networks]
         known = [last for last in lasts if last is not None]
-        return cls(networks, known if len(known) == len(lasts) else None)
+        width = sum(last.network.size // last.n_outputs for last in known)
+        if data.in_memory and data.n * width > _MOST_NUMBERS:
+            data = data.rows(torch.linspace(0, data.n - 1, _MOST_NUMBERS // width).long())
+        return cls(networks, known if len(known) == len(lasts) else None, data, held_out)
 
-    def outputs(self, group: Sequence[int], data: Data) -> Float[Tensor, "S N C"]:
-        """Outputs of some of the networks."""
+    def features(self, m: int, data: Data) -> tuple[Float[Tensor, "N H"], Float[Tensor, "N C"]]:
+        """Inputs of the last layer of a network, and outputs, which are computed once."""
+        assert self.lasts is not None
+        key = m, data is self.held_out
+        if key not in self._features:
+            self._features[key] = self.lasts[m].features(data)
+        return self._features[key]
+
+    def outputs(self, group: Sequence[int]) -> Float[Tensor, "S N C"]:
+        """Outputs of some of the networks for the held-out rows."""
         if self.lasts is not None:
-            return torch.stack([self.lasts[m].features(data)[1] for m in group])
+            return torch.stack([self.features(m, self.held_out)[1] for m in group])
         each = []
         for network in (self.networks[m] for m in group):
-            weights_at = network.weights[None].__getitem__
-            each.append(
-                torch.cat([outputs(network, weights_at, 1, x)[0] for x, _ in data.batches()])
-            )
+            weights_at, rows = network.weights[None].__getitem__, self.held_out.batches()
+            each.append(torch.cat([outputs(network, weights_at, 1, x)[0] for x, _ in rows]))
         return torch.stack(each)
 
     def as_trained(self, group: Sequence[int]) -> Parts:
@@ -74,19 +88,17 @@ class Networks:
         return [(m, self.lasts[m].matrix(self.networks[m].weights[self._last(m)])) for m in group]
 
     def solved(
-        self, group: Sequence[int], likelihood: Likelihood, data: Data, held_out: Data
+        self, group: Sequence[int], likelihood: Likelihood
     ) -> Iterator[tuple[float, Parts, Float[Tensor, "S N C"]]]:
         """Last layers under one prior precision after another, and outputs of held-out rows."""
         if self.lasts is None:
             return
-        lasts, matrices = [self.lasts[m] for m in group], [one for _, one in self.as_trained(group)]
-        width = sum(matrix.shape[1] for matrix in matrices)
-        if data.in_memory and data.n * width > _MOST_NUMBERS:
-            data = data.rows(torch.linspace(0, data.n - 1, _MOST_NUMBERS // width).long())
-        if data.has_weights and not isinstance(likelihood, Weighted):
+        matrices = [one for _, one in self.as_trained(group)]
+        if self.data.has_weights and not isinstance(likelihood, Weighted):
             likelihood = Weighted(likelihood)
-        features, new = ([last.features(part)[0] for last in lasts] for part in (data, held_out))
-        targets = data.targets()
+        features = [self.features(m, self.data)[0] for m in group]
+        new = [self.features(m, self.held_out)[0] for m in group]
+        targets = self.data.targets()
         for precision in _PRECISIONS:
             matrices = [
                 solve(phi, targets, likelihood, start, precision)
@@ -132,8 +144,6 @@ def classes(
     networks: Networks,
     groups: Mapping[str, Sequence[int]],
     likelihood: Likelihood,
-    data: Data,
-    held_out: Data,
     y: TargetParts,
     seed: int = 0,
 ) -> tuple[Predictor, list[str], Verdict]:
@@ -144,17 +154,16 @@ def classes(
         groups: numbers of those whose predictions are averaged, by name; the first are the
             reference.
         likelihood: p(y | f).
-        data: the training data.
-        held_out: rows that were not trained on.
-        y: their targets.
+        y: targets of the held-out rows.
         seed: of the random divisions of held-out rows.
     """
-    tempered = likelihood.kind == "classification"
+    tempered, averaged = likelihood.kind == "classification", False
+    trained_with, likelihood = likelihood, likelihood.unweighted
     candidates: list[Candidate] = []
     mixtures: list[MaybeParts] = []
 
-    def add(name: str, outputs: Tensor, parts: MaybeParts) -> float:
-        found = Scaled(name, outputs, likelihood.unweighted, y.unweighted, tempered)
+    def add(name: str, outputs: Tensor, parts: MaybeParts, stacks: bool = True) -> float:
+        found = Scaled(name, outputs, likelihood, y.unweighted, tempered, stacks)
         candidates.append(found)
         mixtures.append(parts)
         return float((found.log_densities @ y.counts).max())
@@ -162,15 +171,20 @@ def classes(
     for name, group in groups.items():
         with_temperature = f"{name} with a temperature" if tempered else name
         own: MaybeParts = networks.as_trained(group) or [(m, None) for m in group]
-        add(with_temperature, networks.outputs(group, held_out), own)
+        as_trained = networks.outputs(group)
+        pooled = likelihood.pooled(as_trained) if tempered and len(group) > 1 else None
+        if pooled is not None:
+            averaged = True
+            add(f"{with_temperature} after averaging", pooled, own, stacks=False)
+        add(with_temperature, as_trained, own)
         best, worse = -math.inf, 0
-        for precision, parts, solved in networks.solved(group, likelihood, data, held_out):
+        for precision, parts, solved in networks.solved(group, trained_with):
             score = add(f"{name}, last layer under prior precision {precision:.2g}", solved, parts)
             best, worse = (score, 0) if score > best else (best, worse + 1)
             if worse == _WORSE:
                 break
     verdict = judge(candidates, y.counts, seed, mix=networks.lasts is not None)
-    names, likelihood = [candidate.name for candidate in candidates], likelihood.unweighted
+    names = [candidate.name for candidate in candidates]
     if verdict.ships and networks.lasts is not None:
         several = max(map(len, mixtures)) > 1
         counts = _counts(verdict.weights, _PARTS_OF_ENSEMBLES if several else _PARTS)
@@ -187,7 +201,7 @@ def classes(
     model: Predictor = networks.mixture(rows, likelihood, name)
     if tempered:
         with suppress(InputError):  # held-out rows that determine no temperature
-            model = temperature_scaling(model, held_out)
+            model = temperature_scaling(model, networks.held_out, averaged=averaged and not chosen)
     return model, names, verdict
 
 

@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from subbayes.baselines.temperature_scaling import log_prior
 from subbayes.diagnostics.standard_errors import mean_and_error
 from subbayes.likelihoods import Likelihood
 from subbayes.tables.stacked import stacking_weights
@@ -41,10 +42,14 @@ class Candidate(ABC):
     Attributes:
         name: what the table calls it.
         settings: what is chosen among.
+        log_prior: log prior density of each setting.
+        stacks: whether it can be part of a stack.
     """
 
     name: str
     settings: Sequence[Any]
+    log_prior: Float[np.ndarray, "T"] | float = 0.0
+    stacks: bool = True
 
     @cached_property
     def log_densities(self) -> Float[np.ndarray, "T N"]:
@@ -56,8 +61,8 @@ class Candidate(ABC):
         """Log density of each row at a setting."""
 
     def best(self, rows: Int[np.ndarray, "m"], counts: Float[np.ndarray, "N"]) -> int:
-        """Index of the setting of the largest log score of some rows."""
-        return int(np.argmax(self.log_densities[:, rows] @ counts[rows]))
+        """Index of the setting of the largest posterior density, given some rows."""
+        return int(np.argmax(self.log_densities[:, rows] @ counts[rows] + self.log_prior))
 
 
 class Scaled(Candidate):
@@ -69,6 +74,7 @@ class Scaled(Candidate):
         likelihood: p(y | f).
         y: targets of the rows.
         has_temperature: whether there is a temperature.
+        stacks: as for `Candidate`.
     """
 
     def __init__(
@@ -78,10 +84,13 @@ class Scaled(Candidate):
         likelihood: Likelihood,
         y: Targets,
         has_temperature: bool = True,
+        stacks: bool = True,
     ) -> None:
         steps = _STEPS if has_temperature else 0
         self.name, self.outputs, self.likelihood, self.y = name, outputs, likelihood, y
         self.settings = np.exp(_LOG_STEP * np.arange(-steps, steps + 1)).tolist()
+        self.log_prior = np.array([log_prior(tau) for tau in self.settings])
+        self.stacks = stacks
 
     def _at(self, setting: float) -> Float[np.ndarray, "N"]:
         each = self.likelihood.log_prob(self.outputs / setting, self.y)
@@ -167,7 +176,7 @@ def judge(
     gain, error = mean_and_error(gains / _SPLITS, counts)
     ships = len(candidates) > 1 and gain > _ERRORS * error
     chosen, weights = _fit(candidates, every, counts, mix)
-    if ships:
+    if ships:  # of which the reference may be no part
         least = min(_LEAST_WEIGHT, weights.max())  # which many candidates alike may all be below
         weights = np.where(weights < least, 0.0, weights)
         weights /= weights.sum()
@@ -195,7 +204,8 @@ def _fit(
     chosen = [candidate.best(rows, counts) for candidate in candidates]
     columns = _columns(candidates, chosen, rows)
     if mix:
-        return chosen, stacking_weights(columns, counts[rows])
+        apart = [not candidate.stacks for candidate in candidates]
+        return chosen, stacking_weights(np.where(apart, -np.inf, columns), counts[rows])
     return chosen, np.eye(len(candidates))[np.argmax(counts[rows] @ columns)]
 
 

@@ -11,6 +11,7 @@ is a convex problem for classes, Gaussian noise and counts.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ from subbayes.utils.types import Inputs, Targets
 _CLOSE = 1e-4  # relative difference of outputs that are those of the layer
 _ROWS = 512  # in a call of the network
 _MOST_STEPS = 200  # of L-BFGS for each prior precision
+_ROWS_OF_MOMENTS = 2048
+_MOST_NUMBERS = 2**25  # of a matrix for each output, 256 MiB
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,15 @@ class LastLayer:
              weights[-self.n_outputs :, None]], 1
         )  # fmt: skip
 
+    def alone(self) -> Network:
+        """The layer without the others, under the same names."""
+        matrix = self.matrix(self.network.weights)
+        layer: nn.Module = nn.Linear(matrix.shape[1] - self.has_bias, self.n_outputs, self.has_bias)
+        for name in reversed(self.name.split(".") if self.name else []):
+            layer = nn.Sequential(OrderedDict({name: layer}))
+        network = Network(layer.double())
+        return network.with_weights(self.network.weights.double().cpu())
+
     def flat(self, matrix: Float[Tensor, "C H"]) -> Float[Tensor, "D"]:
         """The flat vector of a matrix."""
         parts = [matrix[:, :-1].flatten(), matrix[:, -1]] if self.has_bias else [matrix.flatten()]
@@ -118,7 +130,7 @@ def solve(
 ) -> Float[Tensor, "C H"]:
     """The weights of largest posterior density, by L-BFGS from a start.
 
-    The problem is preconditioned by the second moments of the features.
+    The problem is preconditioned by the curvature in the weights of each output.
 
     Args:
         features: inputs of the layer, with a 1 for its bias.
@@ -132,19 +144,41 @@ def solve(
     n, width = features.shape
     scale = features.square().mean()
     ridge = prior_precision * scale
-    moments = features.T @ features * (0.1 if likelihood.kind == "classification" else 1.0)
-    factor = torch.linalg.cholesky(moments + (ridge + 1e-6 * n * scale) * torch.eye(width).double())
-    inverse = torch.linalg.solve_triangular(factor, torch.eye(width).double(), upper=False)
+    identity = torch.eye(width).double()
+    factors = torch.linalg.cholesky(
+        _moments(features, likelihood, start) + (ridge + 1e-6 * n * scale) * identity
+    )
+    inverses = torch.linalg.solve_triangular(factors, identity.expand_as(factors), upper=False)
 
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-        theta = torch.from_numpy(x).reshape(start.shape) @ inverse
+        theta = _times(torch.from_numpy(x).reshape(start.shape), inverses)
         outputs = features @ theta.T
         value = likelihood.log_prob(outputs, y).sum() - 0.5 * ridge * theta.square().sum()
         gradient = likelihood.score(outputs, y).T @ features - ridge * theta
-        return -float(value), -(gradient @ inverse.T).numpy().ravel()
+        return -float(value), -_times(gradient, inverses.mT).numpy().ravel()
 
-    options = {"maxiter": _MOST_STEPS, "ftol": 1e-9, "gtol": 1e-6}
-    found = minimize(
-        objective, (start @ factor).numpy().ravel(), jac=True, method="L-BFGS-B", options=options
-    )
-    return torch.from_numpy(found.x).reshape(start.shape) @ inverse
+    options = {"maxiter": _MOST_STEPS, "ftol": 1e-8, "gtol": 1e-6}
+    begin = _times(start, factors).numpy().ravel()
+    found = minimize(objective, begin, jac=True, method="L-BFGS-B", options=options)
+    return _times(torch.from_numpy(found.x).reshape(start.shape), inverses)
+
+
+def _moments(
+    features: Float[Tensor, "N H"], likelihood: Likelihood, start: Float[Tensor, "C H"]
+) -> Float[Tensor, "c H H"]:
+    """Second moments of the features, weighted by the variance of each class if that fits."""
+    width = features.shape[1]
+    if likelihood.kind != "classification":
+        return (features.T @ features)[None]
+    variances = likelihood.unweighted.variance(features @ start.T)
+    if variances.shape[1] != len(start) or len(start) * width**2 > _MOST_NUMBERS:
+        return (features.T @ features)[None] * variances.mean()
+    step = -(-len(features) // _ROWS_OF_MOMENTS)  # a preconditioner need not be exact
+    some = features[::step].float()
+    weights = step * variances[::step].float()
+    return torch.stack([((v[:, None] * some).T @ some).double() for v in weights.T])
+
+
+def _times(rows: Float[Tensor, "C H"], matrices: Float[Tensor, "c H H"]) -> Float[Tensor, "C H"]:
+    """Products of rows with a matrix for each, or with one for all."""
+    return (rows[:, None] @ matrices).squeeze(1)

@@ -124,16 +124,15 @@ def recommend(
             )
             groups[f"weight average at rate {rate:g}"] = [len(networks)]
             networks.append(averaged.network)
-    both = Networks.of(networks, rows)
+    known = Networks.of(networks, rows, held_out)
     if gaussian:
-        model, names, verdict = regression(both, family, rows, held_out, parts, check_seed(seed))
+        model, names, verdict = regression(known, family, parts, check_seed(seed))
     else:
-        model, names, verdict = classes(
-            both, groups, family, rows, held_out, parts, check_seed(seed)
-        )
+        model, names, verdict = classes(known, groups, family, parts, check_seed(seed))
     score = None
-    if both.lasts is not None:
-        posterior = posterior_of(both.lasts[0].network, family, rows)
+    if known.lasts is not None:
+        features, _ = known.features(0, known.data)
+        posterior = posterior_of(known.lasts[0], family, known.data, features)
         score = Unlike.of(model, posterior, held_out)
     return Recommendation(
         model=model,

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _MODEL, _POSTERIOR = "model", "posterior"
-_KINDS = "weight-samples", "temperature-scaled", "linearised-laplace"
+_KINDS = "weight-samples", "temperature-scaled", "linearised-laplace", "posterior-mixture"
 
 
 class RecommendationFacts(KindFacts):

@@ -10,7 +10,7 @@ inputs between classes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -18,22 +18,38 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.curvature.precision_factory import root
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.inference.laplace.linearised import Evidence, LinearisedPosterior, linearised_laplace
 from subbayes.likelihoods import Likelihood
-from subbayes.networks.network import Network
+from subbayes.recommendation.last_layer import LastLayer
 
-_MARKS = 1000  # of each score, evenly spaced among the held-out rows
+_MARKS = 1000  # held-out rows that are scored, evenly spaced if they are in memory
 _DRAWS = 100  # of outputs, for mutual information
 _LARGE = 1500  # weights of a last layer, from which on its posterior is approximated by factors
 
 
-def posterior_of(network: Network, likelihood: Likelihood, data: Data) -> LinearisedPosterior:
-    """The posterior of a last layer under the prior of the largest evidence."""
-    form: Any = "exact" if network.size <= _LARGE else "kfac"
-    posterior = linearised_laplace(network, likelihood, data, covariance=form)
-    return posterior.with_prior_and_noise(*Evidence.of(posterior).maximum(noise=True))
+def posterior_of(
+    last: LastLayer, likelihood: Likelihood, data: Data, features: Float[Tensor, "N H"]
+) -> LinearisedPosterior:
+    """The posterior of a last layer under the prior of the largest evidence.
+
+    Args:
+        last: the layer.
+        likelihood: p(y | f).
+        data: the training data.
+        features: what the layer is called with for these rows.
+    """
+    network, alone = last.network, last.alone()
+    inputs = features[:, :-1] if last.has_bias else features
+    rows = replace(data, inputs=inputs, y=data.targets(), loader=None, source=None)
+    form: Any = "primal" if network.size <= _LARGE else "kfac"
+    posterior = linearised_laplace(alone, likelihood, rows, covariance=form)
+    posterior = posterior.with_prior_and_noise(*Evidence.of(posterior).maximum(noise=True))
+    psi = posterior.precision
+    of_inputs = root(network, psi.V.likelihood or likelihood, data)
+    return replace(posterior, precision=psi.rescaled(of_inputs, psi.prior_precision, 1.0))
 
 
 @dataclass(frozen=True)
@@ -57,11 +73,12 @@ class Unlike:
             posterior: of the last layer.
             held_out: rows that were not trained on.
         """
+        if held_out.in_memory and held_out.n > _MARKS:
+            held_out = held_out.rows(torch.linspace(0, held_out.n - 1, _MARKS).long())
         each = _joined(model, posterior, held_out)
         marks = np.sort(each, 1)
         larger = np.sort(_shares(marks, each).max(0))[None]
-        places = np.linspace(0, marks.shape[1] - 1, min(marks.shape[1], _MARKS)).round().astype(int)
-        return cls(posterior, torch.from_numpy(np.concatenate([marks, larger])[:, places]))
+        return cls(posterior, torch.from_numpy(np.concatenate([marks, larger])))
 
     def __call__(self, model: Predictor, inputs: Any) -> Float[np.ndarray, "N"]:
         """The scores of inputs."""

@@ -5,7 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from scipy import stats
+from scipy import optimize, stats
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
@@ -15,9 +15,11 @@ from subbayes.baselines import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.inference import linearised_laplace
 from subbayes.likelihoods import Categorical, Gaussian
+from subbayes.recommendation import regression as regression_module
 from subbayes.recommendation.guard import Scaled, judge
 from subbayes.recommendation.last_layer import LastLayer, solve
-from subbayes.recommendation.regression import _scaled
+from subbayes.recommendation.regression import wider_posterior
+from subbayes.recommendation.unlike import posterior_of
 
 
 def rows(n, seed, classes=3):
@@ -76,8 +78,8 @@ def test_a_step_and_a_scale_give_the_posterior_of_ridge_regression():
     x, y = (torch.randn(n, generator=generator).double() for n in ((40, 3), (40,)))
     net = subbayes.Network(nn.Linear(3, 1).double())
     precision, noise, scale = 0.7, 0.6, 1.7
-    laplace = linearised_laplace(net, Gaussian(noise), (x, y), prior_precision=precision)
-    model = _scaled(laplace.with_step((x, y)), scale, Gaussian(0.5))
+    data, factor = Data.of((x, y)), 0.5 / noise
+    model = wider_posterior(net, Gaussian(noise), data, "exact", precision, scale, factor)
     design = torch.cat([x, torch.ones(40, 1).double()], 1)
     covariance = torch.linalg.inv(design.T @ design / noise**2 + precision * torch.eye(4).double())
     residuals = y - design @ net.weights
@@ -206,7 +208,7 @@ def test_members_are_trained_from_a_factory(classifier):
         factory=fresh,
         training=subbayes.Training(epochs=3),
     )
-    assert model.reference == "ensemble with a temperature"
+    assert model.reference == "ensemble with a temperature after averaging"
 
 
 def test_a_regression_is_corrected_and_saved(tmp_path):
@@ -328,3 +330,101 @@ def test_rows_of_a_loader_and_dicts(classifier):
     assert found.summary() == model.summary()
     expected = model.predict(x).probabilities
     np.testing.assert_allclose(found.predict({"values": x}).probabilities, expected, atol=1e-6)
+
+
+def regression_rows(n, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 5, generator=generator)
+    return x, torch.sin(2 * x[:, 0]) + x[:, 1] + 0.3 * torch.randn(n, generator=generator)
+
+
+def test_an_ensemble_of_regressions_mixes_linearised_posteriors(tmp_path):
+    data, held_out, (x, y) = (regression_rows(n, k) for k, n in enumerate((100, 500, 1000)))
+    net, *members = (trained(data, 1, seed, epochs=1000, width=100) for seed in range(3))
+    model = recommend(
+        net, data, validation=held_out, likelihood="gaussian", budget="ensemble", members=members
+    )
+    assert model.ships_stack
+    found = model.predict(x)
+    each = [member.predict(x) for member in model.model.members]
+    means, variances = (np.stack([getattr(p, k) for p in each]) for k in ("mean", "variance"))
+    expected = stats.norm.pdf(y.numpy(), means, np.sqrt(variances)).mean(0)
+    np.testing.assert_allclose(found.log_prob(y), np.log(expected), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found.mean, means.mean(0), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found.variance, variances.mean(0) + means.var(0), rtol=1e-6)
+    low, high = found.interval(0.9)
+    inside = stats.norm.cdf(high, means, np.sqrt(variances)) - stats.norm.cdf(
+        low, means, np.sqrt(variances)
+    )
+    np.testing.assert_allclose(inside.mean(0), 0.9, atol=1e-6)
+    with torch.no_grad():
+        plain = np.stack([one(x)[:, 0].numpy() for one in (net, *members)])
+        errors = np.stack(
+            [(one(held_out[0])[:, 0] - held_out[1]).numpy() for one in (net, *members)]
+        )
+    noises = np.geomspace(0.1, 2, 200)
+    scores = [np.log(stats.norm.pdf(errors, 0, noise).mean(0)).sum() for noise in noises]
+    best = noises[np.argmax(scores)]
+    reference = np.log(stats.norm.pdf(y.numpy(), plain, best).mean(0))
+    gains = found.log_prob(y) - reference
+    assert gains.mean() > 2 * gains.std() / len(gains) ** 0.5
+    loaded = subbayes.load(model.save(tmp_path / "model"), net)
+    np.testing.assert_array_equal(loaded.predict(x).std, found.std)
+    assert found.sample(7).shape == (7, 1000)
+
+
+def test_an_ensemble_without_a_gain_is_averaged_and_then_scaled(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    x, held_out, new = (torch.randn(n, 5, generator=generator) for n in (300, 400, 500))
+    y, labels = (rows_.argmax(1).remainder(3) for rows_ in (x, held_out))
+    net, *members = (trained((x, y), 3, seed, epochs=40) for seed in range(3))
+    model = recommend(
+        net,
+        (x, y),
+        validation=(held_out, labels),
+        likelihood="categorical",
+        budget="ensemble",
+        members=members,
+    )
+    assert not model.ships_stack
+    with torch.no_grad():
+        known, expected = (
+            torch.stack([one(part) for one in (net, *members)]).double().softmax(-1).mean(0)
+            for part in (held_out, new)
+        )
+
+    def negative(log_tau):
+        scaled = (known.log() * np.exp(-log_tau)).log_softmax(1)
+        return float(log_tau**2 / (2 * 0.5**2) - scaled[torch.arange(400), labels].sum())
+
+    tau = np.exp(optimize.minimize_scalar(negative, bounds=(-3, 3), method="bounded").x)
+    expected = (expected.log() / tau).softmax(1).numpy()
+    np.testing.assert_allclose(model.predict(new).probabilities, expected, atol=1e-5)
+    loaded = subbayes.load(model.save(tmp_path / "model"), net)
+    np.testing.assert_array_equal(
+        loaded.predict(new).probabilities, model.predict(new).probabilities
+    )
+
+
+@pytest.mark.parametrize("outputs", [3, 160])
+def test_the_posterior_of_features_is_that_of_the_last_layer(classifier, outputs):
+    _, data, _, (x, _), _ = classifier
+    data = Data.of((data[0], data[1] % outputs))
+    network = subbayes.Network(trained(data.batches().__next__(), outputs, epochs=5))
+    last = LastLayer.of(network, data)
+    found = posterior_of(last, Categorical(), data, last.features(data)[0])
+    form = "primal" if outputs == 3 else "kfac"
+    expected = linearised_laplace(
+        last.network, Categorical(), data, covariance=form, prior_precision=found.prior_precision
+    )
+    a, b = (one.predict(x[:20]).probabilities for one in (found, expected))
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_large_networks_take_no_step_by_kronecker_factors(monkeypatch):
+    monkeypatch.setattr(regression_module, "_MOST_EXACT", 10)
+    data, held_out, (x, _) = (regression_rows(n, k) for k, n in enumerate((100, 500, 20)))
+    net = trained(data, 1, 0, epochs=1000, width=100)
+    model = recommend(net, data, validation=held_out, likelihood="gaussian")
+    assert model.ships_stack
+    np.testing.assert_allclose(model.predict(x).mean, net(x)[:, 0].detach(), rtol=1e-4, atol=1e-5)
