@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from subbayes.likelihoods.curvature_blocks import CurvatureBlocks, DenseBlocks
 from subbayes.utils.checks import InputError, fail
-from subbayes.utils.types import Outputs, PerPoint, Targets
+from subbayes.utils.types import Curvatures, Outputs, ParameterVector, PerPoint, Targets
 
 Kind = Literal["regression", "classification", "count"]
 Moments = Float[torch.Tensor, "*S N T"]
@@ -164,7 +164,7 @@ class Likelihood(ABC):
         """
         return None
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         r"""Expected curvature $\Lambda = -E_y[\partial^2 \log p(y \mid f) / \partial f^2]$.
 
         Shape (..., N, C, C). It is the Fisher information in f, which is positive semi-definite and
@@ -311,11 +311,11 @@ class Likelihood(ABC):
                 "Use the likelihood train(...) returns, or likelihood.fit_parameters(outputs, y)",
             )
 
-    def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
+    def init_parameters(self, y: Targets) -> ParameterVector:
         """Unconstrained initial values of the parameters to learn; empty if there are none."""
         return torch.zeros(0)
 
-    def with_parameters(self, values: Float[Tensor, "p"]) -> Likelihood:
+    def with_parameters(self, values: ParameterVector) -> Likelihood:
         """The likelihood at unconstrained parameter values `values`; differentiable in them."""
         return self
 
@@ -379,6 +379,11 @@ class Likelihood(ABC):
             type(self).__name__,
             "Use Gaussian(noise='per-observation') for known noise",
         )
+
+    @property
+    def takes_weights(self) -> bool:
+        """Whether the last of a tuple of targets are weights of the rows."""
+        return False
 
     @property
     def takes_noise(self) -> bool:
@@ -515,6 +520,11 @@ class WrappedLikelihood(Likelihood):
 
     @property
     @override
+    def takes_weights(self) -> bool:
+        return self.likelihood.takes_weights
+
+    @property
+    @override
     def takes_noise(self) -> bool:
         return self.likelihood.takes_noise
 
@@ -568,7 +578,7 @@ class WrappedLikelihood(Likelihood):
         return self.likelihood.is_complete
 
     @override
-    def with_parameters(self, values: Float[Tensor, "p"]) -> Likelihood:
+    def with_parameters(self, values: ParameterVector) -> Likelihood:
         return replace(self, likelihood=self.likelihood.with_parameters(values))
 
     @override

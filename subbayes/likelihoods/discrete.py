@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
@@ -23,7 +22,7 @@ from subbayes.likelihoods.base import (
 )
 from subbayes.likelihoods.curvature_blocks import DenseBlocks, SoftmaxBlocks
 from subbayes.utils.checks import check_count, fail, number_text
-from subbayes.utils.types import Outputs, PerPoint, Targets
+from subbayes.utils.types import Curvatures, Outputs, PerPoint, Targets
 
 _HUGE = 2.0**53  # rates whose counts are not all numbers of float64
 
@@ -72,7 +71,7 @@ class Categorical(Likelihood):
         p = _softmax(outputs)
         return p * (1 - p)
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         r"""$\Lambda = \mathrm{diag}(p) - p p^\top$."""
         return Categorical.curvature_blocks(self, outputs).dense().squeeze(-3)
 
@@ -211,7 +210,7 @@ class Bernoulli(_OneOutput):
         return outputs.sigmoid() * (-outputs).sigmoid()  # 1 - p would round to 0
 
     @override
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         return torch.diag_embed(self.variance(outputs))
 
     @override
@@ -249,7 +248,7 @@ class Poisson(_OneOutput):
 
     variance = mean
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         """exp(f) on the diagonal."""
         return torch.diag_embed(outputs.exp())
 

@@ -37,9 +37,19 @@ from subbayes.likelihoods.links import LINKS, PREDICTOR_SCALES, PRIORS
 from subbayes.likelihoods.weighted import Weighted, weighted_terms
 from subbayes.utils.checks import check_choice, closest, fail, fail_type, number_text, one_of
 from subbayes.utils.registry import Registry
-from subbayes.utils.types import Outputs, PerPoint, RowWeights, Targets
+from subbayes.utils.types import (
+    Curvatures,
+    Outputs,
+    ParameterVector,
+    PerPoint,
+    Predictors,
+    RowNumbers,
+    RowTargets,
+    RowWeights,
+    Targets,
+)
 
-Side = tuple[Float[np.ndarray, "n"] | None, str]
+Side = tuple[RowWeights, str]
 
 CLASSES = "the classes of the response"
 ONLY_ZEROS = "rows whose counts are 0"
@@ -202,7 +212,7 @@ class Family(Likelihood):
         return PREDICTOR_SCALES.get(link, f"{link}({{}})").format(parameter)
 
     @abstractmethod
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         """Log density of responses (N,) at the predictors, each (..., N)."""
 
     def distribution(self, **values: np.ndarray) -> Any:
@@ -251,15 +261,15 @@ class Family(Likelihood):
         low = limits.tiny if self.bounds[0] == 0 else -math.inf
         return y.clamp(low, 1 - limits.eps / 2 if self.bounds[1] == 1 else math.inf)
 
-    def largest(self, eta: tuple[Tensor, ...]) -> Tensor:
+    def largest(self, eta: Predictors) -> Tensor:
         """The largest counts, each (..., N): without a bound."""
         return torch.full_like(eta[0], torch.inf)
 
-    def is_log_concave(self, eta: tuple[Tensor, ...]) -> Tensor:
+    def is_log_concave(self, eta: Predictors) -> Tensor:
         """Whether ratios of probabilities of neighbouring counts decrease, for each row."""
         return torch.ones_like(eta[0], dtype=torch.bool)
 
-    def kinks(self, eta: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def kinks(self, eta: Predictors) -> tuple[Tensor, ...]:
         """Responses, in increasing order, at which the score jumps, each (..., N)."""
         return ()
 
@@ -307,25 +317,21 @@ class Family(Likelihood):
         """Rows in which a column of `response_columns` is read; for those left out, all rows."""
         return {}
 
-    def responses(
-        self, y: Float[np.ndarray, "n"], columns: Mapping[str, np.ndarray]
-    ) -> Float[np.ndarray, "n *m"]:
+    def responses(self, y: RowNumbers, columns: Mapping[str, np.ndarray]) -> RowTargets:
         """Targets from the response and the columns of `response_columns`."""
         return y
 
     def check_given(self, known: Mapping[str, np.ndarray]) -> None:
         """Raise `InputError` for given parameters, of new rows too, that fit no response."""
 
-    def check_known(self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]) -> None:
+    def check_known(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> None:
         """Raise `InputError` for given parameters that do not fit the responses."""
 
     def target_warnings(self, y: Targets) -> list[str]:
         """What is wrong with responses that can be fitted nevertheless, a line for each problem."""
         return []
 
-    def level_values(
-        self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]
-    ) -> Float[np.ndarray, "n"]:
+    def level_values(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> RowNumbers:
         """Responses for default priors: for binomial ones, the share of successes."""
         return y
 
@@ -334,16 +340,16 @@ class Family(Likelihood):
         """The parameters whose effects have the priors of a location."""
         return self.parameters[:1]
 
-    def location_values(self, y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+    def location_values(self, y: RowNumbers) -> RowNumbers:
         """Responses in the units of the location."""
         return y
 
-    def level(self, y: Float[np.ndarray, "n"], weights: RowWeights = None) -> float:
+    def level(self, y: RowNumbers, weights: RowWeights = None) -> float:
         """The location that suits responses, each counted as its weight says, without effects."""
         return float(np.average(self.location_values(y), weights=weights))
 
     def predictor_prior(
-        self, parameter: str, y: Float[np.ndarray, "n"], weights: RowWeights = None
+        self, parameter: str, y: RowNumbers, weights: RowWeights = None
     ) -> tuple[float, float]:
         """Mean and sd of the normal prior of a predictor, if no location nor sigma."""
         return PRIORS.get(parameter, (0.0, 1.0))
@@ -352,7 +358,7 @@ class Family(Likelihood):
         """The family that a parameter belongs to, and its name there."""
         return self, parameter
 
-    def initial_predictors(self, y: Float[np.ndarray, "n"]) -> tuple[float, ...]:
+    def initial_predictors(self, y: RowNumbers) -> tuple[float, ...]:
         """Predictors of all parameters that suit responses, without effects."""
         found = []
         for name, link in zip(self.parameters, self.links, strict=True):
@@ -393,9 +399,7 @@ class Family(Likelihood):
         """Describe what is modelled of the classes; `more` says how many are left out."""
         return f"{', '.join([*labels[1:], *more])}, each beside {labels[0]}"
 
-    def one_sided(
-        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
-    ) -> dict[str, Side]:
+    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
         """By parameter, where its predictor may go without end in each row, and what separates.
 
         It is 1 or -1 for a row whose likelihood does not fall in this direction, and 0 for one that
@@ -405,10 +409,7 @@ class Family(Likelihood):
         return {}
 
     def comparisons(
-        self,
-        columns: Float[np.ndarray, "n p"],
-        parameters: Sequence[str],
-        y: Float[np.ndarray, "n"],
+        self, columns: Float[np.ndarray, "n p"], parameters: Sequence[str], y: RowNumbers
     ) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m"]]:
         """Columns of the differences of predictors that order or tell classes, and their signs.
 
@@ -458,6 +459,11 @@ class Family(Likelihood):
         terms = partial(self._terms_at, value)
         return terms(outputs) if weight is None else weighted_terms(terms, outputs, weight)
 
+    @property
+    @override
+    def takes_weights(self) -> bool:
+        return True
+
     def _terms_at(self, value: Tensor, outputs: Tensor) -> Tensor:
         wide = in_float64(outputs)
         return self._terms(value.to(wide.dtype), wide.unbind(-1)).to(outputs.dtype)
@@ -467,7 +473,7 @@ class Family(Likelihood):
         weight = None if y is None else responses_and_weights(y)[1]
         return self if weight is None else Weighted(self, weight)
 
-    def _terms(self, value: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def _terms(self, value: Tensor, eta: Predictors) -> Tensor:
         """Log density of targets without weights."""
         return self.log_density(value, eta)
 
@@ -596,7 +602,7 @@ class Family(Likelihood):
         return torch.cat([few, many]), torch.cat([probability, share])
 
     @override
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         r"""The Fisher information $E_y[s s^\top]$ of the scores s, by a sum over responses.
 
         Without a distribution of SciPy it is the mean over 1024 draws with a fixed seed, whose
@@ -614,7 +620,7 @@ class Family(Likelihood):
 
     def _summed_information(
         self, outputs: Outputs, y: Float[Tensor, "m *S N"], weight: Float[Tensor, "m *rows"]
-    ) -> Float[Tensor, "*S N C C"]:
+    ) -> Curvatures:
         """The Fisher information as a weighted sum over m responses of each distribution."""
         wide = in_float64(outputs.detach()).expand(len(y), *outputs.shape)
         y, weight = (part.to(wide) for part in (y, weight))
@@ -702,7 +708,7 @@ class CommonParameters(WrappedLikelihood):
         found = self.likelihood.for_targets(y)
         return replace(found, likelihood=self) if isinstance(found, Weighted) else self
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         """The block of the location in the curvature of the family."""
         n = outputs.shape[-1]
         return self.likelihood.curvature(self._inner(outputs))[..., :n, :n]
@@ -725,7 +731,7 @@ class CommonParameters(WrappedLikelihood):
         if n_outputs != needed:
             fail("module", f"{needed} output{'s' * (needed > 1)} for {self!r}", n_outputs)
 
-    def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
+    def init_parameters(self, y: Targets) -> ParameterVector:
         """Predictors that suit the targets; empty if the values are known."""
         if self.is_complete:
             return torch.zeros(0)
@@ -733,7 +739,7 @@ class CommonParameters(WrappedLikelihood):
         found = np.array(self.family.initial_predictors(values)[-self._others :])
         return torch.from_numpy(found).to(torch.get_default_dtype())
 
-    def with_parameters(self, values: Float[Tensor, "p"]) -> CommonParameters:
+    def with_parameters(self, values: ParameterVector) -> CommonParameters:
         """The likelihood at predictors of the other parameters."""
         return replace(self, values=values) if values.numel() else self
 
@@ -835,7 +841,7 @@ def moment(values: Tensor) -> Moments:
     return values.unsqueeze(-1)
 
 
-def zeros_below(y: Float[np.ndarray, "n"]) -> Side:
+def zeros_below(y: RowNumbers) -> Side:
     """Counts of 0 as rows that bound the predictor above alone."""
     return -(y == 0).astype(float), f"{ONLY_ZEROS} from the others" if y.any() else ONLY_ZEROS
 

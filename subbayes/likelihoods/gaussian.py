@@ -26,7 +26,7 @@ from subbayes.likelihoods.base import (
 )
 from subbayes.likelihoods.curvature_blocks import DenseBlocks
 from subbayes.utils.checks import check_positive, fail
-from subbayes.utils.types import Outputs, PerPoint, Targets
+from subbayes.utils.types import Curvatures, Outputs, ParameterVector, PerPoint, Targets
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -96,7 +96,7 @@ class _OneParameter(GaussianLike):
 
     @staticmethod
     @abstractmethod
-    def _unconstrained(variance: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+    def _unconstrained(variance: ParameterVector) -> ParameterVector:
         """Initial unconstrained values from the variances of the targets."""
 
     @property
@@ -143,7 +143,7 @@ class _OneParameter(GaussianLike):
         """Whether the parameter is known."""
         return not (isinstance(self._value, str) and self._value == "learned")
 
-    def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
+    def init_parameters(self, y: Targets) -> ParameterVector:
         """Unconstrained initial values, from the variances of the targets."""
         if self.is_complete:
             return torch.zeros(0)
@@ -200,7 +200,7 @@ class Gaussian(_OneParameter):
         return values.exp()
 
     @staticmethod
-    def _unconstrained(variance: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+    def _unconstrained(variance: ParameterVector) -> ParameterVector:
         return variance.log() / 2
 
     @property
@@ -254,7 +254,7 @@ class Gaussian(_OneParameter):
     def _sd(self, outputs: Outputs) -> Moments:
         return self._scale(outputs).expand(outputs.shape)
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         r"""$\Lambda = \sigma^{-2} I$."""
         return torch.diag_embed(1 / self.variance(outputs))
 
@@ -331,7 +331,7 @@ class HeteroscedasticGaussian(_OneParameter):
         return F.softplus(values)
 
     @staticmethod
-    def _unconstrained(variance: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
+    def _unconstrained(variance: ParameterVector) -> ParameterVector:
         return softplus_inverse(variance)
 
     def mean(self, outputs: Outputs) -> Moments:
@@ -365,7 +365,7 @@ class HeteroscedasticGaussian(_OneParameter):
         slope = 0.5 * (whitened * whitened - variance.reciprocal()) * raw.sigmoid()
         return torch.cat([whitened.mT, slope.mT], -2).mT
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         r"""Fisher information: $1/v$ for a mean, $(\partial v / \partial f_\rho)^2 / (2v^2)$."""
         return torch.diag_embed(self._information(outputs))
 

@@ -24,7 +24,7 @@ from subbayes.likelihoods.base import (
 )
 from subbayes.likelihoods.curvature_blocks import CurvatureBlocks
 from subbayes.utils.checks import check_positive, fail, fail_type
-from subbayes.utils.types import Outputs, PerPoint, Targets
+from subbayes.utils.types import Curvatures, Outputs, ParameterVector, PerPoint, Targets
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Standardized(WrappedLikelihood):
         shift, scale = self._units(outputs)
         return shift + scale * self.likelihood.sample(outputs, generator)
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         """The curvature in f, which does not depend on the units of y."""
         return self.likelihood.curvature(outputs)
 
@@ -213,7 +213,7 @@ class Standardized(WrappedLikelihood):
         self.likelihood.check_parameters(n_outputs)
         self._check_length("shift and scale", len(self.shift), n_outputs)
 
-    def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
+    def init_parameters(self, y: Targets) -> ParameterVector:
         """Initial values for the standardised likelihood, from the standardised targets."""
         return self.likelihood.init_parameters(self.standardize(y))
 

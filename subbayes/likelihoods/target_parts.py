@@ -13,9 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.data.data import Data
-from subbayes.likelihoods import Likelihood, Weighted
-from subbayes.likelihoods.base import WrappedLikelihood
-from subbayes.likelihoods.family import Family
+from subbayes.likelihoods import Likelihood
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
 
@@ -79,11 +77,7 @@ def has_weights(likelihood: Likelihood, y: Targets) -> bool:
         >>> has_weights(Weighted(Gaussian(1.0)), y), has_weights(Gaussian("per-observation"), y)
         (True, False)
     """
-    if isinstance(y, Tensor):
-        return False
-    while isinstance(likelihood, WrappedLikelihood) and not isinstance(likelihood, Weighted):
-        likelihood = likelihood.likelihood
-    return isinstance(likelihood, (Family, Weighted))
+    return not isinstance(y, Tensor) and likelihood.takes_weights
 
 
 def mean_weight(likelihood: Likelihood, y: Targets) -> float:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from subbayes.likelihoods.base import Kind, Likelihood, Moments, check_tensor
 from subbayes.likelihoods.curvature_blocks import SoftmaxBlocks
 from subbayes.utils.checks import check_count, fail
-from subbayes.utils.types import Outputs, PerPoint, Targets
+from subbayes.utils.types import Curvatures, Outputs, PerPoint, Targets
 
 _MOST_CURVATURE = 4096  # outputs of a row, whose curvature has the square of their number
 
@@ -89,7 +89,7 @@ class CategoricalTokens(Likelihood):
         u = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)
         return (u > p.cumsum(-1)[..., :-1]).sum(-1)
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         r"""$\mathrm{diag}(p_t) - p_t p_t^\top$ for each position that counts, 0 between positions.
 
         Which positions count is known after `for_targets`.

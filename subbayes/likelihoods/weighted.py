@@ -15,7 +15,7 @@ from subbayes.likelihoods.base import Evaluations, Likelihood, Moments, WrappedL
 from subbayes.likelihoods.curvature_blocks import CurvatureBlocks
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import take
-from subbayes.utils.types import Outputs, PerPoint, Targets
+from subbayes.utils.types import Curvatures, Outputs, ParameterVector, PerPoint, Targets
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class Weighted(WrappedLikelihood):
 
     weights: Tensor | None = None
     unsaved = ("weights",)
+
+    @property
+    @override
+    def takes_weights(self) -> bool:
+        return True
 
     @property
     @override
@@ -74,7 +79,7 @@ class Weighted(WrappedLikelihood):
         targets, weights = _split(y)
         return Weighted(self.likelihood.for_targets(targets), weights)
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         """The curvature in f, weighted after `for_targets`."""
         found = self.likelihood.curvature(outputs)
         if self.weights is None:
@@ -123,7 +128,7 @@ class Weighted(WrappedLikelihood):
         check_weights(weights)
         self.likelihood.check_targets(targets)
 
-    def init_parameters(self, y: Targets) -> Float[Tensor, "p"]:
+    def init_parameters(self, y: Targets) -> ParameterVector:
         """Unconstrained initial values of the parameters, from the targets of weight above 0."""
         targets, weights = _split(y)
         return self.likelihood.init_parameters(take(targets, weights > 0))

@@ -25,4 +25,10 @@ Outputs: TypeAlias = Float[torch.Tensor, "*S N C"]
 PerPoint: TypeAlias = Float[torch.Tensor, "*S N"]
 Coordinates: TypeAlias = Float[np.ndarray, "S k"]
 LogDensity: TypeAlias = Float[np.ndarray, "S"]
-RowWeights: TypeAlias = Float[np.ndarray, "n"] | None
+RowNumbers: TypeAlias = Float[np.ndarray, "n"]
+RowTargets: TypeAlias = Float[np.ndarray, "n *m"]
+RowWeights: TypeAlias = RowNumbers | None
+Predictors: TypeAlias = tuple[Tensor, ...]
+"""One predictor (..., N) for each parameter of a family."""
+Curvatures: TypeAlias = Float[torch.Tensor, "*S N C C"]
+ParameterVector: TypeAlias = Float[torch.Tensor, "p"]

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind
 from subbayes.likelihoods.family import Family, family_from_name
+from subbayes.likelihoods.tails.tails import Tails
 from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.types import Predictors, RowNumbers, RowTargets, RowWeights
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,13 +93,11 @@ class AroundFamily(Family):
         self.family.check_given(known)
 
     @override
-    def check_known(self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]) -> None:
+    def check_known(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> None:
         self.family.check_known(y, known)
 
     @override
-    def level_values(
-        self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]
-    ) -> Float[np.ndarray, "n"]:
+    def level_values(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> RowNumbers:
         return self.family.level_values(y, known)
 
     @override
@@ -106,20 +105,18 @@ class AroundFamily(Family):
         return self.family.allows(y)
 
     @override
-    def location_values(self, y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+    def location_values(self, y: RowNumbers) -> RowNumbers:
         return self.family.location_values(y)
 
     @override
-    def level(
-        self, y: Float[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None = None
-    ) -> float:
+    def level(self, y: RowNumbers, weights: RowWeights = None) -> float:
         return self.family.level(y, weights)
 
-    def initial_predictors(self, y: Float[np.ndarray, "n *m"]) -> tuple[float, ...]:
+    def initial_predictors(self, y: RowTargets) -> tuple[float, ...]:
         """As the family, from the values of the responses."""
         return self.family.initial_predictors(y if y.ndim == 1 else y[:, 0])
 
-    def _tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def _tails(self, y: Tensor, eta: Predictors) -> Tails:
         found: tuple[Tensor, Tensor] = self.family.log_tails(y, eta)
         return found
 

@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
@@ -26,7 +25,7 @@ from subbayes.likelihoods.families.gamma import GammaFamily
 from subbayes.likelihoods.families.log_normal import LogNormalFamily
 from subbayes.likelihoods.family import Family, Side, family, moment
 from subbayes.likelihoods.links import LINKS
-from subbayes.utils.types import Outputs
+from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers, RowTargets, RowWeights
 
 _LEAST_SHARE = 0.01  # of a value, in predictors that suit responses
 
@@ -71,7 +70,7 @@ class _AtomsFamily(Family):
         return torch.where(self._is_atom(y), y, self.base.strictly_inside(y))
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         *log_atoms, log_rest = self._log_masses(eta[self._n_base :])
         inside = torch.where(self._is_atom(y), self.base.response_within(), y)
         found = log_rest + self.base.log_density(inside, eta[: self._n_base])
@@ -98,7 +97,7 @@ class _AtomsFamily(Family):
         return moment(rest * (self.base.variance(own)[..., 0] + apart) + at)
 
     @override
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         n = self._n_base
         found = outputs.new_zeros(*outputs.shape, outputs.shape[-1])
         rest = self._masses(outputs)[-1]
@@ -124,16 +123,14 @@ class _AtomsFamily(Family):
         return (self, parameter) if own else (self.base, parameter)
 
     @override
-    def one_sided(
-        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
-    ) -> dict[str, Side]:
+    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
         name = self.parameters[self._n_base]
         shown = " or ".join(f"{atom:g}" for atom in self.atoms)
         side = np.where(np.isin(y, self.atoms), 1.0, -1.0)
         return {name: (side, f"rows whose responses are {shown} from the others")}
 
     @override
-    def initial_predictors(self, y: Float[np.ndarray, "n"]) -> tuple[float, ...]:
+    def initial_predictors(self, y: RowNumbers) -> tuple[float, ...]:
         at = np.isin(y, self.atoms)
         inner = y[~at] if not at.all() else np.array([self.base.response_within()])
         share = float(np.clip(at.mean(), _LEAST_SHARE, 1 - _LEAST_SHARE))

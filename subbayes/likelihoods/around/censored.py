@@ -21,9 +21,17 @@ from subbayes.likelihoods.around.around import AroundFamily
 from subbayes.likelihoods.around.truncated import TruncatedFamily
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.family import Family, Side, family
-from subbayes.likelihoods.tails.tails import log_between, tails_between
+from subbayes.likelihoods.tails.tails import Tails, log_between, tails_between
 from subbayes.utils.checks import fail
-from subbayes.utils.types import Outputs, Targets
+from subbayes.utils.types import (
+    Curvatures,
+    Outputs,
+    Predictors,
+    RowNumbers,
+    RowTargets,
+    RowWeights,
+    Targets,
+)
 from subbayes.utils.warning import warn_user
 
 _STATUS = {"left": -1, "none": 0, "right": 1, "interval": 2}
@@ -77,9 +85,7 @@ class CensoredFamily(AroundFamily):
         interval = _STATUS["interval"] if values.dtype.kind in "biuf" else "interval"
         return {self.upper: np.asarray(values == interval, dtype=bool)}
 
-    def responses(
-        self, y: Float[np.ndarray, "n"], columns: Mapping[str, np.ndarray]
-    ) -> Float[np.ndarray, "n *m"]:
+    def responses(self, y: RowNumbers, columns: Mapping[str, np.ndarray]) -> RowTargets:
         """The responses with their status, and upper ends."""
         values = _status_values(columns[self.status])
         if values.dtype.kind not in "biuf":
@@ -190,9 +196,7 @@ class CensoredFamily(AroundFamily):
     def _is_truncated(self) -> bool:
         return isinstance(self.family, TruncatedFamily)
 
-    def one_sided(
-        self, y: Float[np.ndarray, "n m"], trials: Float[np.ndarray, "n"] | None
-    ) -> dict[str, Side]:
+    def one_sided(self, y: Float[np.ndarray, "n m"], trials: RowWeights) -> dict[str, Side]:
         """As the family for rows that are seen; others bound the location on one side."""
         location, status = self.parameters[0], y[:, 1]
         later = -1.0 if self.innermost.is_hazard else 1.0
@@ -208,7 +212,7 @@ class CensoredFamily(AroundFamily):
     def without_term(self, name: str) -> Family:
         return self.family if name == "cens" else self
 
-    def _terms(self, value: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def _terms(self, value: Tensor, eta: Predictors) -> Tensor:
         """Log density or probability of each observation."""
         if value.ndim == 1:
             return self.family.log_density(value, eta)
@@ -223,11 +227,11 @@ class CensoredFamily(AroundFamily):
         inside = log_between((below, above), self._tails(upper, eta))
         return torch.where(status == 2, inside, terms)
 
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         """Log density of responses that are seen."""
         return self.family.log_density(y, eta)
 
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """As the family."""
         return self._tails(y, eta)
 
@@ -264,7 +268,7 @@ class CensoredFamily(AroundFamily):
         """Responses without censoring."""
         return self.family.sample(outputs, generator)
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         """The Fisher information of responses without censoring."""
         return self.family.curvature(outputs)
 
@@ -277,7 +281,7 @@ def _status_values(column: Any) -> np.ndarray:
     return values
 
 
-def _known_ends(y: Float[Tensor, "n m"]) -> tuple[Tensor, Tensor]:
+def _known_ends(y: Float[Tensor, "n m"]) -> Tails:
     """The ends of what is known of censored responses."""
     value, status = y[:, 0], y[:, 1]
     upper = torch.where(status == 1, math.inf, y[:, -1] if y.shape[1] == 3 else value)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
@@ -17,13 +17,13 @@ from typing_extensions import override
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.family import Family, family, family_from_name, log_sum
 from subbayes.utils.checks import fail, fail_type
-from subbayes.utils.types import Outputs
+from subbayes.utils.types import Outputs, Predictors, RowNumbers
 
 _MIXTURE = re.compile(r"\w+\(([\w .-]{1,50}),([\w .-]{1,50})\)")
 _HALVINGS = 60  # of the distance between quantiles of two components
 
 
-def allowed_rows(family: Family, y: Float[np.ndarray, "n"]) -> Bool[np.ndarray, "n"]:
+def allowed_rows(family: Family, y: RowNumbers) -> Bool[np.ndarray, "n"]:
     """The rows that a component of a mixture may have given; all if there are none.
 
     Example:
@@ -120,7 +120,7 @@ class MixtureFamily(Family):
         """The locations of both."""
         return (f"{self.first.parameters[0]}1", f"{self.second.parameters[0]}2")
 
-    def location_values(self, y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+    def location_values(self, y: RowNumbers) -> RowNumbers:
         """As the first family."""
         return self.first.location_values(y)
 
@@ -132,7 +132,7 @@ class MixtureFamily(Family):
             return self, parameter
         return (self.first if place < n else self.second), parameter[:-1]
 
-    def initial_predictors(self, y: Float[np.ndarray, "n"]) -> tuple[float, ...]:
+    def initial_predictors(self, y: RowNumbers) -> tuple[float, ...]:
         """Predictors that suit the lower and the upper half of the responses."""
         low, high = (y[allowed_rows(part, y)] for part in (self.first, self.second))
         low, high = low[low <= np.median(low)], high[high >= np.median(high)]
@@ -156,7 +156,7 @@ class MixtureFamily(Family):
         n = len(self.first.parameters)
         return values[..., :n], values[..., n:-1]
 
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         """Log density of responses, of which a component may not have given all."""
         n = len(self.first.parameters)
         return log_sum(
@@ -230,7 +230,7 @@ class MixtureFamily(Family):
         return f"mixture({self.first!r}, {self.second!r})"
 
 
-def _log_density_of(family: Family, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+def _log_density_of(family: Family, y: Tensor, eta: Predictors) -> Tensor:
     """Log density of responses, -inf outside the support; gradients are finite there too."""
     allowed = family.allows(y)
     inside = family.log_density(torch.where(allowed, y, family.response_within()), eta)

@@ -32,11 +32,10 @@ from subbayes.likelihoods.tails.counts import (
 )
 from subbayes.likelihoods.tails.tails import log_between, log_difference, tails_between
 from subbayes.utils.checks import fail
-from subbayes.utils.types import Outputs
+from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers, RowTargets
 
 _ENDS = ("lower", "upper")
 
-Predictors = tuple[Tensor, ...]
 _AT_ONCE = 2**18  # numbers in a temporary array
 _STEP, _LIGHT, _HEAVY = 0.1875, 3.375, 6.0  # of the quadrature over levels
 _MOST_PROBABILITIES = 2**25  # of counts of all rows
@@ -153,7 +152,7 @@ class TruncatedFamily(AroundFamily):
             columns = " and ".join(self._by_row.values())
             fail(columns, "lower bounds below the upper ones", shown)
 
-    def check_known(self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]) -> None:
+    def check_known(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> None:
         """Raise `InputError` for bounds by row that do not hold responses."""
         super().check_known(y, known)
         if not self._by_row:
@@ -167,7 +166,7 @@ class TruncatedFamily(AroundFamily):
             expected = f"responses within the bounds {', '.join(self._by_row.values())}"
             fail("y", expected, shown, "Leave out rows that truncation excludes")
 
-    def initial_predictors(self, y: Float[np.ndarray, "n *m"]) -> tuple[float, ...]:
+    def initial_predictors(self, y: RowTargets) -> tuple[float, ...]:
         """As the family; bounds by row are given."""
         return (*super().initial_predictors(y), *(0.0 for _ in self._by_row))
 
@@ -333,7 +332,7 @@ class TruncatedFamily(AroundFamily):
         ends = [self._all_tails(part.unbind(-1)) for part in eta.split(size, 1)]
         stacked = torch.cat([torch.stack([*low, *high]) for low, high in ends], -1)
 
-        def evaluate(y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        def evaluate(y: Tensor, rows: Tensor) -> Tails:
             parts = []
             for at, row in zip(y[:, 0].double().split(size), rows.split(size), strict=True):
                 own, bounds = eta[:, row].unbind(-1), stacked[:, :, row]
@@ -437,7 +436,7 @@ class TruncatedFamily(AroundFamily):
         u = torch.rand(outputs.shape[:-1], generator=generator, dtype=torch.float64)
         return moment(_in_blocks(self._quantiles, outputs, _CELLS, u.clamp_min(1e-300)))
 
-    def _rule_of_levels(self, eta: Predictors, heavy: bool) -> tuple[Tensor, Tensor]:
+    def _rule_of_levels(self, eta: Predictors, heavy: bool) -> Tails:
         r"""Responses, and the weights of a sum over them that is an expectation, each (m, n).
 
         An integral over levels $u = 1 / (1 + e^{-\pi \sinh t})$ by the trapezoidal rule in t (the
@@ -517,7 +516,7 @@ class TruncatedFamily(AroundFamily):
         mean, variance = _in_blocks(self._moments, outputs, _CELLS).to(outputs)
         return moment(mean), moment(variance)
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         """The Fisher information, as an integral over quantiles."""
         flat = outputs.detach().reshape(-1, outputs.shape[-1])
         found = []

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
@@ -20,7 +19,7 @@ from typing_extensions import override
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.families.counts import NegativeBinomialFamily, PoissonFamily
 from subbayes.likelihoods.family import Family, Side, family, log_sum, moment, zeros_below
-from subbayes.utils.types import Outputs
+from subbayes.utils.types import Outputs, Predictors, RowNumbers, RowTargets, RowWeights
 
 _BELOW_ONE = 1 - 2.0**-53
 
@@ -102,14 +101,12 @@ class _ZeroInflated(_ZeroFamily):
     zero = "zi"
 
     @override
-    def one_sided(
-        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
-    ) -> dict[str, Side]:
+    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
         below = zeros_below(y)
         return {"mu": below, self.zero: (np.where(y == 0, 1.0, -1.0), below[1])}
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         count = F.logsigmoid(-eta[-1]) + self.base.log_density(y, eta[:-1])
         return torch.where(y == 0, log_sum(F.logsigmoid(eta[-1]), count), count)
 
@@ -118,9 +115,7 @@ class _Hurdle(_ZeroFamily):
     zero = "hu"
 
     @override
-    def one_sided(
-        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
-    ) -> dict[str, Side]:
+    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
         # zeros say nothing about the mean, and 1 is the least count
         few = -(y <= 1).astype(float), "rows whose counts are at most 1 from the others"
         return {"mu": few, self.zero: (np.where(y == 0, 1.0, -1.0), zeros_below(y)[1])}
@@ -134,12 +129,12 @@ class _Hurdle(_ZeroFamily):
         return share
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         positive = self.base.log_density(y, eta[:-1]) - self.base.log_above_zero(eta[:-1])
         zero = F.logsigmoid(eta[-1])
         return torch.where(y == 0, zero, F.logsigmoid(-eta[-1]) + positive)
 
-    def initial_predictors(self, y: Float[np.ndarray, "n"]) -> tuple[float, ...]:
+    def initial_predictors(self, y: RowNumbers) -> tuple[float, ...]:
         """Predictors that suit responses, with the share of zeros."""
         share = float(np.clip(np.mean(y == 0), 0.01, 0.99))
         return (*super().initial_predictors(y)[:-1], float(np.log(share / (1 - share))))

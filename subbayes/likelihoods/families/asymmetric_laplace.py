@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.family import Family, family, moment
-from subbayes.likelihoods.tails.tails import exponential_moments, joined_moments
+from subbayes.likelihoods.tails.tails import Tails, exponential_moments, joined_moments
 from subbayes.utils.checks import check_fraction
-from subbayes.utils.types import Outputs
+from subbayes.utils.types import Curvatures, Outputs, Predictors
 
 
 @family("asymmetric-laplace", "asym-laplace", "quantile")
@@ -48,12 +47,12 @@ class AsymmetricLaplaceFamily(Family):
         check_fraction("quantile", self.quantile)
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         z = (y - eta[0]) * (-eta[1]).exp()
         height = math.log(self.quantile * (1 - self.quantile))
         return height - eta[1] - torch.where(z < 0, (self.quantile - 1) * z, self.quantile * z)
 
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
         z = (y - eta[0]) * (-eta[1]).exp()
         tau = self.quantile
@@ -62,20 +61,18 @@ class AsymmetricLaplaceFamily(Family):
         below = torch.where(z < 0, low, torch.log(-torch.expm1(high)))
         return below, torch.where(z < 0, torch.log(-torch.expm1(low)), high)
 
-    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
         """The responses with these log tails."""
         tau = self.quantile
         low, high = math.log(tau), math.log(1 - tau)
         z = torch.where(below < low, (below - low) / (1 - tau), (high - above) / tau)
         return eta[0] + eta[1].exp() * z
 
-    def kinks(self, eta: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def kinks(self, eta: Predictors) -> tuple[Tensor, ...]:
         """The quantile, at which the density has its peak."""
         return (eta[0],)
 
-    def truncated_moments(
-        self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor]:
+    def truncated_moments(self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]) -> Tails:
         """Mean and variance of responses between two bounds."""
         peak = eta[0].clamp(lower, upper)
         width = torch.stack([peak - lower, upper - peak], -1)
@@ -106,7 +103,7 @@ class AsymmetricLaplaceFamily(Family):
         factor = (1 - 2 * tau + 2 * tau**2) / (tau * (1 - tau)) ** 2
         return moment(self.values(outputs)["sigma"].square() * factor)
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         r"""$\tau (1 - \tau) / \sigma^2$ and 1 on the diagonal."""
         tau = self.quantile
         first = tau * (1 - tau) / self.values(outputs)["sigma"].square()

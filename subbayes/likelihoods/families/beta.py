@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
@@ -22,8 +21,8 @@ from subbayes.likelihoods.tails.incomplete_integrals import (
     sigmoid_change,
     solve_log_tails,
 )
-from subbayes.likelihoods.tails.tails import log_between
-from subbayes.utils.types import Outputs
+from subbayes.likelihoods.tails.tails import Tails, log_between
+from subbayes.utils.types import Curvatures, Outputs, Predictors
 
 _SMALL_SHAPE = 0.5
 _SMALLEST_SHAPE = 1e-300  # of SciPy's beta distribution, which is NaN for a shape of 0
@@ -39,7 +38,7 @@ class BetaFamily(Family):
     bounds = (0.0, 1.0)
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         precision = eta[1].exp()
         a, b = eta[0].sigmoid() * precision, (-eta[0]).sigmoid() * precision
         # log Gamma(a) = log Gamma(1 + a) - log a, which is finite where a underflows
@@ -54,16 +53,16 @@ class BetaFamily(Family):
         )
 
     @staticmethod
-    def _log_shapes(eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def _log_shapes(eta: Predictors) -> Tails:
         """Logarithms of both shapes."""
         return F.logsigmoid(eta[0]) + eta[1], F.logsigmoid(-eta[0]) + eta[1]
 
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
         logit = y.log() - torch.log1p(-y) + 0 * eta[0]
         return beta_log_tails(logit, *self._log_shapes(eta))
 
-    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
         """The responses with these log tails."""
         from scipy import special
 
@@ -80,9 +79,7 @@ class BetaFamily(Family):
             torch.where(near.isfinite(), near, eta[0]),
         ).sigmoid()
 
-    def truncated_moments(
-        self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor]:
+    def truncated_moments(self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]) -> Tails:
         """Mean and variance of responses between two bounds.
 
         By quadrature, or from ratios of tail probabilities where most responses are near 0 or 1.
@@ -126,7 +123,7 @@ class BetaFamily(Family):
         a, b = (part.T.contiguous().numpy() for part in parts)  # one row of draws for each input
         log_factor = -special.betaln(a, b)
 
-        def evaluate(y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        def evaluate(y: Tensor, rows: Tensor) -> Tails:
             at, x = rows.numpy(), y.cpu().double().numpy()
             own = (a, b, log_factor) if len(at) == len(a) else (a[at], b[at], log_factor[at])
             log_density = own[2] + (own[0] - 1) * np.log(x) + (own[1] - 1) * np.log1p(-x)
@@ -136,7 +133,7 @@ class BetaFamily(Family):
 
         return evaluate
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         """The Fisher information (Ferrari & Cribari-Neto 2004, section 2), in the predictors."""
         eta = outputs.double()
         mu, rest, phi = eta[..., 0].sigmoid(), (-eta[..., 0]).sigmoid(), eta[..., 1].exp()

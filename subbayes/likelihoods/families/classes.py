@@ -18,7 +18,16 @@ from subbayes.likelihoods.family import CLASSES, Family, Side, family, moment, r
 from subbayes.likelihoods.links import PROBABILITY_LINKS, fisher_information, log_probabilities
 from subbayes.likelihoods.weighted import weighted_terms
 from subbayes.utils.checks import check_choice, check_count, fail
-from subbayes.utils.types import Outputs, PerPoint, Targets
+from subbayes.utils.types import (
+    Curvatures,
+    Outputs,
+    PerPoint,
+    Predictors,
+    RowNumbers,
+    RowTargets,
+    RowWeights,
+    Targets,
+)
 
 
 @family("bernoulli")
@@ -48,13 +57,11 @@ class BernoulliFamily(Family):
         return f"the probability of {labels[1]}, beside {labels[0]}"
 
     @override
-    def one_sided(
-        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
-    ) -> dict[str, Side]:
+    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
         return {"mu": ((y > 0).astype(float) - (y < 1.0), CLASSES)}
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         success, failure = log_probabilities(self.links[0], eta[0])
         return torch.where(y == 1, success, failure)
 
@@ -68,7 +75,7 @@ class BernoulliFamily(Family):
         return moment((success + failure).exp())
 
     @override
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         return torch.diag_embed(fisher_information(self.links[0], outputs))
 
     @override
@@ -112,16 +119,11 @@ class OrdinalFamily(Family):
         return " < ".join([*labels, *more])
 
     @override
-    def one_sided(
-        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
-    ) -> dict[str, Side]:
+    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
         return {"mu": (None, CLASSES)}
 
     def comparisons(
-        self,
-        columns: Float[np.ndarray, "n p"],
-        parameters: Sequence[str],
-        y: Float[np.ndarray, "n"],
+        self, columns: Float[np.ndarray, "n p"], parameters: Sequence[str], y: RowNumbers
     ) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m"]]:
         """Predictor minus each threshold, and whether the class is above it."""
         thresholds = int(y.max())
@@ -192,7 +194,7 @@ class OrdinalFamily(Family):
         width = torch.log(-torch.expm1((lower - upper).clamp_max(-1e-12)))
         return below[1] + above[0] + width
 
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         """Log probability of classes, from the two thresholds around each."""
         location, *thresholds = eta
         cuts = _sorted(torch.stack(thresholds, -1))
@@ -257,7 +259,7 @@ class OrdinalFamily(Family):
     def _any_target(self, rows: Tensor) -> Tensor:
         return torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         """Expected curvature: the classes' Hessians weighted by their probabilities."""
         rows = outputs.reshape(-1, outputs.shape[-1])
 
@@ -318,16 +320,11 @@ class CategoricalFamily(Family):
         object.__setattr__(self, "links", ("identity",) * len(self.labels))
 
     @override
-    def one_sided(
-        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
-    ) -> dict[str, Side]:
+    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
         return {"": (None, CLASSES)}
 
     def comparisons(
-        self,
-        columns: Float[np.ndarray, "n p"],
-        parameters: Sequence[str],
-        y: Float[np.ndarray, "n"],
+        self, columns: Float[np.ndarray, "n p"], parameters: Sequence[str], y: RowNumbers
     ) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m"]]:
         """Predictor of the class of a row minus that of each other class, maybe the reference.
 
@@ -373,9 +370,7 @@ class CategoricalFamily(Family):
         """One formula, of all classes but the reference."""
         return ("mu",)
 
-    def level(
-        self, y: Float[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None = None
-    ) -> float:
+    def level(self, y: RowNumbers, weights: RowWeights = None) -> float:
         """Equal probabilities: codes of classes have no mean."""
         return 0.0
 
@@ -393,7 +388,7 @@ class CategoricalFamily(Family):
             fail("module", f"{len(self.labels)} outputs", n_outputs)
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         return Categorical().log_prob(torch.stack(eta, -1), y)
 
     def allows(self, y: Tensor) -> Tensor:
@@ -412,7 +407,7 @@ class CategoricalFamily(Family):
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         return Categorical().sample(outputs, generator)
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         r"""$\mathrm{diag}(p) - p p^\top$."""
         return Categorical().curvature(outputs)
 

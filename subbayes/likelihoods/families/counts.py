@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
@@ -27,9 +26,9 @@ from subbayes.likelihoods.tails.incomplete_integrals import (
     binomial_log_tails,
     negative_binomial_log_tails,
 )
-from subbayes.likelihoods.tails.tails import exponential_log_below, poisson_log_tails
+from subbayes.likelihoods.tails.tails import Tails, exponential_log_below, poisson_log_tails
 from subbayes.utils.checks import check_count, fail, number_text
-from subbayes.utils.types import Outputs
+from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers, RowTargets, RowWeights
 
 _LOG_LARGE = 7.0  # of shapes for which Stirling's series has one term
 
@@ -45,32 +44,30 @@ class PoissonFamily(Family):
     allowed = {"mu": ("log",)}
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         return self.log_kernel(y, eta) - eta[0].exp()
 
     @override
-    def one_sided(
-        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
-    ) -> dict[str, Side]:
+    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
         return {"mu": zeros_below(y)}
 
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
         return poisson_log_tails(y, eta[0])
 
-    def log_above_zero(self, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_above_zero(self, eta: Predictors) -> Tensor:
         """Log P(Y > 0), of which small rates keep their digits."""
         return exponential_log_below(eta[0])
 
-    def log_kernel(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_kernel(self, y: Tensor, eta: Predictors) -> Tensor:
         """Log probability of counts without the term of the rate alone, for ratios of them."""
         return y * eta[0] - torch.lgamma(y + 1)
 
-    def log_kernel_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_kernel_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y) without the same term."""
         return poisson_log_tails(y, eta[0], relative=True)
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         """The rate."""
         return torch.diag_embed(outputs.exp())
 
@@ -95,7 +92,7 @@ class NegativeBinomialFamily(Family):
     allowed = {"mu": ("log",), "shape": ("log",)}
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         log_mu, log_r = eta
         return torch.where(
             log_r < _LOG_LARGE,
@@ -127,26 +124,24 @@ class NegativeBinomialFamily(Family):
         return r * log_ratio + y * (log_ratio + log_mu - 1) + small
 
     @override
-    def one_sided(
-        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
-    ) -> dict[str, Side]:
+    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
         return {"mu": zeros_below(y)}
 
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
         return negative_binomial_log_tails(y, *eta)
 
-    def is_log_concave(self, eta: tuple[Tensor, ...]) -> Tensor:
+    def is_log_concave(self, eta: Predictors) -> Tensor:
         """Whether shapes are at least 1; counts of smaller ones crowd at 0."""
         return eta[1] >= 0
 
-    def log_above_zero(self, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_above_zero(self, eta: Predictors) -> Tensor:
         """Log P(Y > 0), of which small means keep their digits."""
         ratio = eta[0] - eta[1]
         log_hazard = F.softplus(ratio.clamp_min(-30.0)).log() + (ratio + 30.0).clamp_max(0.0)
         return exponential_log_below(eta[1] + log_hazard)
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         r"""$\mu / (1 + \mu / r)$ for the mean; for the shape the mean squared score.
 
         The latter is a sum over counts: it has no closed form.
@@ -224,7 +219,7 @@ class BinomialFamily(Family):
         """
         self._check_trials(known["trials"], known["trials"] > 0, "numbers above 0")
 
-    def check_known(self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]) -> None:
+    def check_known(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> None:
         """Raise `InputError` for trials that are not whole, or fewer than successes."""
         trials = known["trials"]
         whole = (trials >= 1) & (trials == np.floor(trials))
@@ -240,9 +235,7 @@ class BinomialFamily(Family):
             fail("trials", expected, f"{number_text(trials[row])} at row {row}")
 
     @override
-    def level_values(
-        self, y: Float[np.ndarray, "n"], known: Mapping[str, np.ndarray]
-    ) -> Float[np.ndarray, "n"]:
+    def level_values(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> RowNumbers:
         return y / known["trials"]
 
     def _trials(self, predictor: Tensor) -> Tensor:
@@ -255,16 +248,14 @@ class BinomialFamily(Family):
         return super().values(outputs) | {"trials": self._trials(outputs[..., 1])}
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         trials = self._trials(eta[1])
         ways = torch.lgamma(trials + 1) - torch.lgamma(y + 1) - torch.lgamma(trials - y + 1)
         success, failure = log_probabilities(self.links[0], eta[0])
         return ways + _times(y, success) + _times(trials - y, failure)
 
     @override
-    def one_sided(
-        self, y: Float[np.ndarray, "n *m"], trials: Float[np.ndarray, "n"] | None
-    ) -> dict[str, Side]:
+    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
         return {"mu": ((y > 0).astype(float) - (y < trials), CLASSES)}
 
     @override
@@ -275,11 +266,11 @@ class BinomialFamily(Family):
     def with_trials(self, trials: int | str) -> Family:
         fail("formula", "family 'binomial' with trials(...)", "one that has trials= too")
 
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
         return binomial_log_tails(y, log_odds(self.links[0], eta[0]), self._trials(eta[1]))
 
-    def largest(self, eta: tuple[Tensor, ...]) -> Tensor:
+    def largest(self, eta: Predictors) -> Tensor:
         """The number of trials."""
         return self._trials(eta[1])
 
@@ -293,7 +284,7 @@ class BinomialFamily(Family):
         success, failure = log_probabilities(self.links[0], outputs[..., 0])
         return moment(self._trials(outputs[..., 1]) * (success + failure).exp())
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         """That of n trials for the probability, 0 for the trials, which are given."""
         first = self.values(outputs)["trials"] * fisher_information(self.links[0], outputs[..., 0])
         return torch.diag_embed(torch.stack([first, torch.zeros_like(first)], -1))

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
@@ -17,7 +16,7 @@ from subbayes.likelihoods.base import Moments, UndefinedError
 from subbayes.likelihoods.family import Family, moment
 from subbayes.likelihoods.links import LINKS
 from subbayes.utils.checks import check_choice, fail, fail_type
-from subbayes.utils.types import Outputs, Targets
+from subbayes.utils.types import Curvatures, Outputs, Predictors, Targets
 
 _RESULTS = {
     "mean_of": "mean",
@@ -128,7 +127,7 @@ class Custom(Family):
         return torch.isfinite(y) & (y >= self.within[0]) & (y <= self.within[1])
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         found = self.log_prob_of(y, **self.values(torch.stack(eta, -1)))
         shape = torch.broadcast_shapes(y.shape, eta[0].shape)
         found = _checked("log_prob", "log density", found, shape)
@@ -236,7 +235,7 @@ class Custom(Family):
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         return moment(self._called("draw", outputs, generator))
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         """The Fisher information, as the mean over 1024 draws of the outer product of scores.
 
         Raises:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
@@ -22,7 +21,8 @@ from subbayes.likelihoods.tails.incomplete_integrals import (
     responses_from_log_tails,
     scaled_trigamma,
 )
-from subbayes.utils.types import Outputs
+from subbayes.likelihoods.tails.tails import Tails
+from subbayes.utils.types import Curvatures, Outputs, Predictors
 
 
 @family("gamma")
@@ -35,16 +35,16 @@ class GammaFamily(Family):
     allowed = {"mu": ("log",), "shape": ("log",)}
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         log_mu, log_a = eta
         a = log_a.exp()
         return a * (log_a - log_mu) + (a - 1) * y.log() - a * y * (-log_mu).exp() - torch.lgamma(a)
 
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
         return gamma_log_tails(y.log() - eta[0], eta[1])
 
-    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
         """The responses with these log tails."""
         from scipy import special
 
@@ -52,16 +52,14 @@ class GammaFamily(Family):
         near = inverse_from_tails(*known, [eta[1].exp()], below, above).log() + eta[0] - eta[1]
         return responses_from_log_tails(self, below, above, eta, near)
 
-    def truncated_moments(
-        self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor]:
+    def truncated_moments(self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]) -> Tails:
         """Mean and variance of responses between two bounds."""
         a = eta[1].exp()
         return log_concave_moments(
             lambda v: a * (v - eta[0] - (v - eta[0]).exp()), eta[0], log_ends(lower, upper)
         )
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         r"""a and $a^2 \psi'(a) - a$ on the diagonal."""
         a = outputs[..., 1].double().exp()
         second = scaled_trigamma(a) - a

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
@@ -20,7 +19,8 @@ from subbayes.likelihoods.tails.incomplete_integrals import (
     log_ends,
     responses_from_log_tails,
 )
-from subbayes.utils.types import Outputs
+from subbayes.likelihoods.tails.tails import Tails
+from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers, RowWeights
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -35,31 +35,26 @@ class InverseGaussianFamily(Family):
     allowed = {"mu": ("log",), "shape": ("log",)}
 
     def predictor_prior(
-        self,
-        parameter: str,
-        y: Float[np.ndarray, "n"],
-        weights: Float[np.ndarray, "n"] | None = None,
+        self, parameter: str, y: RowNumbers, weights: RowWeights = None
     ) -> tuple[float, float]:
         r"""That of other shapes for $\lambda / \mu$: $\lambda$ has the units of y."""
         mean, sd = super().predictor_prior(parameter, y, weights)
         return mean + float(np.log(self.level(y, weights))), sd
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         z = (y * (-eta[0]).exp() - 1) * y.rsqrt() * (0.5 * eta[1]).exp()
         return 0.5 * (eta[1] - _LOG_2PI - 3 * y.log() - z.square())
 
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
         return inverse_gaussian_log_tails(y.log() - eta[0], eta[1] - eta[0])
 
-    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
         """The responses with these log tails."""
         return responses_from_log_tails(self, below, above, eta)
 
-    def truncated_moments(
-        self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor]:
+    def truncated_moments(self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]) -> Tails:
         """Mean and variance of responses between two bounds."""
         half = 0.5 * (eta[1] - eta[0]).exp()  # of lambda / mu
         mode = eta[0] + torch.log(2 * half / ((0.25 + 4 * half.square()).sqrt() + 0.5))
@@ -74,7 +69,7 @@ class InverseGaussianFamily(Family):
         values = self.values(outputs)
         return moment(values["mu"].pow(3) / values["shape"])
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         r"""$\lambda / \mu$ and 1/2 on the diagonal."""
         values = self.values(outputs)
         first = values["shape"] / values["mu"]

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.family import Family, family, moment
-from subbayes.likelihoods.tails.tails import normal_from_log_tails, normal_log_tails
-from subbayes.utils.types import Outputs
+from subbayes.likelihoods.tails.tails import Tails, normal_from_log_tails, normal_log_tails
+from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -34,20 +33,20 @@ class LogNormalFamily(Family):
     allowed = {"mu": ("identity",), "sigma": ("log",)}
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         log = y.log()
         residual = (log - eta[0]) * (-eta[1]).exp()
         return -0.5 * (_LOG_2PI + residual.square()) - eta[1] - log
 
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
         return normal_log_tails((y.log() - eta[0]) * (-eta[1]).exp())
 
-    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
         """The responses with these log tails."""
         return (eta[0] + eta[1].exp() * normal_from_log_tails(below, above)).exp()
 
-    def location_values(self, y: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+    def location_values(self, y: RowNumbers) -> RowNumbers:
         """Their logarithms."""
         return np.log(y)
 
@@ -61,7 +60,7 @@ class LogNormalFamily(Family):
         spread = torch.expm1(self.values(outputs)["sigma"].square())
         return moment(spread) * self.mean(outputs).square()
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         r"""$1 / \sigma^2$ and 2 on the diagonal."""
         first = self.values(outputs)["sigma"].square().reciprocal()
         return torch.diag_embed(torch.stack([first, torch.full_like(first, 2.0)], -1))

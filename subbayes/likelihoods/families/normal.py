@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
@@ -14,11 +13,12 @@ from subbayes.likelihoods.base import Moments, column, target_values
 from subbayes.likelihoods.family import Family, family, moment
 from subbayes.likelihoods.links import LINKS
 from subbayes.likelihoods.tails.tails import (
+    Tails,
     normal_from_log_tails,
     normal_log_tails,
     truncated_normal_moments,
 )
-from subbayes.utils.types import Outputs, Targets
+from subbayes.utils.types import Curvatures, Outputs, Predictors, Targets
 
 _LOG_2PI = math.log(2 * math.pi)
 _OUTLYING = 100  # standard deviations of a normal response from the others
@@ -35,23 +35,21 @@ class NormalFamily(Family):
     allowed = {"mu": ("identity", "log"), "sigma": ("log",)}
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         mean = LINKS[self.links[0]][1](eta[0])
         residual = (y - mean) * (-eta[1]).exp()
         return -0.5 * (_LOG_2PI + residual.square()) - eta[1]
 
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
         mean = LINKS[self.links[0]][1](eta[0])
         return normal_log_tails((y - mean) * (-eta[1]).exp())
 
-    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
         """The responses with these log tails."""
         return LINKS[self.links[0]][1](eta[0]) + eta[1].exp() * normal_from_log_tails(below, above)
 
-    def truncated_moments(
-        self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor]:
+    def truncated_moments(self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]) -> Tails:
         """Mean and variance of responses between two bounds."""
         return truncated_normal_moments(
             LINKS[self.links[0]][1](eta[0]), eta[1].exp(), (lower, upper)
@@ -86,10 +84,10 @@ class NormalFamily(Family):
         return moment(self.values(outputs)["sigma"].square())
 
     @override
-    def components(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
+    def components(self, outputs: Outputs) -> Tails:
         return self.mean(outputs), moment(self.values(outputs)["sigma"])
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         r"""$(\mu')^2 / \sigma^2$ and 2 on the diagonal."""
         values = self.values(outputs)
         slope = values["mu"] if self.links[0] == "log" else torch.ones_like(values["mu"])

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
@@ -17,11 +16,12 @@ from subbayes.likelihoods.base import Moments, in_float64
 from subbayes.likelihoods.family import Family, family, moment
 from subbayes.likelihoods.links import LINKS
 from subbayes.likelihoods.tails.tails import (
+    Tails,
     student_from_log_tails,
     student_log_constant,
     student_log_tails,
 )
-from subbayes.utils.types import Outputs
+from subbayes.utils.types import Curvatures, Outputs, Predictors
 
 
 @family("student-t", "student", "t")
@@ -42,7 +42,7 @@ class StudentTFamily(Family):
     allowed = {"mu": ("identity", "log"), "sigma": ("log",), "nu": ("logm1",)}
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         residual, nu = y - LINKS[self.links[0]][1](eta[0]), 1 + eta[2].exp()
         return (
             student_log_constant(nu)
@@ -60,12 +60,12 @@ class StudentTFamily(Family):
         far = -F.logsigmoid(nu.log() - 2 * log_z)
         return torch.where(near, torch.log1p(square / nu), far)
 
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
         mean = LINKS[self.links[0]][1](eta[0])
         return student_log_tails((y - mean) * (-eta[1]).exp(), 1 + eta[2].exp())
 
-    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
         """The responses with these log tails."""
         t = student_from_log_tails(below, above, 1 + eta[2].exp())
         return LINKS[self.links[0]][1](eta[0]) + eta[1].exp() * t
@@ -81,7 +81,7 @@ class StudentTFamily(Family):
         found = values["sigma"].square() * nu / (nu - 2)
         return moment(torch.where(nu > 2, found, torch.full_like(found, math.inf)))
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         """The Fisher information (Lange, Little and Taylor 1989), in the predictors."""
         values = self.values(in_float64(outputs))
         nu, slope = values["nu"], values["nu"] - 1

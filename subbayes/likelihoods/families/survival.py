@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
@@ -16,13 +15,14 @@ from typing_extensions import override
 from subbayes.likelihoods.base import Moments, in_float64
 from subbayes.likelihoods.family import Family, family, moment
 from subbayes.likelihoods.tails.tails import (
+    Tails,
     exponential_log_below,
     exponential_moments,
     joined_moments,
     total_from_log_tails,
 )
 from subbayes.utils.checks import fail, fail_type
-from subbayes.utils.types import Outputs
+from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers, RowWeights
 
 
 def _largest_log(dtype: torch.dtype) -> float:
@@ -48,25 +48,25 @@ class WeibullFamily(Family):
     bounds = (0.0, math.inf)
     allowed = {"mu": ("log",), "shape": ("log",)}
 
-    def _log_hazard_sum(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def _log_hazard_sum(self, y: Tensor, eta: Predictors) -> Tensor:
         """Log of (y / s)^k."""
         shape = _bounded_exp(eta[1])
         return shape * (y.log() - eta[0] + torch.lgamma(1 + 1 / shape))
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         log_sum = self._log_hazard_sum(y, eta)
         found = eta[1] - y.log() + log_sum - _bounded_exp(log_sum)
         return torch.where(log_sum > _largest_log(y.dtype), -math.inf, found)
 
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
         log_total = self._log_hazard_sum(y, eta)
         infinite = log_total > _largest_log(y.dtype)
         above = torch.where(infinite, -math.inf, -_bounded_exp(log_total))
         return exponential_log_below(log_total), above
 
-    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
         """The times with these log tails."""
         shape = _bounded_exp(eta[1])
         log_total = torch.where(below < -40.0, below, total_from_log_tails(below, above).log())
@@ -134,16 +134,16 @@ class LogLogisticFamily(Family):
     allowed = {"mu": ("log",), "shape": ("log",)}
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         z = eta[1].exp() * (y.log() - eta[0])
         return eta[1] - y.log() + F.logsigmoid(z) + F.logsigmoid(-z)
 
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
         z = eta[1].exp() * (y.log() - eta[0])
         return F.logsigmoid(z), F.logsigmoid(-z)
 
-    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
         """The times with these log tails."""
         return (eta[0] + (below - above) * (-eta[1]).exp()).exp()
 
@@ -215,13 +215,11 @@ class PiecewiseExponentialFamily(Family):
         """The first hazard, and the log ratio of each other one to it."""
         return ("mu", *(f"step{j + 1}" for j in range(len(self.cuts))))
 
-    def level(
-        self, y: Float[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None = None
-    ) -> float:
+    def level(self, y: RowNumbers, weights: RowWeights = None) -> float:
         """The hazard under which times have their mean."""
         return 1 / float(np.average(y, weights=weights))
 
-    def _hazards(self, eta: tuple[Tensor, ...]) -> Tensor:
+    def _hazards(self, eta: Predictors) -> Tensor:
         """Log hazards, shape (..., N, intervals)."""
         steps = [torch.zeros_like(eta[0]), *eta[1:]]
         return torch.stack([eta[0] + step for step in steps], -1)
@@ -234,17 +232,17 @@ class PiecewiseExponentialFamily(Family):
         )
         return (y.unsqueeze(-1) - starts).clamp_min(0).minimum(widths)
 
-    def _passed_hazards(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def _passed_hazards(self, y: Tensor, eta: Predictors) -> Tails:
         """Time at risk and log hazard by interval, -inf after y, where it may overflow."""
         exposures = self._exposures(y)
         return exposures, torch.where(exposures > 0, self._hazards(eta), -math.inf)
 
-    def _cumulative(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def _cumulative(self, y: Tensor, eta: Predictors) -> Tensor:
         exposures, hazards = self._passed_hazards(y, eta)
         return (exposures * hazards.exp()).sum(-1)
 
     @override
-    def log_density(self, y: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         starts = torch.tensor((0.0, *self.cuts), dtype=y.dtype, device=y.device)
         later = torch.tensor((*self.cuts, math.inf), dtype=y.dtype, device=y.device)
         at = (y.unsqueeze(-1) > starts) & (y.unsqueeze(-1) <= later)
@@ -252,13 +250,13 @@ class PiecewiseExponentialFamily(Family):
         total = self._cumulative(y, eta)
         return torch.where(total.isinf(), -total, hazard - total)
 
-    def log_tails(self, y: Tensor, eta: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
         exposures, hazards = self._passed_hazards(y, eta)
         log_total = torch.logsumexp(hazards + exposures.log(), -1)
         return exponential_log_below(log_total), -(exposures * hazards.exp()).sum(-1)
 
-    def from_log_tails(self, below: Tensor, above: Tensor, eta: tuple[Tensor, ...]) -> Tensor:
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
         """The times with these log tails."""
         left = total_from_log_tails(below, above)
         time = torch.zeros_like(left)
@@ -269,9 +267,7 @@ class PiecewiseExponentialFamily(Family):
             time, left = time + used / hazard, left - used
         return time
 
-    def truncated_moments(
-        self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor]:
+    def truncated_moments(self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]) -> Tails:
         """Mean and variance of times between two bounds."""
         rate, lower = self._hazards(eta).exp(), lower.clamp_min(0.0)
         cuts = torch.tensor((0.0, *self.cuts, math.inf), dtype=rate.dtype)
@@ -305,11 +301,11 @@ class PiecewiseExponentialFamily(Family):
         each = (start * share + share / rate - left) / rate
         return moment(2 * (alive * each).sum(-1) - self.mean(outputs)[..., 0].square())
 
-    def kinks(self, eta: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def kinks(self, eta: Predictors) -> tuple[Tensor, ...]:
         """The cuts."""
         return tuple(torch.full_like(eta[0], cut) for cut in self.cuts)
 
-    def curvature(self, outputs: Outputs) -> Float[Tensor, "*S N C C"]:
+    def curvature(self, outputs: Outputs) -> Curvatures:
         r"""$\sum_j P_j v_j v_j^\top$ with the probabilities $P_j$ of events in the intervals.
 
         $v_j = e_0 + e_j$ is the derivative of the log hazard there, and $v_0 = e_0$.

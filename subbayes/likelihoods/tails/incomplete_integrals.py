@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from subbayes.likelihoods.tails.tails import Tails, in_chunks, legendre
+from subbayes.utils.types import Predictors
 
 _NEGLIGIBLE = 40.0  # decrease of a log density, after which integrals end
 _STIRLING = 100.0
@@ -275,7 +276,7 @@ def inverse_from_tails(
 
 
 def responses_from_log_tails(
-    family: Any, below: Tensor, above: Tensor, eta: tuple[Tensor, ...], start: Tensor | None = None
+    family: Any, below: Tensor, above: Tensor, eta: Predictors, start: Tensor | None = None
 ) -> Tensor:
     """The positive responses of a family with these log tails; its first predictor is the log mean.
 
