@@ -25,8 +25,9 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.harness import bar, summary
-from subbayes import SemiStructuredRegression, diagnostics
+from subbayes import diagnostics
 from subbayes.inference import Sampling
+from subbayes.regression import Regression
 
 TARGET, LIMIT, VAGUE = 3000, 10.0, 5000.0  # effective draws, seconds, scale of a prior
 ROUNDS = 3
@@ -81,9 +82,9 @@ def fitted(shape: Shape, frame: pd.DataFrame, vague: bool, draws: int, seed: int
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of few draws; R-hat is among the results
         begun, worked = time.perf_counter(), time.process_time()
-        model = SemiStructuredRegression(
-            f"y ~ {' + '.join(columns)}", family=shape.family, priors=priors
-        ).fit(frame, sampling=sampling)
+        model = Regression(f"y ~ {' + '.join(columns)}", family=shape.family, priors=priors).fit(
+            frame, sampling=sampling
+        )
         seconds, worked = time.perf_counter() - begun, time.process_time() - worked
     z, evaluations = model.state.draws.z, model.state.draws.stats["evaluations"]
     ess = float(diagnostics.ess_bulk(z).min())

@@ -18,8 +18,8 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.harness import bar, own_peak
-from subbayes import SemiStructuredRegression
 from subbayes.inference import Sampling
+from subbayes.regression import Regression
 
 SECONDS, GIB = 10.0, 1.0
 FAMILIES = ("normal", "poisson")
@@ -38,10 +38,10 @@ def one_fit(family: str, groups: int, rows: int) -> None:
     """Fit in this process, and print the figures."""
     few = Sampling(draws=20, chains=2, progress=False)
     small = simulated(family, 5, 100)  # imports what a first fit imports
-    SemiStructuredRegression("y ~ x + (1 | g)", family=family).fit(small, sampling=few)
+    Regression("y ~ x + (1 | g)", family=family).fit(small, sampling=few)
     frame = simulated(family, groups, rows)
     begun = time.process_time()
-    model = SemiStructuredRegression("y ~ x + (1 | g)", family=family)
+    model = Regression("y ~ x + (1 | g)", family=family)
     model.fit(frame, sampling=Sampling(draws=1000, chains=4, progress=False))
     found = {"seconds": time.process_time() - begun, "peak_gib": own_peak() / 1024}
     begun = time.process_time()

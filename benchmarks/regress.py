@@ -38,8 +38,8 @@ import pandas as pd
 from benchmarks.harness import bar, own_peak
 from benchmarks.regress_mgcv import beside_mgcv
 from benchmarks.regress_other import other_responses
-from subbayes import SemiStructuredRegression
 from subbayes.inference import Sampling
+from subbayes.regression import Regression
 
 DRAWS, ROUNDS = 1000, 3
 FASTER, MANY_SECONDS, MILLION_SECONDS, MILLION_GIB = 3.0, 30.0, 60.0, 4.0
@@ -86,7 +86,7 @@ def ours(case: str, frame: pd.DataFrame, seed: int) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         begun = time.perf_counter()
-        model = SemiStructuredRegression(formula, family=family).fit(frame, sampling=sampling)
+        model = Regression(formula, family=family).fit(frame, sampling=sampling)
         whole = time.perf_counter() - begun
     effects = [name for name in frame if name.startswith("x")]
     ess = float(model.summary().loc[effects, "ess_bulk"].min())
@@ -157,7 +157,7 @@ def many_rows(family: str, rows: int) -> float:
     formula = "y ~ " + " + ".join(f"x{j}" for j in range(10))
     sampling = Sampling(draws=DRAWS, chains=4, progress=False)
     begun = time.perf_counter()
-    SemiStructuredRegression(formula, family=family).fit(frame, sampling=sampling)
+    Regression(formula, family=family).fit(frame, sampling=sampling)
     return time.perf_counter() - begun
 
 
@@ -169,7 +169,7 @@ def million(rows: int, case: str) -> None:
     frame["y"] += rng.standard_normal(rows)
     sampling = Sampling(draws=DRAWS, chains=4, progress=False)
     begun = time.perf_counter()
-    model = SemiStructuredRegression(MILLION[case]).fit(frame, sampling=sampling)
+    model = Regression(MILLION[case]).fit(frame, sampling=sampling)
     seconds = time.perf_counter() - begun
     ess = float(model.summary()["ess_bulk"].min())
     found = {"seconds": seconds, "cpu_seconds": time.process_time()}

@@ -21,8 +21,8 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.harness import bar
-from subbayes import SemiStructuredRegression
 from subbayes.inference import Sampling
+from subbayes.regression import Regression
 
 __all__ = ["beside_mgcv"]
 
@@ -67,7 +67,7 @@ def ours(
     sampling = Sampling(draws=2500, chains=4, seed=0, progress=False)
     begun = time.perf_counter()
     formula = "y ~ " + " + ".join(TERMS[case])
-    model = SemiStructuredRegression(formula).fit(frame, smooth=smooth, sampling=sampling)
+    model = Regression(formula).fit(frame, smooth=smooth, sampling=sampling)
     seconds = time.perf_counter() - begun
     terms = [term.name for term in model.state.model.design.terms]
     curves = []

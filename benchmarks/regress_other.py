@@ -16,9 +16,8 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.harness import bar
-from subbayes import SemiStructuredRegression
 from subbayes.inference import Sampling
-from subbayes.regression import Horseshoe
+from subbayes.regression import Horseshoe, Regression
 
 __all__ = ["other_responses"]
 
@@ -55,9 +54,7 @@ def fitted(case: str, frame: pd.DataFrame, seed: int, **options: Any) -> dict[st
     """Seconds of a fit, its engine, and its effective draws."""
     formula, family = CASES[case]
     priors = {f"z{j}": Horseshoe(global_scale=0.05) for j in range(EFFECTS)}
-    model = SemiStructuredRegression(
-        formula, family=family, priors=priors if case == "horseshoe" else None
-    )
+    model = Regression(formula, family=family, priors=priors if case == "horseshoe" else None)
     sampling = Sampling(draws=DRAWS, chains=4, seed=seed, progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -46,9 +46,9 @@ from subbayes import diagnostics
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.networks.tracing.tracer import Mode
+from subbayes.semistructured.specification import JointModel
 from subbayes.semistructured import SemiStructuredRegression
 from subbayes.semistructured.joint_posterior import JointPosterior
-from subbayes.semistructured.specification import PreparedModel
 from subbayes.semistructured.subspace import train_networks
 
 DEGREES = (0, 1, 3, 7, 15)
@@ -63,7 +63,7 @@ PLAN = ssr_simulation.Plan()
 # --- (a) the construction -----------------------------------------------------------------------
 
 
-def lesions(n: int = IMAGES) -> PreparedModel:
+def lesions(n: int = IMAGES) -> JointModel:
     """A model of random images and ages, on its rows."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"age": rng.normal(size=n), "melanoma": rng.integers(0, 2, n)})
@@ -74,7 +74,7 @@ def lesions(n: int = IMAGES) -> PreparedModel:
     return model.specification.prepare(frame, {"image": images})
 
 
-def epoch_seconds(rows: PreparedModel, degree: int, epochs: int) -> float:
+def epoch_seconds(rows: JointModel, degree: int, epochs: int) -> float:
     """Median seconds of an epoch, the first left out."""
     ticks: list[float] = []
     training = replace(
@@ -106,7 +106,7 @@ def construction(quick: bool, say: Callable[..., None]) -> tuple[Any, list[dict[
     ratios = np.array([np.divide(found[f"k = {k}"], found["k = 0"]) for k in DEGREES])
     slope = float(np.median(np.polyfit(DEGREES, ratios, 1)[0]))
     results = {
-        "weights": model.n_weights,
+        "weights": model.deep.n_weights,
         "images": len(model.frame),
         "seconds_per_epoch": {name: summary(v) for name, v in found.items()},
     }

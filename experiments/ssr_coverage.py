@@ -45,8 +45,9 @@ from experiments.uci import numbers_from
 from subbayes import MLP, Training
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.smc import SMC
+from subbayes.regression import Regression
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
-from subbayes.semistructured.joint_posterior import FittedState
+from subbayes.semistructured.joint_posterior import JointState
 from subbayes.training.configuration import Schedule
 from subbayes.utils.checks import check_choice
 
@@ -146,7 +147,7 @@ def fit_without_network(
     formula: str, frame: pd.DataFrame, seed: int, plan: Plan
 ) -> SemiStructuredRegression:
     """Fit a generalised additive model."""
-    return SemiStructuredRegression(formula).fit(frame, sampling=plan.sampling(seed))
+    return Regression(formula).fit(frame, sampling=plan.sampling(seed))
 
 
 def in_sample(model: SemiStructuredRegression) -> SemiStructuredRegression:
@@ -155,7 +156,7 @@ def in_sample(model: SemiStructuredRegression) -> SemiStructuredRegression:
     specification = replace(state.model.specification, effects="sample")
     other = SemiStructuredRegression.__new__(SemiStructuredRegression)
     joint = replace(state.joint, model=replace(state.model, specification=specification))
-    other.specification, other._state = specification, FittedState(joint, state.draws)
+    other.specification, other._state = specification, JointState(joint, state.draws)
     return other
 
 

@@ -35,6 +35,7 @@ from subbayes.inference.laplace.laplace import Laplace
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
+from subbayes.regression import Regression
 from subbayes.semistructured import SemiStructuredRegression
 from subbayes.semistructured.subspace import SUBSPACES
 from subbayes.utils.checks import InputError, check_count, fail
@@ -218,7 +219,7 @@ def about_laplace(posterior: Posterior, sampling: Sampling, wider: float) -> Dra
 def fit_method(name: str, fold: Fold, seed: int, plan: Plan) -> SemiStructuredRegression:
     """Fit a method to the training rows of a fold."""
     if name == "age only":
-        return SemiStructuredRegression(f"melanoma ~ {EFFECT}", family="bernoulli").fit(
+        return Regression(f"melanoma ~ {EFFECT}", family="bernoulli").fit(
             fold.train,
             sampling=Sampling(draws=plan.age_draws, chains=plan.chains, seed=seed, progress=False),
         )

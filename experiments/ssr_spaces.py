@@ -16,7 +16,7 @@ from subbayes.priors import Normal
 from subbayes.semistructured import AllWeights, NetworkSubspace, SemiStructuredSubspace
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.predictors import DeepPredictor, Predictors
-from subbayes.semistructured.specification import PreparedModel
+from subbayes.semistructured.specification import JointModel
 from subbayes.semistructured.subspace import (
     JointSpace,
     keep_statistics,
@@ -41,7 +41,7 @@ class NaiveSubspace(SemiStructuredSubspace):
     name = "naive"
 
     def build(
-        self, model: PreparedModel, training: Training, seed: int, progress: bool | None
+        self, model: JointModel, training: Training, seed: int, progress: bool | None
     ) -> JointSpace:
         """Train the curve of networks and effects and span its principal directions."""
         deep = model.deep
@@ -101,7 +101,7 @@ class DeepEnsemble(NetworkSubspace):
         check_count("members", self.members)
 
     def build(
-        self, model: PreparedModel, training: Training, seed: int, progress: bool | None
+        self, model: JointModel, training: Training, seed: int, progress: bool | None
     ) -> JointSpace:
         """Train the members, which are the start points of the space."""
         spaces = [

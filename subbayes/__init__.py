@@ -22,6 +22,7 @@ _NAMES = {
     "Network": "networks.network",
     "Posterior": "posterior",
     "Predictive": "predictions.predictive",
+    "Regression": "regression.model",
     "Sampling": "inference.configuration",
     "SemiStructuredRegression": "semistructured.model",
     "SparseClassifier": "tables.estimators",

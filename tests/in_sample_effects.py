@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from subbayes import SemiStructuredRegression
-from subbayes.semistructured.joint_posterior import FittedState
+from subbayes.semistructured.joint_posterior import JointState
 
 
 def in_sample(model):
@@ -12,5 +12,5 @@ def in_sample(model):
     specification = replace(state.model.specification, effects="sample")
     other = SemiStructuredRegression.__new__(SemiStructuredRegression)
     joint = replace(state.joint, model=replace(state.model, specification=specification))
-    other.specification, other._state = specification, FittedState(joint, state.draws)
+    other.specification, other._state = specification, JointState(joint, state.draws)
     return other

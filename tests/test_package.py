@@ -53,13 +53,14 @@ import sys
 import numpy as np
 import pandas as pd
 import torch
+from subbayes.regression import Regression
 from subbayes import Sampling, SemiStructuredRegression
 
 frame = pd.DataFrame({"x": np.arange(30.0)}).assign(y=lambda rows: np.sin(rows.x))
 few = Sampling(draws=50, chains=2, progress=False)
-SemiStructuredRegression("y ~ x").fit(frame, sampling=few)
+Regression("y ~ x").fit(frame, sampling=few)
 groups = pd.DataFrame({"y": np.sin(np.arange(80.0)), "g": np.arange(80) % 20})
-model = SemiStructuredRegression("y ~ (1 | g)").fit(groups, sampling=few).state.model
+model = Regression("y ~ (1 | g)").fit(groups, sampling=few).state.model
 for _ in range(200):
     model.effects_likelihood.value(torch.zeros(1, model.structured.size).double())
 print("torch._dynamo" in sys.modules)

@@ -50,6 +50,7 @@ _MODULES = {
     "temperature-scaled": "subbayes.baselines.temperature_scaling",
     "sparse-network": "subbayes.sparse.result",
     "small-network": "subbayes.sparse.export.small_network",
+    "regression": "subbayes.regression.model",
     "semi-structured-model": "subbayes.semistructured.model",
     "linearised-laplace": "subbayes.inference.laplace.linearised",
     "posterior-mixture": "subbayes.recommendation.mixture",

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from subbayes.posterior import Posterior
 
 
-_REGRESSION = "semi-structured-model"
-
-
 def rank_models(
     table: Path,
     models: list[Path],
@@ -51,6 +48,7 @@ def rank_models(
         InputError: folders without models, models of other targets, a table they do not fit.
     """
     from subbayes.artifacts.folder import kind_of
+    from subbayes.cli.regression_model import KINDS
     from subbayes.comparison.posteriors import compare_posteriors
     from subbayes.utils.checks import fail
 
@@ -58,7 +56,7 @@ def rank_models(
     check_other_file(out, table)
     if len(set(models)) < len(models):
         fail("models", "each folder once", ", ".join(map(str, models)))
-    if any(regressions := [kind_of(model_path(folder)) == _REGRESSION for folder in models]):
+    if any(regressions := [kind_of(model_path(folder)) in KINDS for folder in models]):
         if not all(regressions):
             expected = "models of `subbayes fit`, or of `subbayes regress`"
             fail("models", expected, "some of both", "Score both with `subbayes evaluate`")

@@ -62,10 +62,10 @@ def load_table_model(folder: Path) -> DataFrameModel | RegressionModel:
         InputError: no model there, a damaged one, or one that does not take a table.
     """
     from subbayes.artifacts.folder import read
-    from subbayes.cli.regression_model import RegressionModel
+    from subbayes.cli.regression_model import KINDS, RegressionModel
 
     path = model_path(folder)
-    if read(path).kind == "semi-structured-model":
+    if read(path).kind in KINDS:
         return RegressionModel.load(path)
     return load_model(folder)
 

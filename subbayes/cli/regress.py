@@ -16,7 +16,7 @@ from subbayes.utils.text_table import aligned
 
 if TYPE_CHECKING:
     from subbayes.inference.configuration import Sampling
-    from subbayes.semistructured.model import SemiStructuredRegression
+    from subbayes.regression.model import Regression
 
 NAME = "regress"
 EXAMPLE = 'subbayes regress people.csv "visits ~ age + s(bmi) + re(town)" --family poisson'
@@ -70,16 +70,16 @@ class ModelOptions:
         str | None, option(help="Column whose logarithm is added.", panel=MODEL, metavar="COLUMN")
     ] = None
 
-    def build(self, formula: str) -> SemiStructuredRegression:
+    def build(self, formula: str) -> Regression:
         """The unfitted model of a formula."""
         from subbayes.likelihoods.families import family_from_name
+        from subbayes.regression.model import Regression
         from subbayes.regression.priors.reading import prior_from_text
-        from subbayes.semistructured.model import SemiStructuredRegression
 
         family = family_from_name(self.family, self.link)
         others = dict(_pairs("--parameter", self.parameter))
         formulas = {family.formula_names[0]: formula, **{k: f"~ {v}" for k, v in others.items()}}
-        return SemiStructuredRegression(
+        return Regression(
             formulas if others else formula,
             family=family,
             priors={
@@ -129,7 +129,7 @@ class PosteriorOptions:
     def sampling(self, progress: bool | None) -> Sampling:
         """Settings of sampling; options take precedence over `--set`."""
         from subbayes.models.configuration import change
-        from subbayes.semistructured.model import SAMPLING
+        from subbayes.regression.model import SAMPLING
         from subbayes.utils.checks import fail
 
         pairs = dict(_pairs("--set", self.assignments))

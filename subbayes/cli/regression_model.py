@@ -13,8 +13,10 @@ from subbayes.utils.checks import InputError, fail
 if TYPE_CHECKING:
     import pandas as pd
 
-    from subbayes.semistructured.model import SemiStructuredRegression
-    from subbayes.semistructured.saving import SemiStructuredFacts
+    from subbayes.regression.model import Regression
+    from subbayes.regression.saving import RegressionFacts
+
+KINDS = ("regression", "semi-structured-model")
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class RegressionModel:
         missing_values: marks of missing values in the table that it was fitted to.
     """
 
-    kind: ClassVar[str] = "semi-structured-model"
-    model: SemiStructuredRegression
+    kind: ClassVar[str] = "regression"
+    model: Regression
     missing_values: tuple[str, ...] = ()
 
     @classmethod
@@ -38,16 +40,16 @@ class RegressionModel:
             InputError: a damaged model, or one with a network that needs a module.
         """
         from subbayes.artifacts.folder import read
-        from subbayes.semistructured.model import SemiStructuredRegression
+        from subbayes.artifacts.saving import load
 
         marks = read(path).facts["missing_values"]
-        return cls(SemiStructuredRegression.load(path), tuple(marks))
+        return cls(load(path), tuple(marks))
 
     def tensors(self) -> dict[str, Any]:
         """Those of the fitted model."""
         return self.model.tensors()
 
-    def facts(self) -> SemiStructuredFacts:
+    def facts(self) -> RegressionFacts:
         """Those of the fitted model, and the marks of missing values."""
         facts = self.model.facts()
         facts.missing_values = list(self.missing_values)

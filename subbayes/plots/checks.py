@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from subbayes.plots.style import BLUE, GREY, INK, label_axes, legend, new_axes
 
 if TYPE_CHECKING:
-    from subbayes.semistructured.predictive_checks import Replicates
+    from subbayes.regression.questions.predictive_checks import Replicates
 
 
 _MOST_LINES, _MOST_BARS, _MOST_LABELS, _POINTS = 50, 40, 10, 200
@@ -31,7 +31,7 @@ def predictive_check(replicates: Replicates, *, ax: Axes | None = None) -> Axes:
         ax: axes to draw on.
 
     Example:
-        >>> from subbayes.semistructured.predictive_checks import Replicates
+        >>> from subbayes.regression.questions.predictive_checks import Replicates
         >>> y = np.arange(10.0)
         >>> replicates = Replicates(y, y + np.ones((3, 1)), "regression", "posterior")
         >>> predictive_check(replicates).get_ylabel()

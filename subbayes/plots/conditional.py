@@ -32,7 +32,7 @@ def conditional(effect: Conditional | Averages, *, ax: Axes | None = None) -> Ax
         >>> from subbayes.inference import Sampling
         >>> from subbayes.semistructured import SemiStructuredRegression
         >>> frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0) % 7})
-        >>> model = SemiStructuredRegression("y ~ x").fit(
+        >>> model = Regression("y ~ x").fit(
         ...     frame, sampling=Sampling(draws=50, warmup=50, progress=False)
         ... )
         >>> conditional(model.conditional_effect("x")).get_xlabel()

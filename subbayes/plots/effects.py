@@ -29,7 +29,7 @@ from subbayes.utils.checks import check_count
 from subbayes.utils.text_table import shortened
 
 if TYPE_CHECKING:
-    from subbayes.semistructured.partial_effects import Partial
+    from subbayes.regression.questions.partial_effects import Partial
 
 __all__ = ["effect", "effects", "forest"]
 
@@ -55,7 +55,7 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
         >>> from subbayes.inference import Sampling
         >>> from subbayes.semistructured import SemiStructuredRegression
         >>> frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0) % 7})
-        >>> model = SemiStructuredRegression("y ~ x").fit(
+        >>> model = Regression("y ~ x").fit(
         ...     frame, sampling=Sampling(draws=50, warmup=50, progress=False)
         ... )
         >>> effect(model.effect("x")).get_xlabel()
@@ -113,7 +113,7 @@ def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
         >>> from subbayes.inference import Sampling
         >>> from subbayes.semistructured import SemiStructuredRegression
         >>> frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0) % 7})
-        >>> model = SemiStructuredRegression("y ~ x").fit(
+        >>> model = Regression("y ~ x").fit(
         ...     frame, sampling=Sampling(draws=50, warmup=50, progress=False)
         ... )
         >>> len(effects(model.partials()).axes)

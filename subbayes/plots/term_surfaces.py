@@ -18,7 +18,7 @@ from subbayes.utils.checks import fail
 from subbayes.utils.text_table import shortened
 
 if TYPE_CHECKING:
-    from subbayes.semistructured.partial_effects import Partial
+    from subbayes.regression.questions.partial_effects import Partial
 
 
 _TOO_FAR = 0.1  # of the range of the points; the default of `vis.gam` in mgcv
@@ -68,7 +68,7 @@ def term_surface(partial: Partial, *, ax: Axes | None = None, sd: bool = False) 
 
     Example:
         >>> from subbayes.regression.design.design import Term
-        >>> from subbayes.semistructured.partial_effects import Partial
+        >>> from subbayes.regression.questions.partial_effects import Partial
         >>> x = np.stack(np.meshgrid(np.arange(4.0), np.arange(5.0), indexing="ij"), -1)
         >>> term = Term("te(a, b)", "mu", "smooth", (1,), ("a", "b"))
         >>> at = x.reshape(-1, 2)

@@ -12,6 +12,7 @@ _NAMES = {
     "Horseshoe": "priors.horseshoe",
     "LKJ": "priors.lkj",
     "NormalPrior": "priors.normal",
+    "Regression": "model",
     "StudentT": "priors.student_t",
 }
 

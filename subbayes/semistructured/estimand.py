@@ -26,7 +26,6 @@ from torch import Tensor
 
 from subbayes.semistructured.orthogonal_columns import OrthogonalColumns
 
-ESTIMANDS = ("population", "sample")
 NOTES = {
     "population": "the population of rows: the networks' projections on the columns vary with "
     "weights of the Bayesian bootstrap. Assumes rows drawn independently from it",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.distributed.processes import current
 from subbayes.draws import Draws
@@ -19,17 +20,15 @@ from subbayes.inference.engine import Engine
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
-from subbayes.predictions.averaging import evenly_spaced
 from subbayes.priors import Normal
 from subbayes.regression.design.centring import Centring, Information
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
-from subbayes.regression.integrals.effects_sampling import draw_effects
+from subbayes.regression.posterior import MAX_START, FittedState, RegressionPosterior
 from subbayes.semistructured.collapsed_networks import CollapsedNetworks
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
-from subbayes.semistructured.effects_posterior import EffectsPosterior, has_effects_alone
 from subbayes.semistructured.estimand import bootstrap_projections
 from subbayes.semistructured.marginalisation import marginalisation_of
 from subbayes.semistructured.orthogonal_columns import (
@@ -38,16 +37,13 @@ from subbayes.semistructured.orthogonal_columns import (
     orthogonal_networks,
 )
 from subbayes.semistructured.predictors import Predictors
-from subbayes.semistructured.specification import PreparedModel
-from subbayes.semistructured.subspace import MAX_START, JointSpace
+from subbayes.semistructured.specification import JointModel
+from subbayes.semistructured.subspace import JointSpace
 from subbayes.semistructured.tempered_networks import EFFECT_BATCH, TemperedNetworks
-from subbayes.semistructured.working_likelihood import interval_warnings, score_correction
-from subbayes.subspace import FullSubspace, JointSubspace
-from subbayes.utils.checks import check_count, fail
-from subbayes.utils.progress import say
+from subbayes.subspace import JointSubspace
+from subbayes.utils.checks import fail
 
 _CORRECTION_BATCH = 256
-_NOISE_REDUCTIONS = 20
 _MOST_CHECKED = 8  # trained networks at which the effects are integrated out first
 _MOST_COEFFICIENTS = 40  # to integrate out, beside those of eliminated groups
 _MOST_COLUMNS = 1000  # where coefficients are integrated out
@@ -55,57 +51,34 @@ _MOST_NUMBERS = 2**27  # of the design matrix in float64, to integrate out
 
 
 @dataclass(frozen=True)
-class JointPosterior:
-    """The posterior of a model's networks and effects in a space.
+class JointPosterior(RegressionPosterior):
+    """The posterior of a model's networks and effects in a space; see `RegressionPosterior`."""
 
-    Attributes:
-        model: the model on its training rows.
-        space: the space of the coordinates.
-        seed: seed of the start points and of the effects.
-        mode: how the density is evaluated, as for `Posterior`.
-    """
-
-    model: PreparedModel
+    model: JointModel
     space: JointSpace
     seed: int
     mode: Mode = "trace"
 
-    def __getstate__(self) -> dict[str, Any]:
-        # without the cached properties, which hold traced functions
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
     @cached_property
     def orthogonal(self) -> tuple[OrthogonalNetworks, ...]:
         """The networks that are made orthogonal to columns, and these."""
-        return orthogonal_networks(self.model) if self.space.rank and self.model.deep else ()
+        return orthogonal_networks(self.model) if self.space.rank else ()
 
     @cached_property
     def contributions(self) -> Contributions | None:
         """The networks' contributions at the training rows; None without networks to learn."""
         model = self.model
-        if not self.space.rank or model.deep is None:
+        if not self.space.rank:
             return None
         width = model.structured.n_corrected
         return Contributions(model.deep, model.inputs, self.orthogonal, width)
 
     @cached_property
+    @override
     def density(self) -> Posterior:
-        """The posterior density, at temperature 1."""
-        found = self._own_density()
-        networks = self.space.rank and self.model.deep is not None and not self.space.projected
-        if networks and self.model.structured.scaled_blocks():
-            found.reparameterisation = self.reparameterisation
-        return found
-
-    def _own_density(self) -> Posterior:
-        """The density, without coordinates for samplers."""
         model = self.model
-        if has_effects_alone(model) and isinstance(self.space.subspace, FullSubspace):
-            return EffectsPosterior(model, self.space.subspace, self.space.prior, self.mode)
-        bases = {p.names: (p.columns.basis, p.columns.dual) for p in self.orthogonal}
-        module = Predictors(model.structured, model.deep, bases)
-        return Posterior(
-            Network(module),
+        density = Posterior(
+            Network(Predictors(model.structured, model.deep, self._bases)),
             model.family,
             model.data,
             self.space.subspace,
@@ -113,6 +86,13 @@ class JointPosterior:
             batch_size=model.data.n if self.orthogonal else None,
             mode=self.mode,
         )
+        if self.space.rank and not self.space.projected and model.structured.scaled_blocks():
+            density.reparameterisation = self.reparameterisation
+        return density
+
+    @property
+    def _bases(self) -> dict[tuple[str, ...], tuple[Tensor, Tensor]]:
+        return {part.names: (part.columns.basis, part.columns.dual) for part in self.orthogonal}
 
     def reparameterisation(self, power: float) -> Centring | None:
         """Coordinates for samplers, for a power of the likelihood; None for those of the space."""
@@ -151,26 +131,7 @@ class JointPosterior:
             model.data.y,
         )
 
-    def start_points(self, chains: int) -> Float[np.ndarray, "chains k"]:
-        """Start points of chains: trained networks with the best effects, plus small noise.
-
-        Noise that lowers the log density by more than a nat per coordinate, such as a share of the
-        scale of a vague prior, is reduced.
-        """
-        rng = np.random.default_rng([self.seed, 1])
-        trained = self.space.start_points
-        rows = np.linspace(0, len(trained) - 1, chains).round().astype(int)
-        noise = 0.05 * rng.standard_normal((chains, self.space.subspace.rank))
-        noise *= self.space.prior.scale
-        points = self.with_best_effects(trained[rows])
-        least = self.density.value(points) - self.space.subspace.rank
-        for _ in range(_NOISE_REDUCTIONS):
-            low = ~(self.density.value(points + noise) >= least)
-            if not low.any():
-                break
-            noise[low] *= 0.25
-        return points + noise
-
+    @override
     def with_best_effects(self, points: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S k"]:
         """Replace the effects of points by the most probable ones given the networks.
 
@@ -205,6 +166,7 @@ class JointPosterior:
 
     # --- sampling ---------------------------------------------------------------------------
 
+    @override
     def sample(
         self,
         engine: Engine,
@@ -217,39 +179,25 @@ class JointPosterior:
 
         Args:
             engine: the engine.
-            automatic: draw the effects of a model without networks by independent proposals
-                instead, where these fit the posterior; see `draw_effects`.
             sampling: its settings; chains start at `start_points` unless `initial` is an array.
             temperature: T of the networks' posterior; the effects are drawn given the networks.
+            automatic: not used; proposals that are independent of a chain are those of effects.
         """
-        if automatic and isinstance(self.density, EffectsPosterior):
-            smooth, start = self.model.specification.smooth, self.space.start_points[0]
-            found = draw_effects(self.density.effects, start, sampling, smooth)
-            if found is not None:
-                return found
-            if smooth == "bayes":
-                line = "independent proposals around the mode do not fit the posterior"
-                say(f"{line}: sampling by {engine.name}", sampling.progress)
-        if self.model.specification.smooth == "reml":
-            expected = "'bayes' with a checkpoint, start points, many processes or streamed rows"
-            fail("smooth", expected, "'reml'", "Leave them out")
-        tempered = temperature != 1 and bool(self.space.rank)
+        rank = self.space.rank
+        if temperature != 1 and rank:
+            density = self.tempered_networks(temperature)
+            sampling = self.with_starts(engine, sampling, rank)
+            if not isinstance(sampling.initial, str):
+                sampling = replace(sampling, initial=sampling.initial[:, :rank])
+            return density.with_effects(engine.run(density, sampling), self.seed)
         one_process = engine.takes_any_density() and current() is None
-        collapsed = self.collapsed if one_process and not tempered else None
-        rank = self.space.rank if tempered else self.space.subspace.rank
-        starts = engine.start_count(sampling, rank if collapsed is None else collapsed.rank)
-        if isinstance(sampling.initial, str) and starts:
-            sampling = replace(sampling, initial=self.start_points(starts))
-        if collapsed is not None:
-            if starts:
+        if one_process and self.collapsed is not None:
+            collapsed = self.collapsed
+            sampling = self.with_starts(engine, sampling, collapsed.rank)
+            if engine.start_count(sampling, collapsed.rank):
                 sampling = replace(sampling, initial=collapsed.own(sampling.initial))
             return collapsed.with_coefficients(engine.run(collapsed, sampling), sampling.seed)
-        if not tempered:
-            return engine.run(self.density, sampling)
-        density, initial = self.tempered_networks(temperature), sampling.initial
-        if not isinstance(initial, str):
-            sampling = replace(sampling, initial=initial[:, : self.space.rank])
-        return density.with_effects(engine.run(density, sampling), self.seed)
+        return engine.run(self.density, self.with_starts(engine, sampling))
 
     @cached_property
     def collapsed(self) -> CollapsedNetworks | None:
@@ -323,15 +271,11 @@ class JointPosterior:
 
     # --- weights of draws -------------------------------------------------------------------
 
-    def _weights(self, z: Float[np.ndarray, "S k"] | Tensor) -> Float[Tensor, "S D"]:
-        """Coordinates of the effects, then weights of the networks."""
-        return self.space.subspace.weights(torch.as_tensor(z))
-
+    @override
     def effects_of(self, draws: Draws, n_draws: int | None = None) -> Float[np.ndarray, "S P"]:
-        """Coordinates of the effects of all draws, or of evenly spaced ones."""
-        flat = np.ascontiguousarray(draws.flat(n_draws))
         if not self.space.projected:
-            return flat[:, self.space.rank :]
+            return super().effects_of(draws, n_draws)
+        flat = np.ascontiguousarray(draws.flat(n_draws))
         return self._weights(flat)[:, : self.model.structured.size].double().numpy()
 
     def networks_of(self, draws: Draws, n_draws: int | None = None) -> Float[Tensor, "S D"]:
@@ -339,71 +283,63 @@ class JointPosterior:
         flat = np.ascontiguousarray(draws.flat(n_draws))
         return self._weights(flat)[:, self.model.structured.size :]
 
-    def corrected_weights(
-        self,
-        draws: Draws,
-        n_draws: int | None = None,
-        shift: Float[np.ndarray, "S q"] | None = None,
-    ) -> tuple[Callable[[slice], Tensor], int]:
-        """Weights for `Predictors(corrected=True)` as a function of a slice, and their number.
+    @override
+    def module(self) -> Predictors:
+        return Predictors(self.model.structured, self.model.deep, corrected=True)
 
-        Args:
-            draws: the draws.
-            n_draws: of evenly spaced draws instead of all.
-            shift: added to the coefficients of the columns, of all draws.
-        """
-        if n_draws is not None:
-            check_count("n_draws", n_draws)
-        flat = torch.from_numpy(np.ascontiguousarray(draws.flat(n_draws)))
-        size, columns = self.model.structured.size, self.model.structured.n_corrected
-        corrected = shift is not None or bool(self.orthogonal)
-        corrections = torch.zeros(len(flat) if corrected else 0, columns, dtype=torch.float64)
-        if shift is not None:
-            chosen = shift if n_draws is None else evenly_spaced(shift, n_draws)
-            corrections -= torch.from_numpy(chosen).to(corrections)
-        if self.orthogonal:
-            assert self.contributions is not None
-            for start in range(0, len(flat), _CORRECTION_BATCH):
-                rows = slice(start, start + _CORRECTION_BATCH)
-                networks = self._weights(flat[rows])[:, size:]
-                corrections[rows] = self.contributions.projections(networks)
+    @override
+    def _projections(self, flat: Float[Tensor, "S k"]) -> Float[Tensor, "S q"] | None:
+        if not self.orthogonal:
+            return None
+        assert self.contributions is not None
+        structured = self.model.structured
+        projections = torch.zeros(len(flat), structured.n_corrected, dtype=torch.float64)
+        for start in range(0, len(flat), _CORRECTION_BATCH):
+            rows = slice(start, start + _CORRECTION_BATCH)
+            networks = self._weights(flat[rows])[:, structured.size :]
+            projections[rows] = self.contributions.projections(networks)
+        return projections
 
-        def weights_at(rows: slice) -> Tensor:
-            found = self._weights(flat[rows])
-            moved = corrections[rows] if corrected else found.new_zeros(len(found), columns)
-            return torch.cat([found[:, :size], moved, found[:, size:]], 1)
+    # --- log-likelihoods of saved draws ------------------------------------------------------
 
-        return weights_at, len(flat)
+    @override
+    def saved_log_likelihoods(self, draws: Draws) -> Float[np.ndarray, "chains draws"] | None:
+        """The same; of tempered networks those of the closed-form marginal likelihood."""
+        tempered = draws.temperature != 1 and self.space.rank > 0
+        if tempered and draws.meta.get("closed_form") is not True:
+            return None
+        if tempered and "log_likelihood" not in draws.stats:
+            return None
+        return super().saved_log_likelihoods(draws)
+
+    @override
+    def log_likelihoods(self, z: Float[np.ndarray, "S k"], draws: Draws) -> Float[np.ndarray, "S"]:
+        if draws.temperature == 1 or not self.space.rank:
+            return super().log_likelihoods(z, draws)
+        tempered = self.tempered_networks(draws.temperature)
+        return tempered.log_likelihood(z[:, : self.space.rank])
 
 
 @dataclass(frozen=True)
-class FittedState:
-    """Everything that fitting determines, from which a model predicts, reports and is saved.
-
-    Attributes:
-        joint: the posterior of networks and effects on the training rows.
-        draws: its draws.
-        settings: the other arguments of `fit`, for `update`; None for a loaded model.
-    """
+class JointState(FittedState):
+    """Everything that fitting determines; see `FittedState`."""
 
     joint: JointPosterior
     draws: Draws
     settings: Mapping[str, Any] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
-
     @property
-    def model(self) -> PreparedModel:
-        """The model on its training rows."""
+    @override
+    def model(self) -> JointModel:
         return self.joint.model
 
     @property
+    @override
     def space(self) -> JointSpace:
-        """The space of the coordinates."""
         return self.joint.space
 
     @property
+    @override
     def estimand(self) -> str:
         """What the effects are effects of: "population", "sample", or "model".
 
@@ -414,35 +350,16 @@ class FittedState:
             return "model"
         return "sample" if self.draws.validity == "ensemble" else self.model.specification.effects
 
-    def coefficient_shift(self, n_draws: int | None = None) -> Float[np.ndarray, "S q"] | None:
-        """What the estimand, or the correction of a working likelihood, adds to the coefficients.
-
-        Those of `StructuredPredictor.n_corrected`; None for nothing.
-
-        Args:
-            n_draws: of evenly spaced draws instead of all.
-        """
-        shift = self._shift
-        return shift if shift is None or n_draws is None else evenly_spaced(shift, n_draws)
-
-    def corrected_weights(
-        self, n_draws: int | None = None
-    ) -> tuple[Callable[[slice], Tensor], int]:
-        """Weights of all draws, or of evenly spaced ones, for `Predictors(corrected=True)`."""
-        return self.joint.corrected_weights(self.draws, n_draws, self._score_correction)
-
-    def interval_warnings(self) -> list[str]:
-        """A warning of intervals that depend on a working likelihood; empty if they do not."""
-        return interval_warnings(self.model, self._score_correction)
+    @cached_property
+    @override
+    def _score_correction(self) -> None:
+        return None
 
     @cached_property
-    def _score_correction(self) -> Float[np.ndarray, "S p"] | None:
-        return score_correction(self.model, self.draws, self.joint.effects_of(self.draws))
-
-    @cached_property
+    @override
     def _shift(self) -> Float[np.ndarray, "S q"] | None:
         if self.estimand != "population":
-            return self._score_correction
+            return None
         contributions, networks = self.joint.contributions, self.joint.networks_of(self.draws)
         assert contributions is not None
         found = np.zeros((len(networks), self.model.structured.n_corrected))

@@ -2,84 +2,69 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
+import pandas as pd
 from torch import Tensor, nn
+from typing_extensions import override
 
-from subbayes.artifacts.saving import artifact, read, save
-from subbayes.artifacts.saving import rebuild as rebuild_model
+from subbayes.artifacts.saving import artifact
+from subbayes.data.frames import read_frame
+from subbayes.data.to_pandas import to_pandas
+from subbayes.diagnostics import LooResult
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.engine import Engine, engine_of
-from subbayes.inference.samplers.chains import Sampler, check_folder
-from subbayes.likelihoods.families import Family, family_from_name
-from subbayes.regression.design.flat_effects import check_determined
+from subbayes.inference.engine import Engine
+from subbayes.likelihoods.families import Family
+from subbayes.networks.description import describe_network
+from subbayes.networks.network import Network
+from subbayes.predictions.predictive import Predictive
+from subbayes.regression.design.design import NewLevels
 from subbayes.regression.formula.checks import Missing
-from subbayes.regression.formula.response_terms import (
-    ResponseTerms,
-    changed_response_terms,
-    read_response_terms,
-)
-from subbayes.regression.integrals.empirical_bayes import singular_warnings
-from subbayes.regression.questions.summary import in_order, summary_text
-from subbayes.regression.terms.updating import updated_formula
-from subbayes.reports.semistructured import write_report
-from subbayes.semistructured.design_data import AuxiliaryColumns, networks_from
-from subbayes.semistructured.estimand import ESTIMANDS
-from subbayes.semistructured.joint_posterior import FittedState, JointPosterior
+from subbayes.regression.model import SAMPLING, Regression, checked_engine
+from subbayes.regression.questions.averages import ESTIMANDS
+from subbayes.regression.questions.new_groups import columns_of_groups
+from subbayes.regression.questions.partial_effects import Partial
+from subbayes.regression.questions.predictive_checks import Replicates
+from subbayes.semistructured.estimand import NOTES
+from subbayes.semistructured.joint_posterior import JointPosterior, JointState
+from subbayes.semistructured.network_effects import contribution_table, partial_dependence
+from subbayes.semistructured.network_inputs import network_input, networks_from
+from subbayes.semistructured.orthogonal_columns import what_networks_are_orthogonal_to
 from subbayes.semistructured.overlap import overlap_warnings
-from subbayes.semistructured.predictive_checks import Replicates, draw_prior
-from subbayes.semistructured.results import Results
 from subbayes.semistructured.saving import SemiStructuredFacts, facts_of, state_from, tensors_of
-from subbayes.semistructured.specification import Specification
+from subbayes.semistructured.specification import JointSpecification
 from subbayes.semistructured.subspace import TRAINING, NetworkSubspace, build_space, subspace_of
 from subbayes.training.configuration import Training
-from subbayes.utils.checks import check_choice, check_fraction, check_positive, fail, fail_type
-from subbayes.utils.text_table import aligned
+from subbayes.utils.checks import check_choice, check_fraction, check_positive, fail
 from subbayes.utils.warning import warn_user, warnings_once
 
-_MOST_PRINTED = 60  # effects
-SAMPLING = Sampling(draws=1000, chains=4)
-"""The default settings of sampling."""
+_ORTHOGONAL_TO = {
+    "effects": "the columns of the formula",
+    "nothing": "nothing",
+    "intercept": "the level of the predictor alone: centred. A network of columns that are "
+    "correlated with an effect's column can take a part of the effect",
+}
 
 
-class SemiStructuredRegression(Results):
+class SemiStructuredRegression(Regression):
     r"""Regression with interpretable effects beside neural networks, and one posterior of both.
 
     $$ g(\mathrm{E}[y]) = x^\top\beta + \sum_m \mathrm{DNN}_m(u_m) $$
 
     The effects $\beta$ come from a formula and are sampled without restriction; the networks move
-    in the span of a curve of trained networks (Dold et al. 2024). Without networks, the model is a
-    Bayesian generalised additive model.
+    in the span of a curve of trained networks (Dold et al. 2024). `Regression` is the model without
+    networks.
 
     Args:
-        formula: "y ~ age + C(sex) + s(bmi)": columns, factors `C(...)`, smooths `s(...)` and
-            `te(...)`, splines `bs(...)`, random effects `(1 + age | school)`, monotonic effects
-            `mo(...)`, Gaussian processes `gp(...)`, interactions, `offset(...)`, `np.log(...)`; or
-            a formula for each parameter, `{"mu": "y ~ age", "sigma": "~ age"}`. The response may
-            have the terms of brms `y | cens(status)`, `y | trunc(lb=0)`, `y | trials(n)` and
-            `y | weights(w)`, which stand for a family or `weights`.
+        formula: as for `Regression`.
         deep: networks by name: a module, which reads the tensor of that name; a pair
             (module, columns), which reads columns of the data frame; or a `Deep`. The modules are
             not changed.
-        family: the name of a family of `subbayes.likelihoods.families`, such as "normal",
-            "student-t", "poisson", "bernoulli", "ordinal" or "weibull", or a `Family`.
-        link: link of the location, for families with more than one.
-        priors: prior by term, or by coefficient as the summary names it: a number (the scale of a
-            normal), a prior of `subbayes.semistructured`, such as `Flat()`, or a frozen
-            distribution of `scipy.stats`; "sd(term)" for the standard deviation of a smooth or of
-            random effects, "cor(group)" for correlations (`LKJ`), "sd" and "cor" for all of them,
-            "simplex(term)" for the steps of `mo(...)` (`Dirichlet`). A number for a
-            parameter such as "sigma", "shape" or "precision" is the scale of a half-normal prior of
-            that parameter itself; priors are truncated to its range. See `default_priors`.
-        weights: column of observation weights: how many times each row counts.
-        offset: column added to the location's predictor.
-        exposure: column whose logarithm is added, for a log link.
+        family, link, priors, weights, offset, exposure, missing: as for `Regression`.
         orthogonal: make the networks orthogonal to the columns of the formula over the training
             rows, so that effects have the same meaning as without a network; "auto" does so for
             networks that read columns of the formula, or copies of them (a warning names the
@@ -89,7 +74,6 @@ class SemiStructuredRegression(Results):
         effects: what effects beside such networks are effects of. "population": their intervals
             hold for the population that the rows are a sample of; "sample": for these rows alone.
             See `subbayes.semistructured.estimand`.
-        missing: "drop" drops rows with missing values and warns with their number; "error" raises.
 
     `print(model)` shows what was fitted, what its effects assume, and their table.
 
@@ -99,24 +83,30 @@ class SemiStructuredRegression(Results):
     Example:
         >>> import numpy as np
         >>> import pandas as pd
-        >>> from subbayes import SemiStructuredRegression
-        >>> from subbayes.inference import Sampling
+        >>> from torch import nn
+        >>> from subbayes import Sampling, SemiStructuredRegression, Training
         >>> rng = np.random.default_rng(0)
-        >>> frame = pd.DataFrame({"x": rng.normal(size=60)})
-        >>> frame["y"] = 1 + 2 * frame["x"] + 0.1 * rng.normal(size=60)
-        >>> sampling = Sampling(draws=200, chains=4, progress=False)
-        >>> model = SemiStructuredRegression("y ~ x").fit(frame, sampling=sampling)
-        >>> model.summary().loc["x", ["mean", "sd"]].round(1).tolist()
-        [2.0, 0.0]
+        >>> frame = pd.DataFrame(rng.normal(size=(60, 2)), columns=["x", "u"])
+        >>> frame["y"] = 1 + 2 * frame["x"] + np.sin(frame["u"]) + 0.1 * rng.normal(size=60)
+        >>> deep = {"net": (nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)), ["u"])}
+        >>> model = SemiStructuredRegression("y ~ x", deep=deep).fit(
+        ...     frame,
+        ...     training=Training(epochs=50, progress=False),
+        ...     sampling=Sampling(draws=50, chains=2, progress=False),
+        ... )
+        >>> model.summary().loc["x", ["mean"]].round(0).tolist()
+        [2.0]
     """
 
     kind: ClassVar[str] = "semi-structured-model"
+    specification: JointSpecification
+    _state: JointState | None
 
     def __init__(
         self,
         formula: str | Mapping[str, str],
         *,
-        deep: Mapping[str, Any] | None = None,
+        deep: Mapping[str, Any],
         family: str | Family = "normal",
         link: str | None = None,
         priors: Mapping[str, Any] | None = None,
@@ -127,66 +117,49 @@ class SemiStructuredRegression(Results):
         effects: str = "population",
         missing: Missing = "drop",
     ) -> None:
-        super().__init__()
+        super().__init__(
+            formula,
+            family=family,
+            link=link,
+            priors=priors,
+            weights=weights,
+            offset=offset,
+            exposure=exposure,
+            missing=missing,
+        )
         check_choice("orthogonal", orthogonal, (True, False, "auto"))
         check_choice("effects", effects, ESTIMANDS)
-        check_choice("missing", missing, ("drop", "error"))
-        read = read_response_terms(formula, family_from_name(family, link), weights)
-        self.specification = Specification(
-            read.formula,
-            read.family,
-            networks_from(deep, read.family),
-            _as_priors(priors),
-            AuxiliaryColumns(read.weights, offset, exposure),
-            orthogonal,
-            effects,
-            missing,
-            response_terms=read.names,
+        networks = networks_from(deep, self.specification.family)
+        if not networks:
+            fail("deep", "networks by name", "none", "Use subbayes.Regression")
+        plain = self.specification
+        self.specification = JointSpecification(
+            **vars(plain), deep=networks, orthogonal=orthogonal, effects=effects
         )
 
+    @override
     def __repr__(self) -> str:
-        model = self.specification
-        family = model.family if self._state is None else self._state.model.family
-        networks = f", deep={list(model.deep)}" if model.deep else ""
-        return f"SemiStructuredRegression({model.formula!r}, {family!r}{networks})"
+        return f"{super().__repr__()[:-1]}, deep={list(self.specification.deep)})"
 
-    def __str__(self) -> str:
-        """What was fitted, what the effects are and assume, their table, and warnings."""
-        if self._state is None:
-            return repr(self)
-        names = in_order(self._effect_names(), self.state.model.design)
-        table = summary_text(self._summary_of_few(names, _MOST_PRINTED), _MOST_PRINTED)
-        return "\n".join([aligned(self.describe()), "", table, *self.warnings()])
+    @property
+    @override
+    def state(self) -> JointState:
+        super().state  # noqa: B018  raises before a fit
+        assert self._state is not None
+        return self._state
 
     # --- saving -----------------------------------------------------------------------------
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Save the fitted model as a folder of safetensors and JSON, without pickle; see `load`.
-
-        The folder contains the training rows of the columns that the model reads, and the inputs
-        of networks without columns: it discloses these data.
-
-        Args:
-            path: the folder.
-            overwrite: replace a model that exists there.
-
-        Returns:
-            The path.
-
-        Raises:
-            InputError: the path exists (pass `overwrite=True`), or cannot be written.
-        """
-        return save(self, path, overwrite=overwrite)
-
+    @override
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
-        """The tensors to save, see `save`."""
         return tensors_of(self.state)
 
+    @override
     def facts(self) -> SemiStructuredFacts:
-        """The facts to save, see `save`."""
         return facts_of(self.state)
 
     @classmethod
+    @override
     def load(
         cls,
         path: str | Path,
@@ -194,7 +167,7 @@ class SemiStructuredRegression(Results):
         *,
         family: Family | None = None,
         priors: Mapping[str, Any] | None = None,
-    ) -> SemiStructuredRegression:
+    ) -> Self:
         """Load a model that `save` wrote, with the same predictions.
 
         Args:
@@ -211,16 +184,13 @@ class SemiStructuredRegression(Results):
             InputError: not such a folder, a damaged one, one of a newer version, or one that needs
                 a module, a family or a prior.
         """
-        tensors, facts, _ = read(path, cls.kind)
-        given = {"deep": deep, "family": family, "priors": priors}
-        options = {name: value for name, value in given.items() if value is not None}
-        model: SemiStructuredRegression = rebuild_model(cls.kind, tensors, facts, options, path)
-        return model
+        return cls._load(path, deep=deep, family=family, priors=priors)
 
     # --- fitting ----------------------------------------------------------------------------
 
     @warnings_once()
-    def fit(
+    @override
+    def fit(  # type: ignore[override]  # smoothing by REML is that of models without networks
         self,
         data: Any,
         inputs: Mapping[str, Any] | None = None,
@@ -228,10 +198,9 @@ class SemiStructuredRegression(Results):
         subspace: str | NetworkSubspace = "curve",
         inference: str | Engine | Callable[[Any, Sampling], Draws] | None = None,
         temperature: float = 1.0,
-        smooth: str = "bayes",
         training: Training = TRAINING,
         sampling: Sampling = SAMPLING,
-    ) -> SemiStructuredRegression:
+    ) -> Self:
         """Fit the model to rows.
 
         Args:
@@ -243,18 +212,12 @@ class SemiStructuredRegression(Results):
             subspace: where the networks move: "curve", the span of a curve beside free effects;
                 "full", all weights; "last-layer"; or an object such as
                 `SemiStructuredSubspace(rank=5)`.
-            inference: "nuts" (the default with networks), "hmc", "mclmc", "mams",
-                "elliptical-slice" (the default with a temperature other than 1), "laplace" or
-                another engine of `subbayes.fit`, or an object such as
-                `NUTS(target_acceptance=0.9)`. Without networks the default is
-                independent proposals around the mode, which are exact too, or "nuts" where few of
-                them would be accepted.
+            inference: "nuts" (the default), "hmc", "mclmc", "mams", "elliptical-slice" (the
+                default with a temperature other than 1), "laplace" or another engine of
+                `subbayes.fit`, or an object such as `NUTS(target_acceptance=0.9)`.
             temperature: T of the networks' posterior. The posterior of the effects given the
                 networks keeps T = 1; temperatures at which they are not integrated out are refused.
                 See `subbayes.semistructured.marginalisation`.
-            smooth: "bayes" draws the standard deviations of smooths and random effects like all
-                other parameters; "reml" sets them to the maximum of the marginal likelihood, for
-                models without networks. See `subbayes.regression.integrals.empirical_bayes`.
             training: how the networks are trained, by default `Training(epochs=500,
                 weight_decay=1e-4, clip_norm=None, validation=0.2, patience=100)`. With `validation`
                 the best epoch is used.
@@ -268,13 +231,10 @@ class SemiStructuredRegression(Results):
             repeats it.
 
         Raises:
-            InputError: unknown columns, responses outside the family's support, collinear columns
-                or as many columns as rows without priors of the user, an improper posterior with
-                flat priors, a network without its input or with more than one output, or what
-                training and sampling raise.
+            InputError: see `Regression.fit`; a network without its input or with more than one
+                output, or what training and sampling raise.
         """
         check_positive("temperature", temperature)
-        check_choice("smooth", smooth, ("bayes", "reml"))
         settings = {
             "subspace": subspace,
             "inference": inference,
@@ -282,145 +242,268 @@ class SemiStructuredRegression(Results):
             "training": training,
             "sampling": sampling,
         }
-        automatic = inference is None
-        if smooth == "reml" and self.specification.deep:
-            fail("smooth", "'bayes' for a model with networks", "'reml'")
-        if smooth == "reml" and not automatic:
-            fail("inference", "None with smooth='reml'", inference, "Leave inference out")
         if inference is None:
-            tempered = temperature != 1 and self.specification.deep
-            inference = "elliptical-slice" if tempered else "nuts"
-        builder, engine = subspace_of(subspace), engine_of(inference)
-        if engine.linearises:  # whose Gaussian is around effects of 0
-            expected = "an engine that looks for the mode of the effects"
-            fail("inference", expected, repr(engine.name), "Use inference='laplace' or 'nuts'")
-        model = replace(self.specification, smooth=smooth).prepare(data, inputs)
+            inference = "nuts" if temperature == 1 else "elliptical-slice"
+        builder, engine = subspace_of(subspace), checked_engine(inference, sampling)
+        model: Any = self.specification.prepare(data, inputs)
         for line in overlap_warnings(model):
             warn_user(line)
-        if isinstance(engine, Sampler):
-            check_folder(sampling.checkpoint)
         space = build_space(builder, model, training, sampling.seed, sampling.progress)
         joint = JointPosterior(model, space, sampling.seed, sampling.mode)
-        draws = joint.sample(engine, sampling, temperature, automatic=automatic)
-        check_determined(model.structured, joint.effects_of(draws))
-        self._state = FittedState(joint, draws, settings)
-        fixed = joint.effects_of(draws)[0] if smooth == "reml" else None
-        singular = [] if fixed is None else singular_warnings(model.structured, fixed)
-        for line in [*self._state.interval_warnings(), *singular, *self.warnings()]:
-            warn_user(line)
-        return self
+        draws = joint.sample(engine, sampling, temperature)
+        return self._fitted(JointState(joint, draws, settings))
 
-    def update(
-        self,
-        formula: str | Mapping[str, str] | None = None,
-        data: Any = None,
-        inputs: Mapping[str, Any] | None = None,
-        *,
-        priors: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> SemiStructuredRegression:
-        """Fit a model with another formula, or to other rows; this one is not changed.
-
-        Args:
-            formula: the new formula, in which a point stands for the old side: "~ . + z"; or one
-                for each parameter to change. A response that is written replaces the old one with
-                its terms, such as cens(status), which otherwise stay.
-            data: the rows; by default those of this fit.
-            inputs: as for `fit`, needed for networks without columns.
-            priors: those of the new model; by default those of this one, without those of terms
-                that the new formula does not have, which a warning names.
-            options: other arguments of `fit`, by default those of this fit, without a checkpoint
-                and start points that were passed as an array. A loaded model knows only its
-                `smooth` and `temperature`; with networks, a warning says so.
-
-        Returns:
-            The fitted model.
-
-        Raises:
-            InputError: see `fit` and `updated_formula`, such as interactions with smooths.
-        """
-        old = self.specification
-        model = copy.copy(self)
-        read = ResponseTerms(old.formula, old.family, old.auxiliary.weights, old.response_terms)
-        if formula is not None:
-            changed = updated_formula(old.formula, formula, old.family.formula_names[0])
-            read = changed_response_terms(formula, changed, read)
-        model.specification = replace(
-            old,
-            formula=read.formula,
-            family=read.family,
-            auxiliary=replace(old.auxiliary, weights=read.weights),
-            response_terms=read.names,
-            priors=old.priors if priors is None else _as_priors(priors),
-            inherited=priors is None,
-        )
-        frame = self.state.model.frame if data is None else data
-        fitted = model.fit(frame, inputs, **(self._settings(options) | options))
-        kept = model.state.model.specification.priors
-        model.specification = replace(model.specification, priors=kept, inherited=False)
-        return fitted
-
+    @override
     def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of this fit for another one that passes some options."""
-        known = self.state.settings
-        own = {"temperature": self.temperature, **(known or {})}
-        own["smooth"] = options.get("smooth", self.state.model.specification.smooth)
-        if own["smooth"] == "reml":  # has a sampler of its own
-            own.pop("inference", None)
-        if "sampling" in own:
-            sampling = replace(own["sampling"], checkpoint=None)
-            as_array = not isinstance(sampling.initial, str)
-            own["sampling"] = replace(sampling, initial="prior") if as_array else sampling
+        settings = super()._settings(options)
+        del settings["smooth"]
         missing = [name for name in ("subspace", "inference", "training") if name not in options]
-        if known is None and self.specification.deep and missing:
+        if self.state.settings is None and missing:
             warn_user(
                 f"a loaded model does not contain {', '.join(missing)} of its fit, and update uses "
                 "the default: pass them to update(...)"
             )
-        return own
+        return {"temperature": self.temperature, **settings}
 
+    @override
     def prior_predictive(self, data: Any, n: int = 100, seed: int = 0) -> Replicates:
-        """Responses drawn from the prior, before fitting: are they possible?
+        expected = "a model without networks, whose prior depends on their training"
+        fail("deep", expected, ", ".join(self.specification.deep))
 
-        `subbayes.plots.checks.predictive_check` draws them.
+    # --- results ------------------------------------------------------------------------------
 
-        Args:
-            data: rows with the response, which default priors are scaled by.
-            n: number of replicates, each of another draw of the effects.
-            seed: seed.
+    @property
+    def temperature(self) -> float:
+        """Temperature of the networks' posterior."""
+        return self.draws.temperature
 
-        Raises:
-            InputError: a model with networks, whose prior depends on their training.
+    @property
+    def is_orthogonal(self) -> bool:
+        """Whether a network was made orthogonal to effects, and not only centred."""
+        return "effects" in self.orthogonal_to.values()
+
+    @property
+    def orthogonal_to(self) -> dict[str, str]:
+        """By network "effects", "intercept" (it is centred) or "nothing"."""
+        return what_networks_are_orthogonal_to(self.state.model, self.state.joint.orthogonal)
+
+    @property
+    @override
+    def estimand(self) -> str:
+        """What the effects are effects of: "population", "sample" (the training rows) or "model".
+
+        The first two are those of networks that are orthogonal to effects, or centred, whose
+        projection depends on the rows; see `subbayes.semistructured.estimand`. Without them,
+        effects are parameters of the model. `print(model)` states which and what it assumes.
         """
-        return draw_prior(self.specification, data, n, seed)
+        return self.state.estimand
 
-    def report(
+    @override
+    def effect(
         self,
-        path: str | Path,
-        *,
-        title: str = "",
-        test: Any = None,
-        test_inputs: Mapping[str, Any] | None = None,
+        term: str,
+        values: Any = None,
         level: float = 0.95,
-        notes: Sequence[str] = (),
-    ) -> Path:
-        """Write one self-contained HTML page about the fitted model.
+        *,
+        variable: str | None = None,
+        n_draws: int = 400,
+    ) -> Partial:
+        """The partial effect of a term, or the partial dependence of a network on a column.
 
         Args:
-            path: the file.
-            title: heading of the page.
-            test: rows to score, with their response, as for `fit`.
-            test_inputs: inputs of networks without columns for these rows, as for `fit`.
-            level: level of the intervals.
-            notes: remarks, one paragraph each.
+            term: name of the term, or its variable if only one term reads it; or the name of a
+                network that reads columns.
+            values: of the variable, or a data frame with it; by default its range or all levels.
+            level: level of the interval.
+            variable: the column that varies, for networks of several columns.
+            n_draws: for networks, use at most this many evenly spaced draws.
 
         Returns:
-            The path.
+            Draws of the effect on the scale of the predictor. For a network, its contribution
+            (orthogonal to the effects if the model's networks are), averaged over the rows with
+            the column set to each value, minus its mean over the rows (Friedman 2001, section
+            8.2).
+
+        Raises:
+            InputError: no such term, one of several variables, or a network of tensors.
         """
+        model = self.state.model
+        is_term = variable is None and term in [t.name for t in model.design.terms]
+        if term in model.specification.deep and not is_term:
+            check_fraction("level", level)
+            values = to_pandas("values", values)
+            return partial_dependence(self.state, term, variable, values, level, n_draws)
+        if variable is not None:
+            fail("variable", "None for a term of the formula", repr(variable))
+        return super().effect(term, values, level)
+
+    @override
+    def partials(self, level: float = 0.95, most: int | None = None) -> list[Partial]:
+        """The effects of all terms that `plots.effects.effect` draws, then of networks by column.
+
+        Args:
+            level: level of the intervals.
+            most: the largest number of effects; by default all.
+        """
+        partials = super().partials(level, most)
+        columns = [
+            (name, column)
+            for name, part in self.state.model.specification.deep.items()
+            for column in part.columns or ()
+        ]
+        left = None if most is None else max(most - len(partials), 0)
+        return partials + [self.effect(n, level=level, variable=c) for n, c in columns[:left]]
+
+    def contributions(
+        self,
+        data: Any,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        parameter: str | None = None,
+        level: float = 0.95,
+        new_levels: NewLevels = "error",
+        n_draws: int = 1000,
+    ) -> pd.DataFrame:
+        """The contributions of effects and networks to a predictor, row by row.
+
+        Args:
+            data: the rows.
+            inputs: as for `predict`.
+            new_levels: "error" or "reference", as for `predict`.
+            parameter: parameter of the predictor; by default the location.
+            level: level of the intervals.
+            n_draws: use at most this many evenly spaced draws.
+
+        Returns:
+            A pandas table with mean, standard deviation and interval of "structured", "deep" and
+            "predictor", and the index of the rows.
+        """
+        check_choice("new_levels", new_levels, ("error", "reference"))
+        model = self.state.model
+        parameters = model.design.parameters
+        parameter = parameters[0] if parameter is None else parameter
+        check_choice("parameter", parameter, parameters)
         check_fraction("level", level)
-        return write_report(
-            self, path, title=title, test=test, test_inputs=test_inputs, level=level, notes=notes
-        )
+        frame = read_frame("data", data)
+        encoded = model.encoder.inputs(frame, inputs, new_levels)
+        place = parameters.index(parameter)
+        found = contribution_table(self.state, encoded, place, level, n_draws)
+        return found.set_axis(frame.index)
+
+    @override
+    def predict(
+        self,
+        data: Any,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        new_levels: NewLevels = "error",
+        groups: bool = True,
+        n_draws: int | None = None,
+        progress: bool | None = False,
+    ) -> Predictive:
+        """The predictive distribution of new rows.
+
+        Args:
+            data: the rows, as for `fit`; the response is not needed.
+            inputs: inputs of the networks without columns, by name, as for `fit`. `evaluate`,
+                `score_samples`, `predict_batches` and `report` take them as `inputs=...` too.
+            new_levels: as for `Regression.predict`.
+            groups: as for `Regression.predict`.
+            n_draws: as for `Regression.predict`.
+            progress: as for `Regression.predict`.
+
+        Raises:
+            InputError: missing values, or an absent column, network's input or level, by name; or
+                `groups=False` beside a network that reads the groups.
+        """
+        return self._predict(data, inputs, new_levels, groups, n_draws, progress)
+
+    @override
+    def _predict(self, data: Any, inputs: Any, *options: Any) -> Predictive:
+        groups = options[1]
+        if not groups and self._networks_read_groups():
+            remedy = "Leave groups= out"
+            fail("groups", "True with a network that reads the groups", "False", remedy)
+        return super()._predict(data, inputs, *options)
+
+    def _networks_read_groups(self) -> bool:
+        """Whether a network is orthogonal to effects of groups, so that it depends on these."""
+        columns = set(columns_of_groups(self.state.model.design))
+        return any(columns & set(part.columns.columns) for part in self.state.joint.orthogonal)
+
+    @override
+    def _batches(
+        self, frame: pd.DataFrame, size: int, options: dict[str, Any]
+    ) -> Iterator[tuple[slice, dict[str, Any]]]:
+        inputs = options.pop("inputs", None) or {}
+        tensors = {name: network_input(name, x, len(frame)) for name, x in inputs.items()}
+        for rows, given in super()._batches(frame, size, options):
+            yield rows, given | {"inputs": {name: x[rows] for name, x in tensors.items()} or None}
+
+    @override
+    def _network_facts(self) -> dict[str, str]:
+        return {
+            f"network {name}": describe_network(Network(network.module))
+            for name, network in self.state.model.specification.deep.items()
+        }
+
+    @property
+    @override
+    def networks(self) -> tuple[str, ...]:
+        return tuple(self.specification.deep)
+
+    @override
+    def network_report(self) -> dict[str, str]:
+        facts = {}
+        for name, part in self.state.model.specification.deep.items():
+            reads = f"columns {', '.join(part.columns)}" if part.columns else "a tensor"
+            size = sum(p.numel() for p in part.module.parameters())
+            facts[f"network {name}"] = f"{size} weights, reads {reads}"
+        space = self.state.space
+        if space.rank:
+            facts["networks' space"] = f"{space.rank} directions of {space.kind}"
+            for name, kind in self.orthogonal_to.items():
+                facts[f"network {name} orthogonal to"] = _ORTHOGONAL_TO[kind]
+        if self.temperature != 1:
+            facts["temperature"] = (
+                f"{self.temperature:g} for the networks; 1 for the effects given the networks"
+            )
+        return facts
+
+    @override
+    def assumptions(self) -> dict[str, str]:
+        """What the effects are effects of."""
+        note = NOTES.get(self.estimand)
+        return {} if note is None else {"effects are those of": note}
+
+    @override
+    def _groups_count(self, *names: str | None) -> bool:
+        return self._networks_read_groups() or super()._groups_count(*names)
+
+    @override
+    def _estimand_of_rows(self, data: Any) -> str:
+        return self.estimand if data is None and self.estimand in ESTIMANDS else "sample"
+
+    @override
+    def posterior_predictive(self, n: int = 100, seed: int = 0) -> Replicates:
+        if any(part.columns is None for part in self.specification.deep.values()):
+            fail("deep", "networks of columns", "a network of tensors", "Use predict(...).sample()")
+        return super().posterior_predictive(n, seed)
+
+    @override
+    def loo(self, quiet: bool = False) -> LooResult:
+        """The same.
+
+        Raises:
+            InputError: draws at a temperature other than 1, or members of an ensemble, whose
+                importance weights are unknown.
+        """
+        held_out = "Score held-out rows with predict(...).log_prob(y)"
+        if not self.is_posterior:
+            fail("inference", "draws of a posterior for leave-one-out", "an ensemble", held_out)
+        if self.temperature != 1.0:
+            fail("temperature", "1 for leave-one-out", self.temperature, held_out)
+        return super().loo(quiet)
 
 
 @artifact("semi-structured-model", SemiStructuredFacts)
@@ -437,9 +520,3 @@ def rebuild(
     model = SemiStructuredRegression.__new__(SemiStructuredRegression)
     model.specification, model._state = state.model.specification, state
     return model
-
-
-def _as_priors(priors: Any) -> dict[str, Any]:
-    if priors is not None and not isinstance(priors, Mapping):
-        fail_type("priors", "a dict of priors by term, such as {'x': 1.0}", priors)
-    return dict(priors or {})

@@ -32,7 +32,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.semistructured.overlap import reads_formula
-from subbayes.semistructured.specification import PreparedModel
+from subbayes.semistructured.specification import JointModel
 from subbayes.utils.checks import fail
 
 _ROUNDING = 1e-9  # of singular values
@@ -189,7 +189,7 @@ class OrthogonalNetworks:
     centred: bool = False
 
 
-def orthogonal_networks(model: PreparedModel) -> tuple[OrthogonalNetworks, ...]:
+def orthogonal_networks(model: JointModel) -> tuple[OrthogonalNetworks, ...]:
     """The networks that are made orthogonal to columns, and these.
 
     Raises:
@@ -219,7 +219,7 @@ def orthogonal_networks(model: PreparedModel) -> tuple[OrthogonalNetworks, ...]:
 
 
 def what_networks_are_orthogonal_to(
-    model: PreparedModel, orthogonal: Sequence[OrthogonalNetworks]
+    model: JointModel, orthogonal: Sequence[OrthogonalNetworks]
 ) -> dict[str, str]:
     """By name of each network "effects", "intercept" (it is centred alone) or "nothing".
 
@@ -255,14 +255,14 @@ class Places:
         return (*self.effects, *self.groups)
 
 
-def _intercepts(model: PreparedModel) -> set[int]:
+def _intercepts(model: JointModel) -> set[int]:
     """Positions of the intercepts, and of the constant that thresholds hold."""
     structured, terms = model.structured, model.design.terms
     in_thresholds = range(len(model.design.names), structured.n_corrected)
     return {i for t in terms if t.kind == "intercept" for i in t.columns} | {*in_thresholds}
 
 
-def _level(model: PreparedModel, effects: Sequence[int]) -> tuple[tuple[int, ...], bool]:
+def _level(model: JointModel, effects: Sequence[int]) -> tuple[tuple[int, ...], bool]:
     """Which columns of a predictor hold its level, and whether it is a combination of them."""
     if found := _intercepts(model).intersection(effects):
         return tuple(sorted(found)), False
@@ -275,7 +275,7 @@ def _level(model: PreparedModel, effects: Sequence[int]) -> tuple[tuple[int, ...
     return tuple(columns[i] for i in chosen), bool(chosen)
 
 
-def orthogonal_places(model: PreparedModel) -> dict[Places, tuple[str, ...]]:
+def orthogonal_places(model: JointModel) -> dict[Places, tuple[str, ...]]:
     """Names of networks by the columns to which they are made orthogonal.
 
     `Specification.orthogonal` is True for all columns; False for none; "auto" for all columns if

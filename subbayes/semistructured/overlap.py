@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.regression.design.design import Term
-from subbayes.semistructured.specification import PreparedModel
+from subbayes.semistructured.specification import JointModel
 
 COPY = 0.99
 """Canonical correlation from which a network reads what the formula reads."""
@@ -46,7 +46,7 @@ class Overlap:
     canonical: float
 
 
-def reads_formula(model: PreparedModel, network: str, terms: Sequence[Term]) -> bool:
+def reads_formula(model: JointModel, network: str, terms: Sequence[Term]) -> bool:
     """Whether a network reads variables of some terms, by name or as copies of their columns."""
     if _reads_by_name(model, network, terms):
         return True
@@ -54,12 +54,12 @@ def reads_formula(model: PreparedModel, network: str, terms: Sequence[Term]) -> 
     return overlap is not None and overlap.canonical >= COPY
 
 
-def _reads_by_name(model: PreparedModel, network: str, terms: Sequence[Term]) -> bool:
+def _reads_by_name(model: JointModel, network: str, terms: Sequence[Term]) -> bool:
     read = set(model.specification.deep[network].columns or ())
     return not read.isdisjoint(v for t in terms for v in t.variables)
 
 
-def largest_overlap(model: PreparedModel, network: str, terms: Sequence[Term]) -> Overlap | None:
+def largest_overlap(model: JointModel, network: str, terms: Sequence[Term]) -> Overlap | None:
     """The overlap of a network with the columns of some terms.
 
     Args:
@@ -104,7 +104,7 @@ def _basis(columns: Float[Tensor, "n p"]) -> Float[Tensor, "n r"]:
     return u[:, s > _ROUNDING * s[0]]
 
 
-def overlap_warnings(model: PreparedModel) -> list[str]:
+def overlap_warnings(model: JointModel) -> list[str]:
     """Networks of other columns with an overlap, if `orthogonal` is "auto"; with the figures."""
     if model.specification.orthogonal != "auto":
         return []

@@ -17,10 +17,12 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from subbayes.networks.layer_kinds import batch_norms
 from subbayes.networks.module_copy import shared_copy
 from subbayes.regression.design.predictor import StructuredPredictor
+from subbayes.regression.effects_posterior import EffectsModule
 from subbayes.utils.checks import fail
 
 _PROBE_ROWS = 2  # smaller batches than this only determine shapes of outputs
@@ -122,12 +124,12 @@ class DeepPredictor(nn.Module):
         return outputs * self._scales[self.places[name]].to(outputs)
 
 
-class Predictors(nn.Module):
+class Predictors(EffectsModule):
     r"""All predictors of a model, as a module of the coordinates of effects and the networks.
 
     Args:
         structured: the structured predictor.
-        deep: the networks; None for a model of effects alone.
+        deep: the networks.
         orthogonal: by names of networks of one predictor, B and D of shape (N, r) for the columns
             to which they are made orthogonal over the rows: $f - B D^\top f$; for batches of
             exactly these rows. Other networks are left as they are.
@@ -137,31 +139,24 @@ class Predictors(nn.Module):
     def __init__(
         self,
         structured: StructuredPredictor,
-        deep: DeepPredictor | None,
+        deep: DeepPredictor,
         orthogonal: Mapping[tuple[str, ...], tuple[Tensor, Tensor]] | None = None,
         corrected: bool = False,
     ) -> None:
-        super().__init__()
-        dtype = torch.float64  # float32 is too coarse for effects beside a large mean
-        self.effects = nn.Parameter(torch.zeros(structured.size, dtype=dtype))
-        if corrected:
-            self.correction = nn.Parameter(torch.zeros(structured.n_corrected, dtype=dtype))
-        self.corrected = corrected
-        self.structured, self.deep = structured, deep
+        super().__init__(structured, corrected)
+        self.deep = deep
         bases = orthogonal or {}
         self._groups = list(bases)
         for i, (basis, dual) in enumerate(bases.values()):
-            self.register_buffer(f"_basis{i}", basis.to(dtype), persistent=False)
-            self.register_buffer(f"_dual{i}", dual.to(dtype), persistent=False)
-        alone = set(deep.places).difference(*self._groups) if deep is not None else set()
-        self._others = [] if deep is None else [name for name in deep.places if name in alone]
+            self.register_buffer(f"_basis{i}", basis.double(), persistent=False)
+            self.register_buffer(f"_dual{i}", dual.double(), persistent=False)
+        alone = set(deep.places).difference(*self._groups)
+        self._others = [name for name in deep.places if name in alone]
 
+    @override
     def forward(self, **inputs: Tensor) -> Float[Tensor, "N C"]:
         """Predictors, shape (N, C)."""
-        correction = self.correction if self.corrected else None
-        eta = self.structured(self.effects, inputs["design"], inputs["offset"], correction)
-        if self.deep is None:
-            return eta
+        eta = super().forward(**inputs)
         columns, places = list(eta.unbind(-1)), self.deep.places
         for i, names in enumerate(self._groups):
             values = sum_of(self.deep.output(name, inputs).to(eta.dtype) for name in names)

@@ -1,157 +1,57 @@
-"""The specification of a model, and the model prepared for its training rows."""
+"""The specification of a model with networks, and the model prepared for its training rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool
 from torch import Tensor
+from typing_extensions import override
 
-from subbayes.data.data import Data
 from subbayes.data.encoder import TabularEncoder
-from subbayes.data.frames import read_frame
-from subbayes.data.levels import listed
-from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.families import Family
 from subbayes.networks.network import Network
 from subbayes.networks.outputs import CallError
-from subbayes.regression.design.default_priors import default_priors, predictor_sd
-from subbayes.regression.design.design import Design, formula_variables, split_formula
-from subbayes.regression.design.flat_effects import flat_columns, with_limits
-from subbayes.regression.design.identifiability import check_identified
-from subbayes.regression.design.model_priors import (
-    names_for_priors,
-    priors_with,
-    priors_without_term,
-)
+from subbayes.regression.design.design import Design
+from subbayes.regression.design.flat_effects import flat_columns
 from subbayes.regression.design.predictor import StructuredPredictor
-from subbayes.regression.formula.checks import (
-    Missing,
-    complete_rows,
-    plain_columns,
-    warn_of_size,
-    with_used_categories,
-)
-from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
-from subbayes.regression.integrals.empirical_bayes import with_default_smoothing
-from subbayes.regression.priors.prior import EffectPrior
-from subbayes.semistructured.design_data import (
-    AuxiliaryColumns,
-    Response,
-    RowEncoder,
-    column_numbers,
-    given_values,
-    network_input,
-)
+from subbayes.regression.specification import PreparedModel, Specification
+from subbayes.semistructured.network_inputs import NetworkRowEncoder, network_columns, network_input
 from subbayes.semistructured.network_places import check_has_columns, with_classes
 from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors, with_own_statistics
 from subbayes.utils.checks import error_text, fail
-from subbayes.utils.warning import warn_user
 
 
 @dataclass(frozen=True)
-class PreparedModel:
-    """A specification with its training rows: all that training and sampling need.
+class JointModel(PreparedModel):
+    """A specification with its training rows and networks.
 
     Attributes:
-        specification: formula, family, networks and priors.
-        frame: the rows without missing values.
-        response: the response and its classes.
-        structured: the structured predictor, with its priors.
-        encoder: converts rows to inputs.
-        data: inputs and targets.
-        deep: the networks, or None.
-        dropped: number of rows with missing values, which were dropped.
+        deep: the networks.
     """
 
-    specification: Specification
-    frame: pd.DataFrame
-    response: Response
-    structured: StructuredPredictor
-    encoder: RowEncoder
-    data: Data
-    deep: DeepPredictor | None
-    dropped: int
-
-    @property
-    def design(self) -> Design:
-        """The design matrix."""
-        return self.structured.design
-
-    @property
-    def family(self) -> Family:
-        """Distribution of the response, with its classes counted."""
-        return self.structured.family
+    specification: JointSpecification
+    encoder: NetworkRowEncoder
+    deep: DeepPredictor
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the networks; float64 without networks."""
+        """Dtype of the networks."""
         return self.encoder.dtype
-
-    @property
-    def inputs(self) -> dict[str, Tensor]:
-        """Inputs of the rows."""
-        assert isinstance(self.data.inputs, dict)
-        return self.data.inputs
-
-    @property
-    def row_weights(self) -> Float[Tensor, "n"] | None:
-        """How many times each row counts; None without a column of weights."""
-        if self.specification.auxiliary.weights is None:
-            return None
-        y = self.data.y
-        assert isinstance(y, tuple)
-        return y[1].double()
-
-    @cached_property
-    def effects_likelihood(self) -> EffectsLikelihood:
-        """The log-likelihood as a function of the coordinates of effects, without networks."""
-        assert self.data.y is not None
-        inputs = self.inputs
-        return EffectsLikelihood(
-            self.structured, self.family, inputs["design"], inputs["offset"], self.data.y
-        )
-
-    @property
-    def n_weights(self) -> int:
-        """Number of the networks' weights to learn."""
-        return 0 if self.deep is None else self.deep.n_weights
 
 
 @dataclass(frozen=True)
-class Specification:
+class JointSpecification(Specification):
     """Formula, family, networks and priors; see `SemiStructuredRegression`."""
 
-    formula: str | Mapping[str, str]
-    family: Family
-    deep: dict[str, Deep]
-    priors: Mapping[str, Any]
-    auxiliary: AuxiliaryColumns
-    orthogonal: bool | str
-    effects: str
-    missing: Missing
-    smooth: str = "bayes"
-    response_terms: tuple[str, ...] = ()  # names of those that family and weights come from
-    inherited: bool = False  # priors are those of another formula, whose terms may be gone
-
-    def facts(self) -> dict[str, str]:
-        """What a description of the model says about its formula, and what belongs to a row."""
-        formula = self.formula
-        if not isinstance(formula, str):
-            formula = "; ".join(f"{name}: {text}" for name, text in formula.items())
-        own = {name: c for name, c in self.family.known.items() if isinstance(c, str)}
-        if status := self.family.response_columns:
-            own["censoring"] = ", ".join(status)
-        auxiliary = {n: getattr(self.auxiliary, n) for n in ("weights", "offset", "exposure")}
-        own |= {name: column for name, column in auxiliary.items() if column is not None}
-        rows = ", ".join(f"{name} in {column}" for name, column in own.items())
-        return {"formula": formula} | ({"of each row": rows} if rows else {})
+    deep: dict[str, Deep] = field(default_factory=dict)
+    orthogonal: bool | str = "auto"
+    effects: str = "population"
 
     def networks_of(self, parameter: str, location: str) -> list[str]:
         """Names of the networks that add to the predictor of a parameter.
@@ -162,171 +62,45 @@ class Specification:
         """
         return [name for name, n in self.deep.items() if (n.parameter or location) == parameter]
 
-    def split_formula(self) -> tuple[str, dict[str, str]]:
-        """The response, and the right-hand side of each parameter; by default an intercept.
+    @property
+    @override
+    def other_columns(self) -> tuple[str, ...]:
+        return tuple(network_columns(self.deep))
 
-        Raises:
-            InputError: formulas that cannot be split, or for unknown parameters.
-        """
-        parameters = self.family.formula_names
-        response, given = split_formula(self.formula, parameters[0])
-        unknown = [name for name in given if name not in parameters]
-        if unknown:
-            fail("formula", "formulas for " + ", ".join(parameters), ", ".join(unknown))
-        return response, {name: given.get(name, "1") for name in parameters}
+    @override
+    def with_classes(self, family: Family) -> Self:
+        return replace(self, deep=with_own_statistics(with_classes(self.deep, family)))
 
-    def prepare(
-        self, data: Any, inputs: Mapping[str, Any] | None, most_effects: int | None = None
-    ) -> PreparedModel:
-        """Read the training rows.
+    @override
+    def encoder(self, design: Design, family: Family, frame: pd.DataFrame) -> NetworkRowEncoder:
+        return NetworkRowEncoder(design, family, self.auxiliary, self.deep, frame)
 
-        Args:
-            data: a data frame of any library, or a dict of columns.
-            inputs: inputs of the networks without columns, by name.
-            most_effects: of a fitted model: the size of its space, above which formulas are not
-                evaluated. Whether the data identify its effects is not checked again.
+    @override
+    def inputs_of(
+        self, inputs: Mapping[str, Any] | None, complete: Bool[np.ndarray, "n"]
+    ) -> Mapping[str, Any] | None:
+        if inputs is None or complete.all():
+            return inputs
+        rows = torch.from_numpy(complete)
+        return {name: network_input(name, x, len(complete))[rows] for name, x in inputs.items()}
 
-        Raises:
-            InputError: see `SemiStructuredRegression.fit`.
-        """
-        left, right = self.split_formula()
-        frame = read_frame("data", data)
-        if not len(frame):
-            fail("data", "at least one row", "an empty data frame")
-        read, effects = Response(left).variables(frame), formula_variables(right, frame)
-        if len(read) == 1 and read[0] in effects:
-            fail("formula", f"effects other than those of the response {read[0]!r}", repr(left))
-        columns = [*read, *effects, *self.family.columns]
-        classes = _declared_classes(frame, left) if self.family.n_thresholds else None
-        frame, tensors, dropped = self._complete_rows(frame, columns, inputs)
-        if classes is not None:  # declared classes are part of an order, whether rows have them
-            frame = frame.assign(**{left: frame[left].cat.set_categories(classes)})
-        response = Response.from_rows(left, frame, self.family)
-        y = response.numbers(frame)
-        absent = [label for i, label in enumerate(response.labels or ()) if not (y == i).any()]
-        family = self.family.with_classes(response.labels or ())
-        deep = with_own_statistics(with_classes(self.deep, family))
-        known = given_values(family, frame)
-        family.check_known(y, known)
-        without = ("mu",) if family.n_thresholds else ()
-        counts = self._counts(frame)
-        design = Design(family.right_sides(right), frame, without, most_effects, counts)
-        design.warn_of_numbers_as_text(frame)
-        _check_names(design, family)
+    @override
+    def completed(self, model: PreparedModel, scale: float) -> JointModel:
+        assert isinstance(model.encoder, NetworkRowEncoder)
         if self.orthogonal is True:
-            check_has_columns(deep, design, family)
-        targets = self.targets(frame, y)
-        family.check_targets(targets)
-        y = family.level_values(y, known)
-        matrix, offsets = design.rows(frame)
-        offset = offsets[:, 0] + self.auxiliary.total_offset(frame, family)
-        defaults = default_priors(design, family, y, offset, counts)
-        used = self._of_terms(design, defaults) if self.inherited else self
-        used = replace(used, deep=deep)
-        given = priors_with(design, defaults, used.priors, names_for_priors(family))
-        unused: list[str] = []
-        if self.smooth == "reml":
-            given, unused = with_default_smoothing(given, defaults, design.names)
-        priors = with_limits(given, defaults, design)
-        if self.deep and flat_columns(design, priors):
+            check_has_columns(self.deep, model.design, model.family)
+        if flat_columns(model.design, model.structured.priors):
             fail("priors", "proper priors beside networks", "Flat()", "Pass a scale")
-        if most_effects is None:
-            for line in family.target_warnings(targets):
-                warn_user(line)
-            if absent:
-                warn_user(
-                    f"{left}: no row has the declared classes {listed(map(str, absent))}, whose "
-                    "probabilities follow from the priors of thresholds; leave them out by "
-                    f"data[{left!r}].cat.remove_unused_categories()"
-                )
-            warn_of_size(design.layout.n_filled, len(frame))
-            if unused:
-                warn_user(
-                    f"the priors of {', '.join(unused)} are not used: smooth='reml' sets these to "
-                    "the maximum of the likelihood; leave the priors out, or use smooth='bayes'"
-                )
-            seen, trials = target_values(targets).numpy(), known.get("trials")
-            check_identified(design, matrix, seen, family, priors, defaults, used.priors, trials)
-        structured = StructuredPredictor(design, family, priors)
-        dtypes = [p.dtype for part in self.deep.values() for p in part.module.parameters()]
-        dtype = dtypes[0] if dtypes else torch.float64
-        encoder = RowEncoder(design, family, self.auxiliary, deep, frame, dtype)
-        rows = encoder.inputs(frame, tensors)
-        scale = predictor_sd(family, y, offset, counts)
-        networks = used._deep_predictor(structured, rows, scale, encoder) if deep else None
-        data = Data.of((rows, targets))
-        return PreparedModel(used, frame, response, structured, encoder, data, networks, dropped)
-
-    def _of_terms(self, design: Design, defaults: Mapping[str, EffectPrior]) -> Specification:
-        """Without the inherited priors that no term has, which a warning names."""
-        gone = priors_without_term(design, defaults, self.priors)
-        if gone:
-            names = ", ".join(map(repr, gone))
-            warn_user(
-                f"the priors of {names} are left out, as the new formula has no such terms: pass "
-                "priors= to update(...) to choose them all"
-            )
-        kept = {key: prior for key, prior in self.priors.items() if key not in gone}
-        return replace(self, priors=kept, inherited=False)
-
-    def _complete_rows(
-        self, frame: pd.DataFrame, columns: list[str], inputs: Mapping[str, Any] | None
-    ) -> tuple[pd.DataFrame, dict[str, Any], int]:
-        """The rows without missing values, the tensors of these rows, and how many were dropped."""
-        deep = [c for part in self.deep.values() for c in part.columns or ()]
-        of_rows = [*columns, *self.auxiliary.columns]
-        frame = plain_columns(frame, of_rows, training=True)
-        of_response = {name: frame[name].to_numpy() for name in self.family.response_columns}
-        for name, read in self.family.needed(of_response).items():
-            frame = frame.assign(**{name: frame[name].where(read | frame[name].notna(), 0.0)})
-        columns = [*columns, *deep, *self.auxiliary.columns]
-        complete, counts = complete_rows(frame, columns, self.missing)
-        tensors = dict(inputs or {})
-        dropped = len(frame) - int(complete.sum())
-        if self.auxiliary.weights is not None and pd.api.types.is_numeric_dtype(
-            weights := frame[self.auxiliary.weights]
-        ):
-            counted = complete & (weights != 0).to_numpy(dtype=bool, na_value=True)
-            if complete.any() and not counted.any():
-                fail("weights", f"a number above 0 in column {weights.name!r}", "zeros only")
-            complete = counted
-        if dropped:
-            shown = ", ".join(f"{n} in {name}" for name, n in counts.items())
-            warn_user(
-                f"{dropped} of {len(frame)} rows have missing values ({shown}) and are dropped"
-            )
-        if not complete.all():  # missing values, or weights of 0
-            rows = torch.from_numpy(complete)
-            tensors = {
-                name: network_input(name, value, len(frame))[rows]
-                for name, value in tensors.items()
-            }
-            frame = with_used_categories(frame[complete], of_rows)
-        return frame.reset_index(drop=True), tensors, dropped
-
-    def _counts(self, frame: pd.DataFrame) -> Float[np.ndarray, "n"] | None:
-        """How many times each training row counts; None if each counts once."""
-        if self.auxiliary.weights is None:
-            return None
-        found = column_numbers(self.auxiliary.weights, frame)
-        if not ((found > 0) & np.isfinite(found)).all():
-            fail("weights", f"{len(found)} numbers of at least 0", f"{found.min():g}")
-        return found
-
-    def targets(self, frame: pd.DataFrame, y: Float[np.ndarray, "n"]) -> Any:
-        """Targets of rows from their responses: with their status if censored, and weights."""
-        columns = {name: frame[name].to_numpy() for name in self.family.response_columns}
-        values = torch.from_numpy(self.family.responses(y, columns))
-        if self.auxiliary.weights is None:
-            return values
-        return values, torch.from_numpy(column_numbers(self.auxiliary.weights, frame))
+        deep = self._deep_predictor(model.structured, model.inputs, scale, model.encoder)
+        parts: Any = {part.name: getattr(model, part.name) for part in fields(model)}
+        return JointModel(**parts, deep=deep)
 
     def _deep_predictor(
         self,
         structured: StructuredPredictor,
         inputs: dict[str, Tensor],
         scale: float,
-        encoder: RowEncoder,
+        encoder: NetworkRowEncoder,
     ) -> DeepPredictor:
         names = structured.design.parameters
         places = {name: names.index(part.parameter or names[0]) for name, part in self.deep.items()}
@@ -352,13 +126,6 @@ class Specification:
         return deep
 
 
-def _declared_classes(frame: pd.DataFrame, response: str) -> pd.Index | None:
-    """The categories of a response, also those that no row has."""
-    if response not in frame.columns or not isinstance(frame[response].dtype, pd.CategoricalDtype):
-        return None
-    return frame[response].cat.categories
-
-
 def _describe(values: Tensor, encoder: TabularEncoder | None) -> str:
     """Describe the inputs of a network in words."""
     if encoder is None:
@@ -366,15 +133,3 @@ def _describe(values: Tensor, encoder: TabularEncoder | None) -> str:
     names = list(encoder.get_feature_names_out())
     shown = ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")
     return f"{len(names)} number{'s' * (len(names) != 1)} a row ({shown})"
-
-
-def _check_names(design: Design, family: Family) -> None:
-    """Raise for effects that have the name of a parameter, whose draws and prior it would take."""
-    taken = set(names_for_priors(family)[1:])
-    if family.n_thresholds:
-        taken |= {"threshold", "gap"}
-    terms = (term.name for term in design.terms if term.kind != "intercept")
-    for name in (*design.names, *terms):
-        if name in taken:
-            expected = f"columns that are not called like a parameter of family {family.label!r}"
-            fail("formula", expected, repr(name), "Rename the column")

@@ -20,11 +20,9 @@ from torch import Tensor, nn
 from subbayes.networks.network import Network
 from subbayes.networks.selection import select
 from subbayes.priors import Normal
-from subbayes.regression.integrals.effects_sampling import are_groups_alone
-from subbayes.regression.integrals.empirical_bayes import smoothing_coordinates
-from subbayes.semistructured.effects_posterior import has_effects_alone
+from subbayes.regression.posterior import Space, as_start
 from subbayes.semistructured.predictors import DeepPredictor, Predictors, pad_thresholds
-from subbayes.semistructured.specification import PreparedModel
+from subbayes.semistructured.specification import JointModel
 from subbayes.subspace import CoordinateSubspace, FullSubspace, JointSubspace, Subspace
 from subbayes.training.configuration import Training
 from subbayes.training.curve import CurveResult, train_curve
@@ -34,14 +32,13 @@ from subbayes.training.weight_curve import WeightCurve
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.warning import warn_user
 
-MAX_START = 3.0  # chains start within this many standard deviations of the effects' prior
 _DEFAULT_RANK = 12
 _START_POINTS = 33  # along a curve
 
 
 @dataclass(frozen=True)
-class JointSpace:
-    """The space of a posterior, and the start points of its chains.
+class JointSpace(Space):
+    """The space of a posterior of networks and effects, and the start points of its chains.
 
     Attributes:
         subspace: subspace of the effects' coordinates and all weights, effects first.
@@ -53,10 +50,6 @@ class JointSpace:
         history: history of the training.
     """
 
-    subspace: Subspace
-    prior: Normal
-    start_points: Float[np.ndarray, "m k"]
-    rank: int
     kind: str = "curve"
     curve: WeightCurve | None = None
     history: History = field(default_factory=dict)
@@ -80,7 +73,7 @@ _FIRST_EPOCHS, _FEW_EPOCHS = 5, 50  # where a best epoch says that networks are 
 
 
 def train_networks(
-    model: PreparedModel,
+    model: JointModel,
     effects: Float[np.ndarray, "P"],
     degree: int,
     training: Training,
@@ -96,7 +89,6 @@ def train_networks(
         UserWarning: held-out rows were predicted best in the first epochs, so that the networks are
             hardly trained.
     """
-    assert model.deep is not None
     network = Network(model.deep)
 
     def join(outputs: Tensor, extra: Any, inputs: Any) -> Tensor:
@@ -124,14 +116,13 @@ def train_networks(
     return result
 
 
-def keep_statistics(model: PreparedModel, result: CurveResult) -> None:
+def keep_statistics(model: JointModel, result: CurveResult) -> None:
     """Give the networks of a model the BatchNorm statistics of the trained ones.
 
     They are those of the middle of the curve, which is a likely point of its subspace.
     """
     module = result.network.module_with()
     trained = module.deep if isinstance(module, Predictors) else module
-    assert model.deep is not None
     assert trained is not None
     for buffer, value in zip(model.deep.buffers(), trained.buffers(), strict=True):
         buffer.copy_(value)
@@ -156,18 +147,8 @@ def with_best_epoch(training: Training) -> Training:
     return replace(training, patience=training.epochs)
 
 
-def most_probable_effects(model: PreparedModel) -> Float[np.ndarray, "P"]:
-    """Coordinates of the most probable effects without networks, where training starts.
-
-    Of groups that are integrated out they are those at the prior medians of the standard
-    deviations: at the most probable standard deviations, which are far too large, many Newton steps
-    would end.
-    """
-    if has_effects_alone(model):
-        likelihood = model.effects_likelihood
-        zero = torch.zeros(model.structured.size, dtype=torch.float64)
-        fixed = smoothing_coordinates(model.structured) if are_groups_alone(likelihood) else ()
-        return _as_start(likelihood.mode(zero, fixed)[0].numpy())
+def most_probable_effects(model: JointModel) -> Float[np.ndarray, "P"]:
+    """Coordinates of the most probable effects without networks, where training starts."""
     batches = []
     for inputs, y in model.data.batches(4096):
         assert isinstance(inputs, dict)
@@ -192,13 +173,7 @@ def most_probable_effects(model: PreparedModel) -> Float[np.ndarray, "P"]:
 
     with torch.enable_grad():
         optimizer.step(closure)
-    return _as_start(zeta.detach().numpy().copy())
-
-
-def _as_start(mode: Float[np.ndarray, "P"]) -> Float[np.ndarray, "P"]:
-    if not np.isfinite(mode).all():
-        return np.zeros_like(mode)
-    return np.clip(mode, -MAX_START, MAX_START)  # if effects fit all rows, sigma tends to 0
+    return as_start(zeta.detach().numpy().copy())
 
 
 # --- subspaces ----------------------------------------------------------------------------------
@@ -216,7 +191,7 @@ class NetworkSubspace(ABC):
 
     @abstractmethod
     def build(
-        self, model: PreparedModel, training: Training, seed: int, progress: bool | None
+        self, model: JointModel, training: Training, seed: int, progress: bool | None
     ) -> JointSpace:
         """Train the networks of a model and build the space of their weights and the effects."""
 
@@ -256,10 +231,9 @@ class SemiStructuredSubspace(NetworkSubspace):
         return float((variance / curve.degree).sqrt())
 
     def build(
-        self, model: PreparedModel, training: Training, seed: int, progress: bool | None
+        self, model: JointModel, training: Training, seed: int, progress: bool | None
     ) -> JointSpace:
         """Train the curve and span its principal directions."""
-        assert model.deep is not None
         rank, effects = self._rank(Network(model.deep)), most_probable_effects(model)
         result = train_networks(model, effects, rank, training, seed, progress)
         span = result.curve.subspace("principal")
@@ -283,7 +257,7 @@ class AllWeights(NetworkSubspace):
         check_positive("weight_scale", self.weight_scale)
 
     def build(
-        self, model: PreparedModel, training: Training, seed: int, progress: bool | None
+        self, model: JointModel, training: Training, seed: int, progress: bool | None
     ) -> JointSpace:
         """Train the networks, which are the start point."""
         effects = most_probable_effects(model)
@@ -292,7 +266,7 @@ class AllWeights(NetworkSubspace):
         prior = np.full(inner.rank, self.weight_scale)
         return _beside_effects(self.name, model, inner, prior, start, result)
 
-    def _inner(self, model: PreparedModel, weights: Tensor) -> tuple[Subspace, np.ndarray]:
+    def _inner(self, model: JointModel, weights: Tensor) -> tuple[Subspace, np.ndarray]:
         """The subspace of the weights, and the coordinates of the trained weights."""
         return FullSubspace(torch.zeros_like(weights)), weights.double().cpu().numpy()[None]
 
@@ -307,15 +281,14 @@ class LastLayer(AllWeights):
 
     name = "last-layer"
 
-    def _inner(self, model: PreparedModel, weights: Tensor) -> tuple[Subspace, np.ndarray]:
-        assert model.deep is not None
+    def _inner(self, model: JointModel, weights: Tensor) -> tuple[Subspace, np.ndarray]:
         inner = CoordinateSubspace(weights, _last_layers(Network(model.deep)))
         return inner, np.zeros((1, inner.rank))
 
 
 def _beside_effects(
     kind: str,
-    model: PreparedModel,
+    model: JointModel,
     inner: Subspace,
     prior: np.ndarray,
     start: np.ndarray,
@@ -377,14 +350,12 @@ def subspace_of(subspace: str | NetworkSubspace) -> NetworkSubspace:
 
 def build_space(
     subspace: NetworkSubspace,
-    model: PreparedModel,
+    model: JointModel,
     training: Training,
     seed: int,
     progress: bool | None,
 ) -> JointSpace:
-    """Build a space; without networks to train, that of the effects alone."""
-    if model.n_weights:
+    """Build a space; of networks without weights to learn, that of the effects alone."""
+    if model.deep.n_weights:
         return subspace.build(model, training, seed, progress)
-    start = most_probable_effects(model)
-    effects = FullSubspace(torch.from_numpy(start) * 0)
-    return JointSpace(effects, Normal(np.ones(len(start))), start[None], 0)
+    return JointSpace.of_effects(most_probable_effects(model))

@@ -358,8 +358,8 @@ class DataFrameModel:
                 "path",
                 "the model of a table",
                 f"a {kind} at '{path}'",
-                "Use SemiStructuredRegression.load, and its compare(...) or evaluate(...)"
-                if kind == "semi-structured-model"
+                "Use subbayes.load, and its compare(...) or evaluate(...)"
+                if kind in ("regression", "semi-structured-model")
                 else "Use subbayes.load for models of a module",
             )
         return rebuild_model(kind, tensors, facts, {}, path)

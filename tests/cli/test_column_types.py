@@ -14,7 +14,7 @@ from subbayes.data.columns import kind_of_labels, labels_as_fitted
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.table_batches import TableBatches
 from subbayes.data.tables import read_table, text_columns
-from subbayes.semistructured.model import SemiStructuredRegression
+from subbayes.regression import Regression
 from subbayes.tables.data_frame_model import DataFrameModel
 
 SMALL = table_settings(hidden=(3,), epochs=2, swa_epochs=1)
@@ -99,7 +99,7 @@ def test_a_regression_reads_text_as_text(tmp_path):
     table = pd.DataFrame({"code": np.array(["01", "1", "A"])[np.arange(30) % 3]})
     table["y"] = 3.0 * (table["code"] == "01") + 0.1 * rng.normal(size=30)
     table.to_csv(path, index=False)
-    fitted = SemiStructuredRegression("y ~ code").fit(read_table(path), inference="laplace")
+    fitted = Regression("y ~ code").fit(read_table(path), inference="laplace")
     new.write_text("code\n01\n1\n")
     mean = RegressionModel(fitted).frame(
         read_rows(RegressionModel(fitted), new, TextOptions(), needs_target=False)

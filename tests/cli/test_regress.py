@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 import subbayes
-from subbayes import InputError, SemiStructuredRegression
+from subbayes import InputError
 from subbayes.cli import run
 from subbayes.inference import Sampling
 from subbayes.likelihoods.families import (
@@ -22,7 +22,7 @@ from subbayes.likelihoods.families import (
     StudentTFamily,
     WeibullFamily,
 )
-from subbayes.regression import LKJ, Exponential
+from subbayes.regression import LKJ, Exponential, Regression
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +50,7 @@ def test_effects_are_those_of_the_library_and_are_saved(table, tmp_path, capsys)
     out, page = tmp_path / "out", tmp_path / "page.html"
     assert run([*words, "--out", str(out), "--report", str(page), *WORDS]) == 0
     facts = json.loads(capsys.readouterr().out)
-    model = SemiStructuredRegression("y ~ x", family="student-t", priors={"x": 2.0})
+    model = Regression("y ~ x", family="student-t", priors={"x": 2.0})
     sampling = Sampling(draws=60, chains=2, seed=3, progress=False)
     expected = model.fit(pd.read_csv(table), sampling=sampling).summary()["mean"]
     found = {name: row["mean"] for name, row in facts["effects"].items()}
@@ -236,7 +236,7 @@ def test_families_and_priors_with_options_are_those_of_the_library(table, capsys
     laplace = ["--inference", "laplace", "--json"]
     assert run(["regress", str(table), formula, *model, *words, *WORDS, *laplace]) == 0
     facts = json.loads(capsys.readouterr().out)
-    expected = SemiStructuredRegression(
+    expected = Regression(
         formula,
         family=PiecewiseExponentialFamily(cuts=(0.5, 1.0)),
         priors={
@@ -259,7 +259,7 @@ def test_families_and_priors_with_options_are_those_of_the_library(table, capsys
 
 def test_predictions_that_overflow_name_the_line_of_the_file(table, tmp_path, capsys):
     frame = pd.read_csv(table)
-    model = SemiStructuredRegression("time | cens(right) ~ x", family="weibull")
+    model = Regression("time | cens(right) ~ x", family="weibull")
     model.fit(frame, inference="laplace").save(tmp_path / "model")
     (tmp_path / "far.csv").write_text("x\n0.1\n-0.3\n9000\n")
     for more in ([], ["--json"], ["--out", str(tmp_path / "out.csv")]):

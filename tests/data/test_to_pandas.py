@@ -21,6 +21,7 @@ from subbayes.data.to_pandas import to_pandas
 from subbayes.inference import Sampling
 from subbayes.models.settings import TableSettings
 from subbayes.plots.methods import scores, temperatures
+from subbayes.regression import Regression
 from subbayes.semistructured.subspace import TRAINING
 from subbayes.tables.data_frame_model import DataFrameModel
 from subbayes.utils.checks import InputError, InputTypeError
@@ -78,7 +79,7 @@ def other(request):
 
 @pytest.fixture(scope="module")
 def regression():
-    model = SemiStructuredRegression("y ~ x + C(sex) + dose + (1 | k)", weights="w")
+    model = Regression("y ~ x + C(sex) + dose + (1 | k)", weights="w")
     return model.fit(in_pandas(), sampling=SAMPLING)
 
 
@@ -106,9 +107,7 @@ def test_values_missing_ones_and_levels_are_those_of_pandas(other):
 
 @pytest.mark.slow
 def test_regressions_are_fitted_to_any_frame(other, regression):
-    model = SemiStructuredRegression("y ~ x + C(sex) + dose + (1 | k)", weights="w").fit(
-        other, sampling=SAMPLING
-    )
+    model = Regression("y ~ x + C(sex) + dose + (1 | k)", weights="w").fit(other, sampling=SAMPLING)
     assert np.array_equal(model.draws.z, regression.draws.z)
     same(model.summary(), regression.summary())
     assert model.loo(quiet=True).elpd == regression.loo(quiet=True).elpd
@@ -121,7 +120,6 @@ QUESTIONS = {
     "batches": lambda m, f: numbered(
         pd.concat([p.to_frame() for p in m.predict_batches(f, batch_size=7)])
     ),
-    "contributions": lambda m, f: numbered(m.contributions(f)),
     "evaluate": lambda m, f: pd.DataFrame([m.evaluate(f)]),
     "score_samples": lambda m, f: pd.DataFrame(m.score_samples(f)),
     "marginal_means": lambda m, f: m.marginal_means("sex", data=f).table(),
@@ -261,7 +259,6 @@ def test_rows_of_predictions_have_the_index_of_their_frame(regression):
     ):
         frames = [predictive.to_frame() for predictive in predictives]
         pd.testing.assert_index_equal(pd.concat(frames).index, frame.index)
-    pd.testing.assert_index_equal(regression.contributions(frame).index, frame.index)
     assert regression.predict(frame).scaled(2.0).to_frame().index.equals(frame.index)
     alone = regression.predict(frame.loc[["row 7"]]).to_frame().loc["row 7"]
     pd.testing.assert_series_equal(alone, regression.predict(frame).to_frame().loc["row 7"])

@@ -29,7 +29,7 @@ from subbayes.likelihoods import (
 from subbayes.likelihoods.families import FAMILIES, NormalFamily
 from subbayes.networks.sharded_network import ShardedDensity
 from subbayes.predictions.predictive import Predictive
-from subbayes.semistructured import SemiStructuredRegression
+from subbayes.regression import Regression
 from subbayes.subspace import FullSubspace
 
 COPIES = np.array([3, 0, 1, 2, 1, 0, 1, 2])
@@ -326,7 +326,7 @@ def test_a_weighted_semi_structured_model_is_scored_by_copies():
     frame = pd.DataFrame({"x": rng.normal(size=30), "w": np.resize([1.0, 2.0, 3.0], 30)})
     frame["y"] = frame["x"] + rng.normal(size=30)
     sampling = Sampling(draws=100, chains=2, progress=False)
-    model = SemiStructuredRegression("y ~ x", weights="w").fit(frame, sampling=sampling)
+    model = Regression("y ~ x", weights="w").fit(frame, sampling=sampling)
     effects = {name: draws[..., None] for name, draws in model.effects().items()}
     mean = effects["Intercept"] + effects["x"] * frame["x"].to_numpy()
     terms = stats.norm.logpdf(frame["y"].to_numpy(), mean, effects["sigma"])
@@ -384,7 +384,7 @@ def test_evaluate_of_a_regression_counts_rows_by_their_weights():
     frame = pd.DataFrame({"x": rng.normal(size=30), "w": np.resize([0.0, 2.0, 3.0], 30)})
     frame["y"] = frame["x"] + rng.normal(size=30)
     sampling = Sampling(draws=100, chains=2, progress=False)
-    model = SemiStructuredRegression("y ~ x", weights="w").fit(frame, sampling=sampling)
+    model = Regression("y ~ x", weights="w").fit(frame, sampling=sampling)
     copies = frame.loc[frame.index.repeat(frame["w"].astype(int))]
     found, expected = model.evaluate(frame), model.evaluate(copies.drop(columns="w"))
     assert found == pytest.approx(expected, rel=1e-9)

@@ -36,7 +36,7 @@ from subbayes.likelihoods.families import (
     TruncatedFamily,
 )
 from subbayes.models.settings import TableSettings
-from subbayes.regression import LKJ, Dirichlet
+from subbayes.regression import LKJ, Dirichlet, Regression
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.sparse.configuration import SparseTraining
 from subbayes.subspace import DenseSubspace
@@ -174,7 +174,7 @@ def _semistructured(path: Path) -> None:
 def _family(formula: str, family: Any, path: Path) -> None:
     frame = FRAME.assign(n=3 + np.arange(24) % 4, wins=np.arange(24) % 3, t=np.exp(FRAME["y"]))
     frame["dead"] = np.arange(24) % 2 == 0
-    model = SemiStructuredRegression(formula, family=family)
+    model = Regression(formula, family=family)
     model.fit(frame, inference="laplace", sampling=FEW)
     model.save(path)
 
@@ -186,7 +186,7 @@ def _terms(path: Path) -> None:
         " + gp(b, k=3)"
     )
     priors = {"cor(c)": LKJ(2.0), "simplex(mo(d))": Dirichlet(2.0), "sigma": 1.0}
-    model = SemiStructuredRegression(formula, priors=priors)
+    model = Regression(formula, priors=priors)
     model.fit(TERM_FRAME, inference="elliptical-slice", sampling=FEW)
     model.save(path)
 

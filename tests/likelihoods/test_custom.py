@@ -10,9 +10,10 @@ import pandas as pd
 import pytest
 import torch
 
-from subbayes import InputError, Sampling, SemiStructuredRegression
+from subbayes import InputError, Sampling
 from subbayes.likelihoods.families import Custom
 from subbayes.predictions.predictive import Predictive
+from subbayes.regression import Regression
 from subbayes.utils.checks import InputTypeError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # arguments of wrong types
@@ -159,7 +160,7 @@ def test_arguments_that_are_refused(options, said):
 
 def test_a_wrong_shape_is_refused_before_anything_is_fitted():
     frame = pd.DataFrame({"x": Y.numpy(), "y": Y.numpy() ** 2})
-    model = SemiStructuredRegression("y ~ x", family=custom(lambda y, mu, sigma: (mu + sigma)[:1]))
+    model = Regression("y ~ x", family=custom(lambda y, mu, sigma: (mu + sigma)[:1]))
     with pytest.raises(InputError, match="log_prob: expected one log density per row and draw"):
         model.fit(frame)
 
@@ -170,7 +171,7 @@ def test_a_density_that_is_linear_in_the_predictors_has_no_curvature(inference):
     frame = pd.DataFrame({"x": Y.numpy(), "y": Y.numpy() ** 2})
     family = Custom(log_prob=lambda y, mu: 0.01 * mu, parameters=("mu",), links=("identity",))
     sampling = Sampling(draws=20, warmup=10, chains=2, progress=False)
-    model = SemiStructuredRegression("y ~ x", family=family)
+    model = Regression("y ~ x", family=family)
     model.fit(frame, inference=inference, sampling=sampling)
     assert np.isfinite(model.summary()[["mean", "sd"]].to_numpy()).all()
 

@@ -7,7 +7,7 @@ import torch
 from scipy.optimize import brentq
 from scipy.stats import beta, gamma, norm, poisson, t, truncnorm
 
-from subbayes import Predictive, SemiStructuredRegression
+from subbayes import Predictive
 from subbayes.likelihoods import Poisson
 from subbayes.likelihoods.families import (
     LINKS,
@@ -19,6 +19,7 @@ from subbayes.likelihoods.families import (
     StudentTFamily,
     TruncatedFamily,
 )
+from subbayes.regression import Regression
 
 
 @pytest.mark.parametrize("q", [0.025, 0.5, 0.9])
@@ -100,7 +101,7 @@ def test_a_regression_with_negative_responses_of_one_component():
     """The weight of a gamma component is the share of responses above 0 that it can have given."""
     rng = np.random.default_rng(0)
     y = np.concatenate([rng.normal(-9.0, 0.5, 60), rng.gamma(50.0, 0.1, 60)])
-    model = SemiStructuredRegression("y ~ 1", family="mixture(gamma, normal)")
+    model = Regression("y ~ 1", family="mixture(gamma, normal)")
     summary = model.fit(pd.DataFrame({"y": y})).summary()
     found = summary.loc[[row for row in summary.index if "theta" in str(row)], "mean"].iloc[0]
     assert abs(found) < 5 / np.sqrt(120 * 0.25)

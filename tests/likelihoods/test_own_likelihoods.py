@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from subbayes import InputError, Sampling, SemiStructuredRegression, Training, fit, load
+from subbayes import InputError, Sampling, Training, fit, load
 from subbayes.artifacts.facts import decode, encode
 from subbayes.baselines.ensemble import WeightSamples, stack_likelihoods
 from subbayes.data.data import Data
@@ -24,6 +24,7 @@ from subbayes.likelihoods import (
 )
 from subbayes.likelihoods.families import Custom, MixtureFamily, NormalFamily, PoissonFamily
 from subbayes.networks.network import Network
+from subbayes.regression import Regression
 from subbayes.subspaces.random import Random
 
 SHORT = dict(
@@ -143,7 +144,7 @@ def test_mixtures_of_custom_families_are_saved_and_loaded(tmp_path):
         from_config(_saved(mixture))
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"y": np.r_[rng.normal(0, 1, 20), rng.normal(9, 1, 20)]})
-    model = SemiStructuredRegression("y ~ 1", family=mixture)
+    model = Regression("y ~ 1", family=mixture)
     model.fit(frame, sampling=replace(SHORT["sampling"], warmup=20), inference="nuts")
     path = model.save(tmp_path / "model")
     found = load(path, family=mixture)

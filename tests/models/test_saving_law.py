@@ -33,6 +33,7 @@ from subbayes.inference.variational.variational import FullRankVI, MeanFieldVI, 
 from subbayes.likelihoods import Gaussian
 from subbayes.models.settings import TableSettings
 from subbayes.priors import Normal
+from subbayes.regression import Regression
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.sparse.configuration import SparseTraining
 from subbayes.subspace import DenseSubspace
@@ -292,7 +293,8 @@ REGRESSIONS: dict[str, dict[str, Any]] = {
 def test_draws_of_regressions_are_given_back(name: str, tmp_path: Path) -> None:
     options = {"formula": "y ~ a", "deep": {}} | REGRESSIONS[name]
     deep = copy.deepcopy(options.pop("deep"))
-    model = SemiStructuredRegression(options.pop("formula"), deep=deep)
+    formula = options.pop("formula")
+    model = SemiStructuredRegression(formula, deep=deep) if deep else Regression(formula)
     if deep:
         options = {
             "inference": "elliptical-slice",

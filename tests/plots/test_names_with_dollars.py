@@ -7,8 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from subbayes import Sampling, SemiStructuredRegression, plots
+from subbayes import Sampling, plots
 from subbayes.plots.style import label_axes, legend, new_axes, png
+from subbayes.regression import Regression
 from subbayes.utils.text_table import shortened
 
 
@@ -38,7 +39,7 @@ def test_figures_of_effects_can_be_written_by_matplotlib_itself():
     name, rng = "$\\bad{$", np.random.default_rng(0)
     frame = pd.DataFrame({"band": np.repeat([name, "b", "c"], 20), "y": rng.normal(size=60)})
     sampling = Sampling(draws=50, chains=2, progress=False)
-    model = SemiStructuredRegression("y ~ re(band)").fit(frame, sampling=sampling)
+    model = Regression("y ~ re(band)").fit(frame, sampling=sampling)
     figure = model.plot()
     figure.savefig(io.BytesIO(), format="png")
     shown = [text.get_text().replace("\\$", "$") for text in figure.axes[0].get_xticklabels()]

@@ -12,6 +12,7 @@ from scipy import stats
 import subbayes
 from subbayes.likelihoods import as_likelihood
 from subbayes.likelihoods.families import family_from_name
+from subbayes.regression import Regression
 from subbayes.semistructured import SemiStructuredRegression
 
 
@@ -27,7 +28,7 @@ def main():
 
     assert "subbayes_plugin" not in sys.modules
     sampling = subbayes.Sampling(draws=400, chains=2, progress=False)
-    model = SemiStructuredRegression("y ~ x", family="gumbel").fit(rows, sampling=sampling)
+    model = Regression("y ~ x", family="gumbel").fit(rows, sampling=sampling)
     effects = model.summary()["mean"]
     assert abs(effects["x"] - 0.5) < 0.15
     assert abs(effects["sigma"] - 0.7) < 0.15

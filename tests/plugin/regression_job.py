@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from subbayes.regression import Regression
 from subbayes import Sampling, SemiStructuredRegression
 from subbayes.cli import run
 
@@ -24,7 +25,7 @@ def main():
     from subbayes_plugin.prior import Logistic
 
     formula, priors = "y ~ x + wave(hour, period=24)", {"x": Logistic(0.0, 2.0)}
-    model = SemiStructuredRegression(formula, priors=priors)
+    model = Regression(formula, priors=priors)
     model.fit(frame, sampling=Sampling(draws=200, chains=2, progress=False))
     mean = frame.x + 2 * np.sin(np.pi * frame.hour / 12)
     assert np.abs(np.ravel(model.predict(frame).mean) - mean).max() < 0.4

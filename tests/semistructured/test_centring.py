@@ -21,6 +21,7 @@ from subbayes.inference.samplers.reparameterisation import (
     pushed_forward,
 )
 from subbayes.priors import Normal
+from subbayes.regression import Regression
 from subbayes.regression.design.centring import Information
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.utils.checks import InputError
@@ -137,7 +138,7 @@ def test_information_of_normal_rows():
 @pytest.mark.slow
 def test_models_without_groups_or_networks_keep_their_coordinates():
     assert fitted("y ~ x").state.joint.density.reparameterisation is None
-    alone = SemiStructuredRegression("y ~ x + (1 | g)").fit(
+    alone = Regression("y ~ x + (1 | g)").fit(
         frame(), inference="laplace", sampling=Sampling(draws=10, chains=2, progress=False)
     )
     assert alone.state.joint.density.reparameterisation is None

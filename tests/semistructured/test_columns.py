@@ -10,7 +10,8 @@ import pytest
 import torch
 from scipy import stats
 
-from subbayes import InputError, InputTypeError, Sampling, SemiStructuredRegression
+from subbayes import InputError, InputTypeError, Sampling
+from subbayes.regression import Regression
 from subbayes.regression.design.design import Design
 from subbayes.regression.formula.checks import check_columns, plain_columns
 from subbayes.regression.priors.flexible import Flexible
@@ -25,7 +26,7 @@ FRAME["y"] = (
 
 
 def fitted(formula="y ~ x + g", frame=FRAME, **options):
-    return SemiStructuredRegression(formula, **options).fit(frame, inference="laplace")
+    return Regression(formula, **options).fit(frame, inference="laplace")
 
 
 def means(*args, **options):
@@ -208,9 +209,7 @@ def test_reference_levels_of_parameters_differ_and_groups_remain():
     formulas = {"mu": "y ~ C(g, Treatment('b')) + (0 + C(g) | h) + (1 | g)", "sigma": "~ C(g)"}
     few = Sampling(draws=6, chains=2, warmup=4, progress=False, mode="eager")
     with pytest.warns(UserWarning, match="have not mixed"):
-        model = SemiStructuredRegression(formulas).fit(
-            frame, inference="elliptical-slice", sampling=few
-        )
+        model = Regression(formulas).fit(frame, inference="elliptical-slice", sampling=few)
     row = frame.iloc[:1].assign(h="u")
     new, a, b = (
         model.predict(row.assign(g=g), new_levels="reference").outputs[:, 0].T for g in "?ab"
@@ -309,16 +308,16 @@ def test_booleans_and_their_numbers_are_not_confused_after_a_fit():
 def test_levels_that_read_alike_are_refused(term, values):
     frame = ROWS.assign(g=pd.Series(values * 8, dtype=object), y=np.sin(ROWS.x))
     with pytest.raises(InputError) as refused:
-        SemiStructuredRegression(f"y ~ {term}").specification.prepare(frame, None)
+        Regression(f"y ~ {term}").specification.prepare(frame, None)
     assert refused.value.argument == "g"
 
 
 def test_classes_that_read_alike_are_refused():
     frame = ROWS.assign(y=pd.Series([1, "1", "a"] * 8, dtype=object))
     with pytest.raises(InputError, match="^y: expected levels that read differently, got 1 and"):
-        SemiStructuredRegression("y ~ x", family="categorical").specification.prepare(frame, None)
+        Regression("y ~ x", family="categorical").specification.prepare(frame, None)
     mixed = frame.assign(y=pd.Series([1, "b", "a"] * 8, dtype=object))
-    model = SemiStructuredRegression("y ~ x", family="categorical")
+    model = Regression("y ~ x", family="categorical")
     assert model.specification.prepare(mixed, None).response.labels == (1, "a", "b")
 
 
@@ -358,7 +357,7 @@ def test_declared_classes_that_no_row_has_keep_their_place(declared, tmp_path):
     """Against the posterior on a grid of the first threshold and the gap to the second."""
     y = np.repeat([1, 2], [12, 8])
     frame = pd.DataFrame({"y": pd.Categorical(y, declared, ordered=True)})
-    model = SemiStructuredRegression("y ~ 1", family="ordinal")
+    model = Regression("y ~ 1", family="ordinal")
     with pytest.warns(UserWarning, match=r"y: no row has the declared classes 3, whose"):
         model.fit(frame, sampling=Sampling(draws=2000, chains=2, progress=False))
     first = np.linspace(-12, 12, 1201)[:, None]
@@ -374,7 +373,7 @@ def test_declared_classes_that_no_row_has_keep_their_place(declared, tmp_path):
     assert model.state.model.response.labels == tuple(declared)
     np.testing.assert_allclose(found, truth, atol=0.01)
     model.save(tmp_path / "model")
-    again = SemiStructuredRegression.load(tmp_path / "model").predict(frame.head(1)).mean[0]
+    again = Regression.load(tmp_path / "model").predict(frame.head(1)).mean[0]
     np.testing.assert_array_equal(again, found)
 
 
@@ -382,9 +381,9 @@ def test_declared_classes_that_no_row_has_keep_their_place(declared, tmp_path):
 def test_a_fitted_model_is_shown_with_its_number_of_classes(family, n_classes, tmp_path):
     y = pd.Categorical(np.arange(2 * n_classes) % n_classes, ordered=family == "ordinal")
     frame = pd.DataFrame({"y": y, "x": np.linspace(-1, 1, len(y))})
-    model = SemiStructuredRegression("y ~ x", family=family)
+    model = Regression("y ~ x", family=family)
     model.fit(frame, inference="laplace", sampling=Sampling(draws=20, chains=2, progress=False))
-    assert repr(model) == f"SemiStructuredRegression('y ~ x', {family}(classes={n_classes}))"
+    assert repr(model) == f"Regression('y ~ x', {family}(classes={n_classes}))"
     model.save(tmp_path / "model")
     assert repr(SemiStructuredRegression.load(tmp_path / "model")) == repr(model)
 
@@ -420,7 +419,7 @@ def test_default_prior_of_a_rate_is_beside_the_exposure():
 def test_a_positive_prior_of_the_location_is_on_the_scale_of_the_link():
     frame = FRAME.assign(y=np.arange(N) % 7, w=0.0)  # weights of 0: the posterior is the prior
     frame.loc[0, "w"] = 1e-9
-    model = SemiStructuredRegression(
+    model = Regression(
         "y ~ 1", family="poisson", weights="w", priors={"Intercept": stats.uniform(0, 5)}
     ).fit(frame, sampling=Sampling(draws=500, chains=4, progress=False))
     z = model.summary(level=0.9).loc["Intercept"]

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from subbayes.inference import Sampling
+from subbayes.regression import Regression
 from subbayes.regression.integrals import conditional_normal
 from subbayes.regression.integrals.conditional_normal import ConditionalNormal
 from subbayes.regression.integrals.corrected_draws import corrected_proposals
 from subbayes.regression.integrals.effect_map import coefficients_by_predictor
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
-from subbayes.semistructured import SemiStructuredRegression
 
 CASES = [
     ("c ~ x + s(v, k=4) + (1 | g)", "poisson", None),
@@ -36,7 +36,7 @@ def table(n=40, seed=0):
 
 
 def likelihood_of(formula, family, frame, **options):
-    model = SemiStructuredRegression(formula, family=family, **options)
+    model = Regression(formula, family=family, **options)
     model = model.specification.prepare(frame, None)
     inputs = model.inputs
     return EffectsLikelihood(
@@ -142,7 +142,7 @@ def test_small_additive_models_of_binary_responses_mix(seed, recwarn):
     eta = 0.3 + np.sin(1.5 * x) + (0.5 * rng.standard_normal(8))[g]
     y = (rng.random(80) < 1 / (1 + np.exp(-eta))).astype(int)
     frame = pd.DataFrame({"y": y, "x": x, "g": [f"g{i}" for i in g]})
-    model = SemiStructuredRegression("y ~ s(x) + (1|g)", family="bernoulli")
+    model = Regression("y ~ s(x) + (1|g)", family="bernoulli")
     model.fit(frame, sampling=Sampling(draws=1000, chains=4, progress=False))
     assert not [w for w in recwarn if "mixed" in str(w.message)]
     assert model.draws.meta["integrated_out"] == "coefficients, around their modes"

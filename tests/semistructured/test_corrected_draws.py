@@ -7,7 +7,7 @@ import torch
 from scipy import stats
 
 from subbayes.inference import Sampling
-from subbayes.regression import Horseshoe
+from subbayes.regression import Horseshoe, Regression
 from subbayes.regression.integrals import corrected_draws, effects_sampling
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
@@ -21,7 +21,6 @@ from subbayes.regression.integrals.proposals import (
     pilot_generator,
 )
 from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
-from subbayes.semistructured import SemiStructuredRegression
 
 SAMPLING = Sampling(draws=1600, chains=4, progress=False)
 HEAVY = ("horseshoe scale", "nu")  # without a variance, or hardly with one
@@ -57,7 +56,7 @@ CASES = [
 
 
 def likelihood_of(formula, family, frame, **options):
-    model = SemiStructuredRegression(formula, family=family, **options)
+    model = Regression(formula, family=family, **options)
     model = model.specification.prepare(frame, None)
     inputs = model.inputs
     return EffectsLikelihood(
@@ -134,7 +133,7 @@ def test_a_curvature_that_is_not_positive_is_made_so(formula):
     assert torch.linalg.eigvalsh(hessian)[0] > -1e-9 * hessian.abs().max()
     far = 4.0 * np.random.default_rng(2).normal(size=(50, len(collapsed.rest)))
     assert np.isfinite(collapsed.log_density(far)).all()
-    model = SemiStructuredRegression(formula, family="asymmetric-laplace")
+    model = Regression(formula, family="asymmetric-laplace")
     sampling = Sampling(draws=100, chains=2, progress=False)
     assert model.fit(frame, sampling=sampling).draws.engine == "independence-metropolis"
 
@@ -158,7 +157,7 @@ def test_proposals_with_long_tails_are_left_to_other_samplers():
 
 def test_it_is_said_how_coefficients_were_proposed():
     sampling = Sampling(draws=20, chains=2, progress=False)
-    model = SemiStructuredRegression("c ~ s(v, k=5)", family="poisson")
+    model = Regression("c ~ s(v, k=5)", family="poisson")
     said = model.fit(table(), sampling=sampling).describe()["inference"]
     assert ", the coefficients proposed from a quadratic log-likelihood (" in said
 
@@ -168,7 +167,7 @@ def test_draws_have_the_moments_of_quadrature():
     """Counts with one effect and a standard deviation of groups, on a grid of three numbers."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"g": ["a"] * 3 + ["b"] * 3, "c": rng.poisson(2, 6)})
-    model = SemiStructuredRegression("c ~ re(g)", family="poisson")
+    model = Regression("c ~ re(g)", family="poisson")
     model.fit(frame, sampling=Sampling(draws=8000, chains=4, progress=False))
     assert model.draws.engine == "independence-metropolis"
     density = model.posterior
@@ -196,7 +195,7 @@ def test_draws_have_the_moments_of_nuts(formula, family, priors):
     frame = table()
     found = {}
     for engine in (None, "nuts"):
-        model = SemiStructuredRegression(formula, family=family, priors=priors)
+        model = Regression(formula, family=family, priors=priors)
         found[engine] = model.fit(frame, inference=engine, sampling=SAMPLING)
     own, other = found[None], found["nuts"]
     assert own.draws.engine == "independence-metropolis"
@@ -239,7 +238,7 @@ def test_ranks_of_simulated_effects_are_uniform():
         eta = (design @ structured.coefficients(zeta)).numpy()
         own = frame.assign(c=rng.poisson(np.exp(eta)))
         sampling = Sampling(draws=60, chains=2, thin=2, seed=number, progress=False)
-        model = SemiStructuredRegression(formula, family="poisson", priors=priors)
+        model = Regression(formula, family="poisson", priors=priors)
         effects = model.fit(own, sampling=sampling).effects()
         truth = {k: float(v[0]) for k, v in structured.reported(zeta[None].numpy()).items()}
         ranks.append([(effects[name].reshape(-1) < truth[name]).mean() for name in names])
@@ -318,7 +317,7 @@ def test_the_same_seed_gives_the_same_draws_for_any_number_of_chains():
     frame, found = table(), {}
     for chains in (1, 3):
         sampling = Sampling(draws=50, chains=chains, seed=4, progress=False)
-        model = SemiStructuredRegression("c ~ x + s(v, k=5)", family="poisson")
+        model = Regression("c ~ x + s(v, k=5)", family="poisson")
         found[chains] = model.fit(frame, sampling=sampling).draws
     np.testing.assert_allclose(found[1].z[0], found[3].z[0], rtol=1e-9, atol=1e-12)
 
@@ -332,7 +331,7 @@ def test_normal_responses_with_set_scales_have_the_moments_of_collapsed_draws(mo
     found = {}
     for most in (60, 0):
         monkeypatch.setattr(effects_sampling, "_MOST_COORDINATES", most)
-        model = SemiStructuredRegression("y ~ x + s(v, k=5)")
+        model = Regression("y ~ x + s(v, k=5)")
         found[most] = model.fit(table(), smooth="reml", sampling=SAMPLING)
     a, b = found[0].summary(), found[60].summary()
     assert "from a quadratic log-likelihood" in found[0].describe()["inference"]

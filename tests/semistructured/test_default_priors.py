@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from subbayes import InputError, Sampling, SemiStructuredRegression
+from subbayes import InputError, Sampling
 from subbayes.likelihoods.families import (
     FAMILIES,
     AsymmetricLaplaceFamily,
@@ -38,6 +38,7 @@ from subbayes.likelihoods.families import (
     ZeroInflatedPoissonFamily,
     ZeroOneInflatedBetaFamily,
 )
+from subbayes.regression import Regression
 from subbayes.regression.design.default_priors import default_priors
 from subbayes.regression.design.design import Design
 from subbayes.regression.design.model_priors import names_for_priors, priors_with
@@ -206,7 +207,7 @@ def test_a_number_for_any_location_is_the_scale_of_a_normal_on_its_link(family, 
 
 def test_one_class_is_refused():
     with pytest.raises(InputError):
-        SemiStructuredRegression("y ~ x", family="categorical").fit(FRAME.assign(y="a"))
+        Regression("y ~ x", family="categorical").fit(FRAME.assign(y="a"))
 
 
 @pytest.mark.slow
@@ -219,7 +220,7 @@ def test_mixtures_in_other_units_have_the_same_posterior(unit):
     found = []
     for scale in (1.0, unit):
         scaled = {k: NormalPrior(scale * p.mean, scale * p.scale) for k, p in priors.items()}
-        model = SemiStructuredRegression("y ~ 1", family="mixture(normal, normal)", priors=scaled)
+        model = Regression("y ~ 1", family="mixture(normal, normal)", priors=scaled)
         found.append(model.fit(scale * frame, sampling=sampling).summary())
     for name in ("sigma1", "sigma2", "mu2.Intercept"):
         one, other = (summary.loc[name] for summary in found)
@@ -366,27 +367,25 @@ def test_scales_of_many_rows_of_small_weights_are_near_those_of_all():
 
 def test_weights_of_a_fit_count_in_its_priors():
     frame = pd.DataFrame({"y": [0, 1], "w": [100_000, 3]})
-    model = SemiStructuredRegression("y ~ 1", family="bernoulli", weights="w")
+    model = Regression("y ~ 1", family="bernoulli", weights="w")
     prior = model.specification.prepare(frame, None).structured.priors["Intercept"]
     assert prior.mean == pytest.approx(np.log(0.01 / 0.99))  # of a share that is bounded by 0.01
     rng = np.random.default_rng(7)
     frame = pd.DataFrame({"x": rng.normal(size=60), "y": rng.normal(size=60) + 3})
     frame["w"] = rng.integers(1, 9, 60)
     twice = frame.loc[frame.index.repeat(frame.w)].reset_index(drop=True)
-    found = SemiStructuredRegression("y ~ x", weights="w").specification.prepare(frame, None)
-    expected = SemiStructuredRegression("y ~ x").specification.prepare(twice, None)
+    found = Regression("y ~ x", weights="w").specification.prepare(frame, None)
+    expected = Regression("y ~ x").specification.prepare(twice, None)
     assert_same_priors(found.structured.priors, expected.structured.priors)
     zeta = torch.from_numpy(rng.normal(size=(4, 3)))
     values = [one.effects_likelihood.value(zeta).numpy() for one in (found, expected)]
     np.testing.assert_allclose(*values, rtol=1e-10)  # at equal coordinates
     with pytest.raises(InputError, match="weights: expected 60 numbers of at least 0, got -1"):
-        SemiStructuredRegression("y ~ x", weights="w").specification.prepare(
-            frame.assign(w=-1), None
-        )
+        Regression("y ~ x", weights="w").specification.prepare(frame.assign(w=-1), None)
 
 
 def test_a_response_that_is_constant_but_for_rounding_raises():
     """The standard deviation of 300 times 0.1 is 1.4e-17."""
     frame = pd.DataFrame({"x": np.random.default_rng(8).normal(size=300), "y": 0.1})
     with pytest.raises(InputError, match="responses that vary"):
-        SemiStructuredRegression("y ~ x").specification.prepare(frame, None)
+        Regression("y ~ x").specification.prepare(frame, None)

@@ -11,7 +11,8 @@ from scipy import special, stats
 from subbayes import Network
 from subbayes.inference import Sampling
 from subbayes.posterior import Posterior
-from subbayes.regression import Horseshoe
+from subbayes.regression import Horseshoe, Regression
+from subbayes.regression.effects_posterior import EffectsModule, EffectsPosterior
 from subbayes.regression.integrals import coefficient_likelihood, effect_map
 from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
@@ -22,12 +23,8 @@ from subbayes.regression.integrals.independence_metropolis import (
     proposals_per_draw,
 )
 from subbayes.regression.integrals.proposals import Proposals, pilot_generator
+from subbayes.regression.posterior import RegressionPosterior, Space, most_probable_effects
 from subbayes.regression.terms.group_elimination import BlockFactor
-from subbayes.semistructured import SemiStructuredRegression
-from subbayes.semistructured.effects_posterior import EffectsPosterior
-from subbayes.semistructured.joint_posterior import JointPosterior
-from subbayes.semistructured.predictors import Predictors
-from subbayes.semistructured.subspace import TRAINING, build_space, subspace_of
 
 SAMPLING = Sampling(draws=800, chains=4, progress=False)
 
@@ -54,13 +51,17 @@ def table(n=150, seed=0):
 
 def densities(formula, family, frame, **options):
     """The fast density of a model and the general one."""
-    model = SemiStructuredRegression(formula, family=family, **options)
+    model = Regression(formula, family=family, **options)
     model = model.specification.prepare(frame, None)
-    space = build_space(subspace_of("curve"), model, TRAINING, 0, False)
-    fast = JointPosterior(model, space, 0).density
-    module = Predictors(model.structured, None)
+    space = Space.of_effects(most_probable_effects(model))
+    fast = RegressionPosterior(model, space, 0).density
     general = Posterior(
-        Network(module), model.family, model.data, space.subspace, space.prior, mode="eager"
+        Network(EffectsModule(model.structured)),
+        model.family,
+        model.data,
+        space.subspace,
+        space.prior,
+        mode="eager",
     )
     return fast, general, space
 
@@ -194,7 +195,7 @@ def test_proposals_have_their_density():
 def test_a_normal_model_has_the_moments_of_its_grid():
     """Coefficients given sigma by dense matrices; sigma on a grid."""
     frame = table(40)
-    model = SemiStructuredRegression("y ~ x + v", priors={"x": 0.7, "v": 0.3, "sigma": 2.0})
+    model = Regression("y ~ x + v", priors={"x": 0.7, "v": 0.3, "sigma": 2.0})
     model.fit(frame, sampling=Sampling(draws=4000, chains=4, progress=False))
     assert model.draws.engine == "independence-metropolis"
     x = np.column_stack([np.ones(40), frame.x - frame.x.mean(), frame.v - frame.v.mean()])
@@ -232,8 +233,8 @@ def test_a_normal_model_has_the_moments_of_its_grid():
 def test_collapsed_draws_have_the_moments_of_nuts(formula):
     """The same model by NUTS over all coordinates."""
     frame = table()
-    direct = SemiStructuredRegression(formula).fit(frame, sampling=SAMPLING)
-    nuts = SemiStructuredRegression(formula).fit(frame, inference="nuts", sampling=SAMPLING)
+    direct = Regression(formula).fit(frame, sampling=SAMPLING)
+    nuts = Regression(formula).fit(frame, inference="nuts", sampling=SAMPLING)
     assert (direct.draws.engine, nuts.draws.engine) == ("independence-metropolis", "nuts")
     a, b = direct.summary(), nuts.summary()
     n = np.minimum(a["ess_bulk"], b["ess_bulk"]) / 2
@@ -391,7 +392,7 @@ def test_plain_regressions_draw_until_they_have_mixed(family, seed, recwarn):
     else:
         y = rng.negative_binomial(2.0, 2.0 / (2.0 + mu))
     frame = pd.DataFrame({"y": y, "x": x, "g": g})
-    model = SemiStructuredRegression("y ~ x*g", family=family)
+    model = Regression("y ~ x*g", family=family)
     model.fit(frame, sampling=Sampling(draws=1000, chains=4, progress=False))
     assert not [w for w in recwarn if "mixed" in str(w.message)]
     assert model.draws.engine == "independence-metropolis"
@@ -408,7 +409,7 @@ def test_a_likelihood_can_be_pickled():
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_a_start_of_the_user_is_followed_by_gradients():
-    model = SemiStructuredRegression("y ~ x").fit(
+    model = Regression("y ~ x").fit(
         table(), sampling=Sampling(draws=100, chains=4, initial=np.zeros((4, 3)), progress=False)
     )
     assert model.draws.engine == "nuts"
@@ -418,7 +419,7 @@ def test_the_sampler_is_named_and_does_not_depend_on_the_seed():
     frame, found = table(n=80), {}
     for seed in (0, 1):
         sampling = Sampling(draws=20, chains=2, seed=seed, progress=False)
-        model = SemiStructuredRegression("c ~ x + v", family="negative-binomial")
+        model = Regression("c ~ x + v", family="negative-binomial")
         found[seed] = model.fit(frame, sampling=sampling)
     one, other = (found[seed].draws for seed in (0, 1))
     assert one.meta["efficiency"] == other.meta["efficiency"]
@@ -426,9 +427,9 @@ def test_the_sampler_is_named_and_does_not_depend_on_the_seed():
     said = found[0].describe()["inference"]
     assert said == found[0].summary().attrs["inference"]
     assert said.startswith("independence-metropolis, 2 chains of 20 draws (")
-    collapsed = SemiStructuredRegression("y ~ x").fit(frame, sampling=sampling)
+    collapsed = Regression("y ~ x").fit(frame, sampling=sampling)
     assert ", the coefficients integrated out (" in collapsed.describe()["inference"]
-    nuts = SemiStructuredRegression("y ~ x").fit(frame, inference="nuts", sampling=sampling)
+    nuts = Regression("y ~ x").fit(frame, inference="nuts", sampling=sampling)
     assert nuts.describe()["inference"] == "nuts, 2 chains of 20 draws"
 
 
@@ -436,7 +437,7 @@ def test_it_is_said_that_proposals_do_not_fit(monkeypatch, capsys):
     for module in ("effects_sampling", "corrected_draws"):
         monkeypatch.setattr(f"subbayes.regression.integrals.{module}._MOST_COORDINATES", 0)
     sampling = Sampling(draws=4, chains=2, warmup=4, progress=True, mode="eager")
-    SemiStructuredRegression("c ~ x", family="poisson").fit(table(n=40), sampling=sampling)
+    Regression("c ~ x", family="poisson").fit(table(n=40), sampling=sampling)
     assert "proposals around the mode do not fit the posterior: sampling by nuts" in (
         capsys.readouterr().err
     )
@@ -453,7 +454,7 @@ def test_censored_times_with_smooths_and_groups_are_drawn_by_several_proposals_e
     formula = "t | cens(dead) + weights(w) ~ x + s(v, k=4) + (1 | g)"
     tables = {}
     for engine in (None, "nuts"):
-        model = SemiStructuredRegression(formula, family="weibull")
+        model = Regression(formula, family="weibull")
         sampling = Sampling(draws=400, chains=3, progress=False)
         tables[engine] = model.fit(frame, inference=engine, sampling=sampling).summary()
     own, expected = tables[None], tables["nuts"]
@@ -467,7 +468,7 @@ def test_columns_are_declared_linear_where_their_coefficients_are():
     frame = table(n=60).assign(k=np.resize([1, 2, 3, 4], 60), w2=np.linspace(-1, 1, 60))
     formula = "o ~ x + v + s(u) + gp(w2, k=4) + (1 + x | g) + mo(k)"
     frame["u"] = np.linspace(0, 1, 60) ** 2
-    model = SemiStructuredRegression(formula, priors={"v": stats.t(4), "x": Horseshoe()})
+    model = Regression(formula, priors={"v": stats.t(4), "x": Horseshoe()})
     structured = model.specification.prepare(frame, None).structured
     linear = structured.linear_columns
     names = structured.design.names

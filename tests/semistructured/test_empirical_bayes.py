@@ -11,10 +11,9 @@ from scipy import optimize, stats
 import subbayes
 from subbayes import InputError
 from subbayes.inference import Sampling
-from subbayes.regression import HalfNormal, NormalPrior
+from subbayes.regression import HalfNormal, NormalPrior, Regression
 from subbayes.regression.integrals import effects_sampling, empirical_bayes
 from subbayes.regression.integrals.empirical_bayes import singular_warnings, smoothing_coordinates
-from subbayes.semistructured import SemiStructuredRegression
 
 SAMPLING = Sampling(draws=1000, chains=4, progress=False)
 
@@ -35,7 +34,7 @@ def test_random_slopes_are_those_of_mixed_lm():
     smf = pytest.importorskip("statsmodels.formula.api")
     frame = table()
     priors = {"x": 100.0, "Intercept": NormalPrior(1.0, 100.0)}
-    model = SemiStructuredRegression("y ~ x + (1 + x | g)", priors=priors)
+    model = Regression("y ~ x + (1 + x | g)", priors=priors)
     summary = model.fit(frame, smooth="reml", sampling=SAMPLING).summary()
     other = smf.mixedlm("y ~ x", frame, groups="g", re_formula="~x").fit(reml=True)
     covariance = other.cov_re.to_numpy()
@@ -60,7 +59,7 @@ def test_random_slopes_are_those_of_mixed_lm():
 
 def test_a_smooth_is_that_of_dense_matrices():
     frame = table()
-    model = SemiStructuredRegression("f ~ s(v, df=8)")
+    model = Regression("f ~ s(v, df=8)")
     model.fit(frame, smooth="reml", sampling=SAMPLING)
     structured = model.state.model.structured
     design = structured.design.matrix(frame)[0][:, :-1]  # without the column of sigma
@@ -75,14 +74,14 @@ def test_a_smooth_is_that_of_dense_matrices():
     precision = np.diag(own**-2.0) + design.T @ design / sigma**2
     fit = design @ (level + np.linalg.solve(precision, design.T @ r) / sigma**2)
     sd = np.sqrt(np.einsum("np,pq,nq->n", design, np.linalg.inv(precision), design))
-    contributions = model.contributions(frame)["structured"]
-    assert np.abs((contributions["mean"] - fit) / sd).max() < 0.15
-    assert np.abs(contributions["sd"] / sd - 1).max() < 0.1
+    predictor = model.predict(frame).outputs[..., 0]
+    assert np.abs((predictor.mean(0).numpy() - fit) / sd).max() < 0.15
+    assert np.abs(predictor.std(0).numpy() / sd - 1).max() < 0.1
 
 
 def test_counts_have_the_maximum_of_the_laplace_approximation():
     frame = table()
-    model = SemiStructuredRegression("c ~ x + (1 | g)", family="poisson")
+    model = Regression("c ~ x + (1 | g)", family="poisson")
     model.fit(frame, smooth="reml", sampling=SAMPLING)
     structured = model.state.model.structured
     design, y = structured.design.matrix(frame)[0], frame["c"].to_numpy()
@@ -122,7 +121,7 @@ def test_the_search_leaves_standard_deviations_near_0(seed):
     g, x, u = np.repeat(np.arange(25), 8), rng.normal(0, 1, 200), rng.normal(0, 0.7, 25)
     b = (rng.uniform(size=200) < 1 / (1 + np.exp(-(0.2 + 0.8 * x + u[g])))).astype(int)
     frame = pd.DataFrame({"b": b, "x": x, "g": g.astype(str)})
-    model = SemiStructuredRegression("b ~ x + (1 | g)", family="bernoulli")
+    model = Regression("b ~ x + (1 | g)", family="bernoulli")
     model.fit(frame, smooth="reml", sampling=Sampling(draws=50, chains=2, progress=False))
     likelihood = model.state.model.effects_likelihood
     (at,) = smoothing_coordinates(likelihood.map.structured)
@@ -141,7 +140,7 @@ def test_the_search_leaves_standard_deviations_near_0(seed):
 
 def test_a_model_is_saved_with_its_choice(tmp_path):
     frame = table()
-    model = SemiStructuredRegression("y ~ x + re(g)")
+    model = Regression("y ~ x + re(g)")
     model.fit(frame, smooth="reml", sampling=Sampling(draws=200, chains=2, progress=False))
     model.save(tmp_path / "model")
     again = subbayes.load(tmp_path / "model")
@@ -157,11 +156,11 @@ def test_a_model_is_saved_with_its_choice(tmp_path):
 def test_what_does_not_go_together_raises():
     frame = table()
     with pytest.raises(InputError, match="smooth"):
-        SemiStructuredRegression("y ~ x").fit(frame, smooth="ml")
+        Regression("y ~ x").fit(frame, smooth="ml")
     with pytest.raises(InputError, match="without smooths and random effects"):
-        SemiStructuredRegression("y ~ x").fit(frame, smooth="reml")
+        Regression("y ~ x").fit(frame, smooth="reml")
     with pytest.raises(InputError, match="Leave inference out"):
-        SemiStructuredRegression("y ~ s(v)").fit(frame, smooth="reml", inference="nuts")
+        Regression("y ~ s(v)").fit(frame, smooth="reml", inference="nuts")
 
 
 def routes(monkeypatch, fit):
@@ -186,7 +185,7 @@ def test_every_sampler_of_counts_given_the_maximum_finds_the_same_effects(monkey
     frame, sampling = table(n=100, groups=5), Sampling(draws=200, chains=2, progress=False)
 
     def fit():
-        model = SemiStructuredRegression("c ~ x + (1 + x | g)", family="poisson")
+        model = Regression("c ~ x + (1 + x | g)", family="poisson")
         return model.fit(frame, smooth="reml", sampling=sampling)
 
     found = routes(monkeypatch, fit)
@@ -210,7 +209,7 @@ def test_every_sampler_of_counts_given_the_maximum_finds_the_same_effects(monkey
 @pytest.mark.slow
 def test_random_slopes_of_many_groups_are_drawn_given_the_maximum():
     frame = table(n=300, groups=35)
-    model = SemiStructuredRegression("c ~ x + (1 + x | g)", family="poisson")
+    model = Regression("c ~ x + (1 + x | g)", family="poisson")
     summary = model.fit(
         frame, smooth="reml", sampling=Sampling(draws=40, chains=2, progress=False)
     ).summary()
@@ -222,7 +221,7 @@ def test_random_slopes_of_many_groups_are_drawn_given_the_maximum():
 def test_what_maximum_likelihood_does_not_go_with_is_said_at_once(tmp_path):
     sampling = Sampling(draws=10, chains=2, progress=False, checkpoint=tmp_path)
     with pytest.raises(InputError, match="smooth: expected 'bayes' with a checkpoint.*Leave them"):
-        SemiStructuredRegression("y ~ x + (1 | g)").fit(table(), smooth="reml", sampling=sampling)
+        Regression("y ~ x + (1 | g)").fit(table(), smooth="reml", sampling=sampling)
 
 
 def restricted_likelihood(frame):
@@ -257,7 +256,7 @@ def test_priors_do_not_limit_the_maximum(given):
     frame = table()
     sd, _ = restricted_likelihood(frame)
     priors = {"x": 100.0, "Intercept": NormalPrior(1.0, 100.0)} | given
-    model = SemiStructuredRegression("y ~ x + (1 | g)", priors=priors)
+    model = Regression("y ~ x + (1 | g)", priors=priors)
     own = any(name.startswith("sd") for name in given)
     with (
         pytest.warns(UserWarning, match=r"priors of sd\(Intercept \| g\) are not used")
@@ -269,7 +268,7 @@ def test_priors_do_not_limit_the_maximum(given):
 
 
 def test_a_maximum_at_the_upper_end_of_the_range_is_said():
-    model = SemiStructuredRegression("f ~ s(v, df=8)")
+    model = Regression("f ~ s(v, df=8)")
     sampling = Sampling(draws=20, chains=2, progress=False)
     structured = model.fit(table(), smooth="reml", sampling=sampling).state.model.structured
     zeta = np.zeros(structured.size)
@@ -302,7 +301,7 @@ def test_a_function_of_many_waves_has_the_maximum_of_dense_matrices():
     rng = np.random.default_rng(3)
     frame = pd.DataFrame({"v": np.linspace(0, 1, 300)})
     frame["f"] = np.sin(60 * frame["v"]) + 0.01 * rng.normal(size=300)
-    model = SemiStructuredRegression("f ~ s(v, k=60)")
+    model = Regression("f ~ s(v, k=60)")
     model.fit(frame, smooth="reml", sampling=Sampling(draws=20, chains=2, progress=False))
     assert not any("range" in line for line in singular_warnings_of(model))
     negative = dense_criterion(model, frame)

@@ -10,7 +10,7 @@ from scipy import optimize
 import subbayes
 from subbayes import InputError, Sampling, SemiStructuredRegression
 from subbayes.networks.mlp import MLP
-from subbayes.regression import Flat
+from subbayes.regression import Flat, Regression
 
 DRAWS, CHAINS = 1000, 4
 MANY = Sampling(draws=DRAWS, chains=CHAINS, progress=False)
@@ -26,7 +26,7 @@ def table(n=14):
 
 @pytest.fixture(scope="module")
 def model():
-    return SemiStructuredRegression("y ~ x + w", priors=ALL).fit(table(), sampling=MANY)
+    return Regression("y ~ x + w", priors=ALL).fit(table(), sampling=MANY)
 
 
 def test_the_posterior_is_the_t_distribution_around_least_squares(model):
@@ -57,8 +57,8 @@ def test_equalities_and_prior_draws_need_proper_priors(model):
     with pytest.raises(InputError, match="effects with proper priors in an equality, got x with"):
         model.hypothesis("x = 0")
     with pytest.raises(InputError, match="proper priors, from which there are draws, got Flat"):
-        SemiStructuredRegression("y ~ x", priors={"x": Flat()}).prior_predictive(table())
-    other = SemiStructuredRegression("y ~ x + w", priors={"Intercept": Flat(), "sigma": Flat()})
+        Regression("y ~ x", priors={"x": Flat()}).prior_predictive(table())
+    other = Regression("y ~ x + w", priors={"Intercept": Flat(), "sigma": Flat()})
     other.fit(table(), inference="laplace", sampling=MANY)
     assert np.isfinite(other.hypothesis("x = 0").evidence_ratio)
     with pytest.raises(InputError, match="got Intercept with flat priors"):
@@ -70,7 +70,7 @@ def test_the_mode_of_counts_is_the_maximum_of_the_likelihood():
     x = rng.normal(size=60)
     frame = pd.DataFrame({"x": x, "y": rng.poisson(np.exp(0.3 + 0.5 * x))})
     priors = {"Intercept": Flat(), "x": Flat()}
-    model = SemiStructuredRegression("y ~ x", family="poisson", priors=priors)
+    model = Regression("y ~ x", family="poisson", priors=priors)
     model.fit(frame, inference="laplace", sampling=MANY)
     found = optimize.minimize(
         lambda b: np.exp(b[0] + b[1] * x).sum() - frame["y"] @ (b[0] + b[1] * x), [0.0, 0.0]
@@ -99,7 +99,7 @@ def test_improper_posteriors_are_refused(formula, family, changed, said):
     names = {"y ~ x * w": ["Intercept", "x", "w", "x:w"]}.get(formula, ["Intercept", "x"])
     names += ["z"] * ("z" in formula)
     frame = table(3 if "*" in formula else 14).assign(**changed)
-    model = SemiStructuredRegression(formula, family=family, priors=dict.fromkeys(names, Flat()))
+    model = Regression(formula, family=family, priors=dict.fromkeys(names, Flat()))
     with pytest.raises(InputError, match=said):
         model.fit(frame, inference="laplace", sampling=MANY)
 
@@ -107,9 +107,7 @@ def test_improper_posteriors_are_refused(formula, family, changed, said):
 def test_effects_as_wide_as_their_prior_are_refused():
     """Responses without tails: degrees of freedom have no upper bound."""
     frame = pd.DataFrame({"y": np.linspace(-1, 1, 60)})
-    model = SemiStructuredRegression(
-        "y ~ 1", family="student-t", priors={"nu": Flat(), "Intercept": Flat()}
-    )
+    model = Regression("y ~ 1", family="student-t", priors={"nu": Flat(), "Intercept": Flat()})
     said = (
         r"effects that the rows do not determine, got Flat\(\) of nu.Intercept\. The posterior is"
     )
@@ -119,7 +117,7 @@ def test_effects_as_wide_as_their_prior_are_refused():
 
 def test_counts_without_zeros_do_not_bound_the_share_of_further_zeros():
     frame = pd.DataFrame({"y": np.arange(30) % 5 + 1})
-    model = SemiStructuredRegression(
+    model = Regression(
         "y ~ 1", family="zero-inflated-poisson", priors={"zi": Flat(), "Intercept": Flat()}
     )
     with pytest.raises(InputError, match="zi.Intercept separates rows whose counts are 0 from"):
@@ -129,7 +127,7 @@ def test_counts_without_zeros_do_not_bound_the_share_of_further_zeros():
 def test_one_proper_prior_is_enough_for_two_equal_columns():
     priors = {"x": Flat(), "z": 1.0}
     few = Sampling(draws=100, chains=1, progress=False)
-    model = SemiStructuredRegression("y ~ x + z", priors=priors)
+    model = Regression("y ~ x + z", priors=priors)
     model.fit(table().assign(z=lambda f: f.x), inference="laplace", sampling=few)
     assert model.summary().loc["z", "sd"] == pytest.approx(1.0, rel=0.3)
 
@@ -141,7 +139,7 @@ def test_one_proper_prior_is_enough_for_two_equal_columns():
 def test_only_coefficients_can_have_them(name, formula):
     frame = table().assign(g=list("aabbccd") * 2, k=[0, 1, 2, 0, 1, 2, 0] * 2)
     family = "ordinal" if formula == "k ~ x" else "normal"
-    model = SemiStructuredRegression(formula, family=family, priors={name: Flat()})
+    model = Regression(formula, family=family, priors={name: Flat()})
     with pytest.raises(InputError, match=r"Flat\(\)"):
         model.fit(frame)
 

@@ -7,7 +7,7 @@ import pytest
 from subbayes import InputError
 from subbayes.likelihoods.families import NormalFamily
 from subbayes.regression.design.design import Design
-from subbayes.semistructured.design_data import Response
+from subbayes.regression.design.response import Response
 
 RNG = np.random.default_rng(0)
 FRAME = pd.DataFrame(

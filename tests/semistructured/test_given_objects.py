@@ -10,6 +10,7 @@ from subbayes import InputError, Sampling, SemiStructuredRegression, Training, l
 from subbayes.draws import Draws
 from subbayes.inference import MCLMC
 from subbayes.likelihoods.families import Custom
+from subbayes.regression import Regression
 from subbayes.semistructured import SemiStructuredSubspace
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -45,7 +46,7 @@ class Net(nn.Module):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("inference", ["laplace", "vi", "mclmc", "smc", "full-rank-vi", "mams"])
 def test_draws_are_compared_by_what_their_engine_stores(inference, tmp_path):
-    model = SemiStructuredRegression("y ~ x", family=family(1.5))
+    model = Regression("y ~ x", family=family(1.5))
     model.fit(FRAME, inference=inference, sampling=SAMPLING)
     path = model.save(tmp_path / "model")
     assert repr(load(path, family=family(1.5))) == repr(model)
@@ -54,7 +55,7 @@ def test_draws_are_compared_by_what_their_engine_stores(inference, tmp_path):
 
 
 def test_log_likelihoods_of_minibatches_are_not_compared(tmp_path):
-    model = SemiStructuredRegression("y ~ x", family=family(1.5), orthogonal=False)
+    model = Regression("y ~ x", family=family(1.5))
     model.fit(FRAME, inference=MCLMC(batch_size=10), sampling=SAMPLING)
     assert model.draws.meta["batch_size"] == 10
     path = model.save(tmp_path / "model")

@@ -7,9 +7,9 @@ import torch
 from scipy import stats
 
 from subbayes.inference import Sampling
+from subbayes.regression import Regression
 from subbayes.regression.integrals.effects_sampling import draw_effects
 from subbayes.regression.integrals.grouped_importance import GroupedImportance, has_groups
-from subbayes.semistructured import SemiStructuredRegression
 
 CASES = [
     ("c ~ x + (1 | g)", "poisson"),
@@ -32,7 +32,7 @@ def table(n=120, groups=8, seed=0):
 
 
 def prepared(formula, family, frame, **options):
-    model = SemiStructuredRegression(formula, family=family, **options)
+    model = Regression(formula, family=family, **options)
     return model.specification.prepare(frame, None)
 
 
@@ -120,7 +120,7 @@ def test_few_rows_of_each_group_agree_with_quadrature_and_mix():
     b = rng.binomial(1, 1 / (1 + np.exp(0.3 - rng.normal(0, 0.7, 15)[g])))
     frame = pd.DataFrame({"g": g.astype(str), "b": b})
     priors = {"Intercept": 1.5, "sd(g)": stats.halfnorm(scale=1.0)}
-    model = SemiStructuredRegression("b ~ (1 | g)", family="bernoulli", priors=priors)
+    model = Regression("b ~ (1 | g)", family="bernoulli", priors=priors)
     model.fit(frame, sampling=Sampling(draws=1000, chains=4, progress=False))
     assert model.draws.meta["integrated_out"] == "groups"
     found = model.summary(groups=False)
@@ -149,8 +149,8 @@ def test_few_rows_of_each_group_agree_with_quadrature_and_mix():
 def test_draws_have_the_moments_of_nuts(formula, family):
     """Means, standard deviations and correlations of all effects, by NUTS over all coordinates."""
     frame, sampling = table(), Sampling(draws=1000, chains=4, progress=False)
-    direct = SemiStructuredRegression(formula, family=family).fit(frame, sampling=sampling)
-    nuts = SemiStructuredRegression(formula, family=family)
+    direct = Regression(formula, family=family).fit(frame, sampling=sampling)
+    nuts = Regression(formula, family=family)
     nuts.fit(frame, inference="nuts", sampling=sampling)
     assert (direct.draws.engine, nuts.draws.engine) == ("independence-metropolis", "nuts")
     a, b = direct.summary(), nuts.summary()

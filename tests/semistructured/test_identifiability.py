@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from subbayes import InputError, Sampling, SemiStructuredRegression
+from subbayes import InputError, Sampling
 from subbayes.likelihoods.families import BinomialFamily
-from subbayes.regression import Flat, NormalPrior
+from subbayes.regression import Flat, NormalPrior, Regression
 from subbayes.regression.design import separation
 from subbayes.regression.design.design import Design
 from subbayes.regression.design.separation import separating_columns
@@ -20,7 +20,7 @@ FEW = Sampling(draws=20, chains=1, progress=False)
 
 
 def messages(formula, frame, family="normal", smooth=None):
-    model = SemiStructuredRegression(formula, family=family)
+    model = Regression(formula, family=family)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         if smooth is None:
@@ -108,7 +108,7 @@ def test_counts_that_are_all_0_have_no_others():
     with pytest.warns(
         UserWarning, match="formula: there are only rows whose counts are 0, so that"
     ):
-        SemiStructuredRegression("y ~ x", family="poisson").fit(rows, sampling=few)
+        Regression("y ~ x", family="poisson").fit(rows, sampling=few)
 
 
 def test_trials_are_separated_where_all_or_none_succeed():
@@ -220,7 +220,7 @@ def test_singular_fits_name_the_standard_deviation():
 )
 def test_a_constant_column_raises_whatever_other_priors_are(value, priors):
     """The mean of 0.1 is not 0.1 exactly, so that the centred column has some rounding left."""
-    model = SemiStructuredRegression("y ~ x + c", priors=priors)
+    model = Regression("y ~ x + c", priors=priors)
     with pytest.raises(InputError, match="columns that vary and are no sums of others, got c"):
         model.specification.prepare(table(300).assign(c=value), None)
 
@@ -229,11 +229,11 @@ def test_a_constant_column_with_a_prior_of_its_own_has_this_as_its_posterior():
     frame = table(300)
     priors = {"x": 1.0, "Intercept": NormalPrior(0.0, 1.0)}
     several = Sampling(draws=1000, chains=4, progress=False)
-    model = SemiStructuredRegression("y ~ x + c", priors=priors | {"c": 3.0})
+    model = Regression("y ~ x + c", priors=priors | {"c": 3.0})
     found = model.fit(frame.assign(c=0.1), sampling=several).summary()
     assert abs(found.loc["c", "mean"]) < 4 * 3 / np.sqrt(found.loc["c", "ess_bulk"])
     assert found.loc["c", "sd"] == pytest.approx(3.0, rel=0.1)
-    without = SemiStructuredRegression("y ~ x", priors=priors).fit(frame, sampling=several)
+    without = Regression("y ~ x", priors=priors).fit(frame, sampling=several)
     size = np.sqrt(found.loc["x", "ess_bulk"] / 2)
     sd = without.summary().loc["x", "sd"]
     assert abs(found.loc["x", "mean"] - without.summary().loc["x", "mean"]) < 4 * sd / size
@@ -244,10 +244,8 @@ def test_an_empty_cell_of_an_interaction_needs_a_prior_of_its_term():
     frame["a"], frame["b"] = np.where(frame.x > 0, "p", "q"), np.where(frame.z > 0, "s", "t")
     frame = frame[~((frame.a == "q") & (frame.b == "t"))]
     with pytest.raises(InputError, match=r"got C\(a\)\[T.q\]:C\(b\)\[T.t\]"):
-        SemiStructuredRegression("y ~ C(a) * C(b)", priors={"sigma": 1.0}).specification.prepare(
-            frame, None
-        )
-    model = SemiStructuredRegression("y ~ C(a) * C(b)", priors={"C(a):C(b)": 1.0})
+        Regression("y ~ C(a) * C(b)", priors={"sigma": 1.0}).specification.prepare(frame, None)
+    model = Regression("y ~ C(a) * C(b)", priors={"C(a):C(b)": 1.0})
     assert model.specification.prepare(frame, None).structured.size == 5
 
 

@@ -8,17 +8,17 @@ from scipy import special, stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from subbayes.inference import Sampling
+from subbayes.regression import Regression
 from subbayes.regression.integrals import collapsed_normal, grouped_importance
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.integrals.empirical_bayes import smoothing_coordinates
 from subbayes.regression.integrals.grouped_importance import GroupedImportance
 from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
+from subbayes.regression.posterior import most_probable_effects
 from subbayes.regression.questions import summary
 from subbayes.regression.terms import group_elimination
 from subbayes.regression.terms import layout as design_layout
-from subbayes.semistructured import SemiStructuredRegression
-from subbayes.semistructured.subspace import most_probable_effects
 
 NONE = 10**9
 FEW = Sampling(draws=50, chains=2, progress=False)
@@ -51,7 +51,7 @@ def table(n=240, groups=40, seed=0):
 
 
 def prepared(formula, family, frame, **options):
-    model = SemiStructuredRegression(formula, family=family, **options)
+    model = Regression(formula, family=family, **options)
     return model.specification.prepare(frame, None)
 
 
@@ -149,7 +149,7 @@ def test_coefficients_given_standard_deviations_are_those_of_dense_matrices(
 @pytest.mark.parametrize("smooth", ["bayes", "reml"])
 def test_the_log_likelihood_of_draws_is_that_of_their_rows(smooth):
     frame = table(600, 150)
-    model = SemiStructuredRegression("y ~ x + (1 | g)").fit(frame, smooth=smooth, sampling=FEW)
+    model = Regression("y ~ x + (1 | g)").fit(frame, smooth=smooth, sampling=FEW)
     draws, structured = model.draws, model.state.model.structured
     inputs = model.state.model.inputs
     for z, found in zip(draws.z[:, -1], draws.stats["log_likelihood"][:, -1], strict=True):
@@ -223,7 +223,7 @@ def test_the_mode_is_that_of_mixed_linear_models():
     mixed = pytest.importorskip("statsmodels.regression.mixed_linear_model")
     frame = table(600, 100)
     priors = {"Intercept": 1e4, "x": 1e4}
-    model = SemiStructuredRegression("y ~ x + (1 | g)", priors=priors)
+    model = Regression("y ~ x + (1 | g)", priors=priors)
     sampling = Sampling(draws=500, chains=4, progress=False)
     model.fit(frame, smooth="reml", sampling=sampling)
     exog = np.column_stack([np.ones(len(frame)), frame.x])
@@ -318,19 +318,15 @@ def test_few_newton_steps_lead_to_where_draws_of_counts_start(monkeypatch):
 def test_draws_and_predictions_are_those_of_dense_columns(formula, family, monkeypatch):
     """Means of 50 draws a chain within their errors; the same draws where columns alone differ."""
     frame = table()
-    model = SemiStructuredRegression(formula, family=family)
+    model = Regression(formula, family=family)
     model.fit(frame, sampling=FEW)
     monkeypatch.setattr(design_layout, "LEAST_GROUPS", NONE)
-    dense = SemiStructuredRegression(formula, family=family).fit(frame, sampling=FEW)
+    dense = Regression(formula, family=family).fit(frame, sampling=FEW)
     np.testing.assert_allclose(model.draws.z, dense.draws.z, rtol=1e-6, atol=1e-6)
     rows = frame.iloc[:30].assign(g=[*range(25), 900, 901, 902, 900, 901])
     for options in ({"new_levels": "sample"}, {"groups": False}, {"new_levels": "reference"}):
         a, b = (m.predict(rows, **options).outputs for m in (model, dense))
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
-    new = {"new_levels": "reference"}
-    pd.testing.assert_frame_equal(
-        *(m.contributions(rows, **new) for m in (model, dense)), rtol=1e-5, atol=1e-5
-    )
 
 
 def test_a_level_of_a_slope_that_is_new_is_the_reference_level(monkeypatch):
@@ -345,7 +341,7 @@ def test_a_level_of_a_slope_that_is_new_is_the_reference_level(monkeypatch):
 def test_printing_examines_a_fixed_number_of_effects(monkeypatch):
     """R-hat sorts all draws of an effect: 24 seconds for 10,000 groups."""
     frame = table(900, 300)
-    model = SemiStructuredRegression("y ~ x + (1 | g)").fit(frame, sampling=FEW)
+    model = Regression("y ~ x + (1 | g)").fit(frame, sampling=FEW)
     examined, rhat = [], summary.diagnostics.rhat
     monkeypatch.setattr(
         summary.diagnostics, "rhat", lambda x: examined.append(x[0, 0].size) or rhat(x)
@@ -359,7 +355,7 @@ def test_printing_examines_a_fixed_number_of_effects(monkeypatch):
 
 def test_chains_of_a_single_group_that_disagree_are_found():
     frame = table(900, 300)
-    model = SemiStructuredRegression("y ~ x + (1 | g)").fit(frame, sampling=FEW)
+    model = Regression("y ~ x + (1 | g)").fit(frame, sampling=FEW)
     place = model.state.model.design.names.index("Intercept | g[217]")
     model.draws.z[0, :, place] += 20.0
     assert any("Intercept | g[217]" in line for line in model.warnings())

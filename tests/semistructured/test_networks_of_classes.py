@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from subbayes import MLP, InputError, Sampling, SemiStructuredRegression, Training
+from subbayes.regression.effects_posterior import EffectsModule
 from subbayes.semistructured import Deep, SemiStructuredSubspace
 from subbayes.semistructured.orthogonal_columns import orthogonal_networks
 from subbayes.semistructured.predictors import Predictors
@@ -47,7 +48,7 @@ def test_with_one_class_beside_the_reference_networks_add_to_it(parameter):
         bases = {part.names: (part.columns.basis, part.columns.dual)}
         module = Predictors(one.structured, one.deep, bases)
         with torch.no_grad():
-            without = Predictors(one.structured, None)(**one.inputs)
+            without = EffectsModule(one.structured)(**one.inputs)
             found.append(module(**one.inputs) - without)
     assert not found[0][:, 0].any()
     np.testing.assert_allclose(found[0][:, 1], found[1][:, 0], atol=1e-5)

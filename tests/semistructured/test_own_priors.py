@@ -6,9 +6,10 @@ import pytest
 import torch
 from scipy import stats
 
-from subbayes import InputError, Sampling, SemiStructuredRegression
+from subbayes import InputError, Sampling
 from subbayes.artifacts import folder as artifact
 from subbayes.likelihoods.families import LINKS, NormalFamily
+from subbayes.regression import Regression
 from subbayes.regression.design.default_priors import default_priors
 from subbayes.regression.design.design import Design
 from subbayes.regression.design.predictor import StructuredPredictor
@@ -45,7 +46,7 @@ def frame_of(n=25):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """The artifact of a model with a prior of its effect."""
-    model = SemiStructuredRegression("y ~ x", priors={"x": 2.0})
+    model = Regression("y ~ x", priors={"x": 2.0})
     model.fit(
         frame_of(), sampling=Sampling(draws=6, warmup=4, chains=2, progress=False, mode="eager")
     )
@@ -92,7 +93,7 @@ def test_the_closed_form_of_normal_priors_is_not_used_for_another_density():
 def test_draws_without_data_have_the_density_of_the_subclass():
     """Rows of hardly any weight say nothing: quantiles of draws are those of the map."""
     frame = frame_of(6).assign(w=1e-9)
-    model = SemiStructuredRegression("y ~ x", priors={"x": Heavy(0.0, 0.2)}, weights="w")
+    model = Regression("y ~ x", priors={"x": Heavy(0.0, 0.2)}, weights="w")
     model.fit(frame, sampling=Sampling(draws=500, warmup=100, chains=4, progress=False))
     x = model.effects()["x"]
     levels = np.array([0.1, 0.25, 0.5, 0.75, 0.9])
@@ -120,7 +121,7 @@ def test_errors_of_saved_priors_name_the_field_and_what_is_known(saved, tmp_path
     facts = saved.facts | {"priors": saved.facts["priors"] | {"x": config}}
     artifact.write(tmp_path / "forged", saved.kind, saved.tensors, facts)
     with pytest.raises(InputError, match=said) as error:
-        SemiStructuredRegression.load(tmp_path / "forged")
+        Regression.load(tmp_path / "forged")
     assert "\n" not in str(error.value)
 
 
@@ -184,7 +185,7 @@ def test_priors_within_the_range_are_not_changed(prior, link):
 def test_priors_of_parameters_have_draws_in_their_range(family, name, link, prior, quantiles):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.normal(size=30), "y": rng.poisson(2.0, 30)})
-    model = SemiStructuredRegression("y ~ x", family=family, priors={name: prior})
+    model = Regression("y ~ x", family=family, priors={name: prior})
     assert np.isfinite(model.prior_predictive(frame, n=200).draws).all()
     structured = model.specification.prepare(frame, None).structured
     drawn = structured.reported(rng.normal(size=(4000, structured.size)))[name]
@@ -193,9 +194,7 @@ def test_priors_of_parameters_have_draws_in_their_range(family, name, link, prio
 
 def test_a_prior_without_values_in_the_range_is_refused():
     frame = frame_of().assign(y=lambda rows: rows.y.round())
-    model = SemiStructuredRegression(
-        "y ~ x", family="student-t", priors={"nu": stats.uniform(0.1, 0.8)}
-    )
+    model = Regression("y ~ x", family="student-t", priors={"nu": stats.uniform(0.1, 0.8)})
     with pytest.raises(
         InputError, match=r"^priors\['nu.Intercept'\]: expected .* above 1, got uni"
     ):

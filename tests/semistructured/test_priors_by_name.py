@@ -9,8 +9,8 @@ import torch
 from scipy import stats
 
 import subbayes
-from subbayes import InputError, Sampling, SemiStructuredRegression
-from subbayes.regression import LKJ, Exponential, HalfNormal, NormalPrior, StudentT
+from subbayes import InputError, Sampling
+from subbayes.regression import LKJ, Exponential, HalfNormal, NormalPrior, Regression, StudentT
 from subbayes.regression.design.design import Design
 
 FEW = Sampling(draws=400, chains=2, progress=False)
@@ -25,14 +25,14 @@ def frame():
 
 
 def priors_of(formula, frame, priors):
-    model = SemiStructuredRegression(formula, priors=priors)
+    model = Regression(formula, priors=priors)
     return model.specification.prepare(frame, None).structured
 
 
 def test_a_coefficient_has_a_prior_of_its_own(frame):
     """One coefficient is held at 0.7; the others are least squares given it."""
     priors = {"C(g)[T.c]": NormalPrior(0.7, 1e-6), "C(g)": 1e3, "x": 1e3, "Intercept": 1e3}
-    model = SemiStructuredRegression("y ~ x + C(g)", priors=priors).fit(frame, sampling=FEW)
+    model = Regression("y ~ x + C(g)", priors=priors).fit(frame, sampling=FEW)
     table = model.summary()
     assert table.loc["C(g)[T.c]", "mean"] == pytest.approx(0.7, abs=1e-4)
     X = np.column_stack([np.ones(90), frame.x, frame.g == "b"]).astype(float)
@@ -89,14 +89,14 @@ def test_formulas_without_them_refuse_classes(frame, name, prior):
 
 def test_they_are_saved(frame, tmp_path):
     priors = {"sd": 0.5, "cor": LKJ(3), "C(h)[T.f]": 0.1}
-    model = SemiStructuredRegression("y ~ C(h) + (1 + x | g)", priors=priors)
+    model = Regression("y ~ C(h) + (1 + x | g)", priors=priors)
     model.fit(frame, sampling=Sampling(draws=10, chains=1, progress=False))
     again = subbayes.load(model.save(tmp_path / "model"))
     assert again.priors["sd(x | g)"] == Exponential(0.5)
     assert {name: repr(p) for name, p in again.priors.items()} == {
         name: repr(p) for name, p in model.priors.items()
     }
-    again = SemiStructuredRegression.load(tmp_path / "model", priors={"cor": LKJ(3)})
+    again = Regression.load(tmp_path / "model", priors={"cor": LKJ(3)})
     pd.testing.assert_frame_equal(again.summary(), model.summary())
 
 

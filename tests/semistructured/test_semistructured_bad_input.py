@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from subbayes import InputError, Sampling, SemiStructuredRegression
+from subbayes import InputError, Sampling
+from subbayes.regression import Regression
 
 SAMPLING = Sampling(draws=40, chains=2, warmup=5, seed=1, progress=False, mode="eager")
 pytestmark = pytest.mark.filterwarnings("ignore:effects have not mixed")
@@ -21,7 +22,7 @@ def rows(n=40):
 
 
 def fit(formula, frame, **options):
-    return SemiStructuredRegression(formula, **options).fit(frame, sampling=SAMPLING)
+    return Regression(formula, **options).fit(frame, sampling=SAMPLING)
 
 
 def test_a_response_far_from_the_others_is_named_before_the_fit():
@@ -29,18 +30,18 @@ def test_a_response_far_from_the_others_is_named_before_the_fit():
     frame.loc[17, "y"] = 5000
     said = "the response of row 17, 5000, is .* standard deviations from the others"
     for formula, family in (("y ~ x", "normal"), ("y | cens(c) ~ x", "normal")):
-        model = SemiStructuredRegression(formula, family=family)
+        model = Regression(formula, family=family)
         with pytest.warns(UserWarning, match=said):
             model.specification.prepare(frame.assign(c=frame.x > 25), None)
     mostly_equal = frame.assign(y=np.where(frame.x < 12, np.sin(frame.x), 0.0))
     mostly_equal.loc[17, "y"] = 5000
     with pytest.warns(UserWarning, match=f"{said}.*judged by their standard deviation"):
-        SemiStructuredRegression("y ~ x").specification.prepare(mostly_equal, None)
+        Regression("y ~ x").specification.prepare(mostly_equal, None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        SemiStructuredRegression("y ~ x", family="student-t").specification.prepare(frame, None)
+        Regression("y ~ x", family="student-t").specification.prepare(frame, None)
         for y in (frame.y.clip(upper=30), np.where(frame.x > 20, 1e6, 0.0), 1e9 + frame.x):
-            SemiStructuredRegression("y ~ x").specification.prepare(frame.assign(y=y), None)
+            Regression("y ~ x").specification.prepare(frame.assign(y=y), None)
 
 
 def test_separation_gives_finite_effects_by_the_prior():
@@ -154,7 +155,7 @@ def test_categories_are_levels():
 
 def test_a_normal_response_without_a_mean():
     y = np.random.default_rng(0).normal(1, 2, size=80)
-    model = SemiStructuredRegression("y ~ 0").fit(pd.DataFrame({"y": y}), sampling=SAMPLING)
+    model = Regression("y ~ 0").fit(pd.DataFrame({"y": y}), sampling=SAMPLING)
     sigma = model.effects()["sigma"]
     assert sigma.mean() == pytest.approx(np.sqrt(np.square(y).mean()), rel=0.05)
 
@@ -162,33 +163,33 @@ def test_a_normal_response_without_a_mean():
 def test_linearised_laplace_is_refused_because_its_centre_is_no_mode():
     frame = pd.DataFrame({"x": [0.0, 1.0, 2.0], "y": [0.0, 2.0, 4.0]})
     with pytest.raises(InputError, match="inference: expected .* mode.*'laplace' or 'nuts'"):
-        SemiStructuredRegression("y ~ x").fit(frame, inference="laplace-linearised")
+        Regression("y ~ x").fit(frame, inference="laplace-linearised")
 
 
 def test_weights_that_are_all_0_leave_no_row():
     frame = pd.DataFrame({"x": [0.0, 1.0, 2.0], "y": [1.0, 2.0, 4.0], "w": 0.0})
     with pytest.raises(InputError, match=r"^weights: expected a number above 0 in column 'w'"):
-        SemiStructuredRegression("y ~ x", weights="w").fit(frame)
+        Regression("y ~ x", weights="w").fit(frame)
     with pytest.raises(InputError, match="Leave out a bound that there is not"):
-        SemiStructuredRegression("y | trunc(lb=-inf, ub=9) ~ x")
+        Regression("y | trunc(lb=-inf, ub=9) ~ x")
 
 
 @pytest.mark.parametrize("family", ["normal", "student-t"])
 def test_a_negative_mean_has_no_logarithmic_link(family):
     rng = np.random.default_rng(0)
     data = pd.DataFrame({"x": rng.normal(size=40), "y": rng.normal(-3.0, 1.0, 40)})
-    model = SemiStructuredRegression("y ~ x", family=family, link="log")
+    model = Regression("y ~ x", family=family, link="log")
     said = r"y: expected responses whose mean is above 0, for the link 'log', got a mean of -2\.\d+"
     with pytest.raises(InputError, match=said):
         model.fit(data)
     with pytest.raises(InputError, match=said):
-        SemiStructuredRegression("y ~ 0 + x", family=family, link="log").fit(data)
+        Regression("y ~ 0 + x", family=family, link="log").fit(data)
 
 
 @pytest.mark.parametrize("family", ["poisson", "gamma"])
 def test_families_of_numbers_that_are_not_negative_have_a_logarithmic_link(family):
     y = np.zeros(9) if family == "poisson" else np.arange(1.0, 10.0)
-    model = SemiStructuredRegression("y ~ 1", family=family)
+    model = Regression("y ~ 1", family=family)
     model.specification.prepare(pd.DataFrame({"y": y}), None)
 
 
@@ -197,7 +198,7 @@ def test_some_negative_responses_have_a_logarithmic_link():
     y = rng.normal(0.5, 1.0, 400)
     assert (y < 0).any()
     few = Sampling(draws=50, chains=2, progress=False)
-    model = SemiStructuredRegression("y ~ 1", link="log")
+    model = Regression("y ~ 1", link="log")
     model.fit(pd.DataFrame({"y": y}), inference="laplace", sampling=few)
     intercept = model.effects()["Intercept"]
     assert abs(intercept.mean() - np.log(y.mean())) < 0.5 * intercept.std()
@@ -209,7 +210,7 @@ def test_columns_called_intercept_are_refused(formula):
     said = "columns that are not called 'Intercept', got .* or write 1 for the intercept"
     for given in (data, data[["x", "y"]]):
         with pytest.raises(InputError, match=said):
-            SemiStructuredRegression(formula).fit(given)
+            Regression(formula).fit(given)
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def test_columns_with_the_names_of_parameters(formula, family, name):
     frame["y"] = np.arange(30) % 3
     if family == "gamma":
         frame = frame.assign(y=frame.y + 1.0, shape=np.where(frame.x < 0.5, "a", "b"))
-    model = SemiStructuredRegression(formula, family=family)
+    model = Regression(formula, family=family)
     said = f"formula: expected columns that are not called like a parameter of family '{family}', "
     with pytest.raises(InputError, match=f"{said}got '{name}'. Rename the column"):
         model.fit(frame)
@@ -239,7 +240,7 @@ def test_columns_with_the_names_of_parameters(formula, family, name):
 def test_measurements_are_not_classes(family):
     rng = np.random.default_rng(0)
     data = pd.DataFrame({"x": rng.normal(size=200)})
-    model = SemiStructuredRegression("y ~ x", family=family)
+    model = Regression("y ~ x", family=family)
     said = rf"y: expected classes for family '{family}', at most 50 numbers, got {{}} different num"
     for y, count in ((rng.normal(size=200), 200), (np.arange(200) % 51, 51)):
         with pytest.raises(InputError, match=said.format(count)):
@@ -251,7 +252,7 @@ def test_measurements_are_not_classes(family):
 def test_half_points_are_classes():
     data = pd.DataFrame({"x": np.arange(40.0) % 7, "y": (np.arange(40) % 5) / 2})
     few = Sampling(draws=10, chains=1, progress=False)
-    model = SemiStructuredRegression("y ~ x", family="ordinal")
+    model = Regression("y ~ x", family="ordinal")
     assert model.fit(data, inference="laplace", sampling=few).classes == (0.0, 0.5, 1.0, 1.5, 2.0)
 
 
@@ -259,8 +260,8 @@ def test_errors_of_formulas_and_families_name_what_is_close():
     with pytest.raises(InputError, match=r"got '\|'. Close all brackets.$"):
         fit("y ~ x + (1 | g", pd.DataFrame({"x": [0.0, 1.0], "g": ["a", "b"], "y": [1.0, 2.0]}))
     with pytest.raises(InputError, match="Did you mean 'gaussian'"):
-        SemiStructuredRegression("y ~ x", family="gausian")
+        Regression("y ~ x", family="gausian")
     counts = pd.DataFrame({"x": np.arange(4.0), "cases": [1.0, 2.5, 0.0, 3.0]})
     line = r"^y: expected counts .*, got 2.5 at row 1"
     with pytest.raises(InputError, match=line):
-        SemiStructuredRegression("cases ~ x", family="poisson").specification.prepare(counts, None)
+        Regression("cases ~ x", family="poisson").specification.prepare(counts, None)

@@ -6,8 +6,7 @@ import pytest
 from scipy import stats
 
 from subbayes.inference.configuration import Sampling
-from subbayes.regression import LKJ, Exponential, NormalPrior
-from subbayes.semistructured import SemiStructuredRegression
+from subbayes.regression import LKJ, Exponential, NormalPrior, Regression
 
 RUNS, DRAWS, BINS = 96, 47, 6
 
@@ -27,7 +26,7 @@ def test_simulation_based_calibration_ranks_are_uniform(family):
         level, slope, sigma = rng.normal(0.5, 0.5), rng.normal(0, 0.5), rng.exponential(1.0)
         eta = level + slope * (x - x.mean())  # the prior is of the intercept at the mean
         y = rng.normal(eta, sigma) if family == "normal" else rng.poisson(np.exp(eta))
-        model = SemiStructuredRegression("y ~ x", family=family, priors=priors).fit(
+        model = Regression("y ~ x", family=family, priors=priors).fit(
             pd.DataFrame({"x": x, "y": y}),
             sampling=Sampling(draws=DRAWS, chains=1, warmup=120, thin=3, seed=run, progress=False),
         )
@@ -63,7 +62,7 @@ def test_calibration_of_random_slopes(family):
         eta = level + slope * (x - x.mean()) + u[g, 0] + u[g, 1] * x
         y = rng.normal(eta, sigma) if family == "normal" else rng.poisson(np.exp(eta))
         frame = pd.DataFrame({"x": x, "g": g, "y": y})
-        model = SemiStructuredRegression("y ~ x + (1 + x | g)", family=family, priors=priors).fit(
+        model = Regression("y ~ x + (1 + x | g)", family=family, priors=priors).fit(
             frame,
             sampling=Sampling(draws=DRAWS, chains=1, warmup=120, thin=5, seed=run, progress=False),
         )
@@ -92,7 +91,7 @@ def test_intervals_of_smooths_have_nominal_coverage():
         a, b = rng.uniform(0.5, 1.5, 2)
         truth = a * np.sin(2 * u) + b * np.cos(u)
         frame = pd.DataFrame({"u": u, "y": truth + 0.4 * rng.normal(size=120)})
-        model = SemiStructuredRegression("y ~ s(u, df=12)").fit(
+        model = Regression("y ~ s(u, df=12)").fit(
             frame, sampling=Sampling(draws=250, chains=2, seed=run, progress=False)
         )
         table = model.contributions(frame, level=0.9)["structured"]

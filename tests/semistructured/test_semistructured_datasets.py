@@ -57,8 +57,8 @@ def test_a_dataset_is_read_as_the_tensor_of_its_items():
     assert labelled.read == list(range(20))
     model.fit(kept, inputs={"net": Items(list(own))}, **QUICK, subspace=SemiStructuredSubspace(2))
     np.testing.assert_array_equal(
-        model.score_samples(kept, {"net": TensorDataset(own)}),
-        model.score_samples(kept, {"net": own}),
+        model.score_samples(kept, inputs={"net": TensorDataset(own)}),
+        model.score_samples(kept, inputs={"net": own}),
     )
     pd.testing.assert_frame_equal(
         model.contributions(kept, {"net": TensorDataset(own)}),

@@ -115,7 +115,7 @@ def overlapping(labels, renderer):
 )
 def test_names_of_levels_do_not_overlap(levels):
     from subbayes.regression.design.design import Term
-    from subbayes.semistructured.partial_effects import Partial
+    from subbayes.regression.questions.partial_effects import Partial
 
     draws = np.random.default_rng(0).normal(size=(20, len(levels)))
     partial = Partial(
@@ -129,7 +129,7 @@ def test_names_of_levels_do_not_overlap(levels):
 
 
 def test_the_forest_plot_shows_the_intercept_only_without_effects():
-    from subbayes.reports.semistructured import _forest_caption, _forest_effects
+    from subbayes.reports.regression import _forest_caption, _forest_effects
 
     draws = np.zeros((2, 5))
     effects = {"Intercept": draws, "x": draws, "sigma.Intercept": draws}

@@ -13,6 +13,7 @@ from in_sample_effects import in_sample
 from torch import nn
 
 from subbayes import InputError, Sampling, SemiStructuredRegression, Training
+from subbayes.regression import Regression
 from subbayes.regression.questions.summary import summary_text
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.estimand import bootstrap_projections
@@ -228,18 +229,21 @@ def test_predictors_do_not_depend_on_the_estimand(fitted):
 
 def test_without_orthogonal_networks_both_are_the_same():
     frame = table(20)
-    sampling = replace(QUICK["sampling"], draws=5)
+    deep = {"net": (MLP(1, (3,), 1, seed=0), ["u"])}
+    options = {"deep": deep, "orthogonal": False}
     models = [
-        SemiStructuredRegression("y ~ x", effects=name).fit(frame, sampling=sampling)
+        SemiStructuredRegression("y ~ x", effects=name, **options).fit(frame, **QUICK)
         for name in ("population", "sample")
     ]
-    assert [m.estimand for m in models] == ["model", "model"]
-    assert str(models[0]).startswith("formula    y ~ x\nfamily     normal")
+    plain = Regression("y ~ x").fit(frame, sampling=replace(QUICK["sampling"], draws=5))
+    assert [m.estimand for m in (*models, plain)] == ["model"] * 3
+    assert str(plain).startswith("formula    y ~ x\nfamily     normal")
     for claim in ("population", "effects are", "the sample"):
-        assert claim not in str(models[0])
+        assert claim not in str(models[0]) + str(plain)
     np.testing.assert_array_equal(*(m.effects()["x"] for m in models))
+    np.testing.assert_array_equal(*(m.marginal_means("x", [0, 1]).draws for m in models))
     with pytest.raises(InputError, match=r"^effects: expected one of 'population', 'sample'"):
-        SemiStructuredRegression("y ~ x", effects="rows")
+        SemiStructuredRegression("y ~ x", effects="rows", deep=deep)
 
 
 def test_a_saved_model_has_the_same_effects(fitted, tmp_path):

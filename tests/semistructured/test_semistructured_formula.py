@@ -14,7 +14,7 @@ from subbayes.likelihoods.families import (
     NormalFamily,
     OrdinalFamily,
 )
-from subbayes.regression import Exponential, Flexible, HalfNormal, NormalPrior, StudentT
+from subbayes.regression import Exponential, Flexible, HalfNormal, NormalPrior, Regression, StudentT
 from subbayes.regression.design.default_priors import default_priors
 from subbayes.regression.design.design import Design, split_formula
 from subbayes.regression.design.identifiability import collinear
@@ -23,7 +23,6 @@ from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.formula.checks import complete_rows
 from subbayes.regression.priors.reading import prior_of
 from subbayes.regression.terms.updating import updated_formula
-from subbayes.semistructured import SemiStructuredRegression
 
 
 @pytest.fixture
@@ -123,7 +122,7 @@ def test_tildes_in_names_belong_to_these():
         split_formula("y ~ x ~ z", "mu")
     columns = pd.DataFrame(np.random.default_rng(0).uniform(1, 2, (9, 3)))
     columns.columns = ["a~b", "c~d", "e|f~"]
-    model = SemiStructuredRegression("`a~b` | weights(`e|f~`) ~ `c~d`")
+    model = Regression("`a~b` | weights(`e|f~`) ~ `c~d`")
     prepared = model.specification.prepare(columns, None)
     assert prepared.design.names[:2] == ["Intercept", "c~d"]
     np.testing.assert_array_equal(prepared.data.y[0], columns["a~b"])
@@ -166,7 +165,7 @@ def test_levels_of_columns_in_backquotes_are_checked(frame, term):
 def test_factors_with_one_level_are_refused(frame, term):
     one = pd.Categorical(["a"] * 60, ["a", "b"])
     frame = frame.assign(one="a", yes=True, cat=one, sex=["f", "m"] * 30)
-    model = SemiStructuredRegression(f"x ~ z + {term}")
+    model = Regression(f"x ~ z + {term}")
     with pytest.raises(InputError, match="^(one|yes|cat): expected at least 2 levels.* Leave it"):
         model.fit(frame)
     names = Design({"mu": "C(one, levels=['a', 'b']) + re(one) + yes"}, frame).names

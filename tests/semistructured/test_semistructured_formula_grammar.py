@@ -10,10 +10,10 @@ from subbayes import InputError
 from subbayes.artifacts import folder as artifact
 from subbayes.artifacts.saving import rebuild
 from subbayes.inference.configuration import Sampling
+from subbayes.regression import Regression
 from subbayes.regression.design.design import Design
+from subbayes.regression.design.response import Response
 from subbayes.regression.formula.grammar import check_formula
-from subbayes.semistructured import SemiStructuredRegression
-from subbayes.semistructured.design_data import Response
 
 FEW = {"inference": "laplace", "sampling": Sampling(draws=4, chains=1, progress=False)}
 
@@ -35,7 +35,7 @@ def table():
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    model = SemiStructuredRegression("y ~ a0").fit(table(), **FEW)
+    model = Regression("y ~ a0").fit(table(), **FEW)
     return artifact.read(model.save(tmp_path_factory.mktemp("saved") / "model"))
 
 
@@ -110,7 +110,7 @@ def test_code_in_a_formula_is_not_run_by_a_fit(code, tmp_path):
     path, frame = tmp_path / "proof", table()
     for formula in formulas(code.replace("FILE", str(path))):
         with pytest.raises(InputError) as error:
-            SemiStructuredRegression(formula).fit(frame, **FEW)
+            Regression(formula).fit(frame, **FEW)
         assert "\n" not in str(error.value)
         assert not executed(path)
 
@@ -127,7 +127,7 @@ def test_code_in_a_formula_is_not_run_by_loading_a_file(code, saved, tmp_path):
     facts = saved.facts | {"formula": written[CODE.index(code) % len(written)]}
     artifact.write(tmp_path / "forged", saved.kind, saved.tensors, facts)
     with pytest.raises(InputError):
-        SemiStructuredRegression.load(tmp_path / "forged")
+        Regression.load(tmp_path / "forged")
     assert not executed(path)
 
 
@@ -137,8 +137,8 @@ def test_code_in_the_formula_of_another_parameter_is_not_run(saved, tmp_path):
     facts = saved.facts | {"formula": formula}
     artifact.write(tmp_path / "forged", saved.kind, saved.tensors, facts)
     for attempt in (
-        lambda: SemiStructuredRegression.load(tmp_path / "forged"),
-        lambda: SemiStructuredRegression(formula).fit(table(), **FEW),
+        lambda: Regression.load(tmp_path / "forged"),
+        lambda: Regression(formula).fit(table(), **FEW),
     ):
         with pytest.raises(InputError, match="formula of 'sigma'"):
             attempt()
@@ -167,7 +167,7 @@ def test_columns_whose_names_are_code_are_only_columns(column, saved, tmp_path):
     ]:
         facts = saved.facts | auxiliary | {"formula": formula, "columns": columns}
         frame = table().rename(columns={"y": column})
-        model = SemiStructuredRegression(formula, offset=column)
+        model = Regression(formula, offset=column)
         with suppress(InputError):
             rebuild(saved.kind, saved.tensors, facts, {})
         with suppress(InputError):
@@ -177,15 +177,15 @@ def test_columns_whose_names_are_code_are_only_columns(column, saved, tmp_path):
 
 def test_errors_name_the_factor_and_what_is_allowed():
     with pytest.raises(InputError, match=r"functions of docs/.*, got .* in 'np.load\(a0\)"):
-        SemiStructuredRegression("y ~ np.load(a0)").fit(table())
+        Regression("y ~ np.load(a0)").fit(table())
     with pytest.raises(InputError, match=r"df= to be a whole number from 1 to 1000, got 'bs\("):
-        SemiStructuredRegression("y ~ bs(a0, df=0)").fit(table())
+        Regression("y ~ bs(a0, df=0)").fit(table())
     with pytest.raises(InputError, match="columns with other names .* got a column 'C' beside"):
-        SemiStructuredRegression("y ~ C + C(sex)").fit(table().rename(columns={"z": "C"}))
+        Regression("y ~ C + C(sex)").fit(table().rename(columns={"z": "C"}))
     with pytest.raises(InputError, match="an elementwise response"):
-        SemiStructuredRegression("scale(y) ~ a0").fit(table())
+        Regression("scale(y) ~ a0").fit(table())
     with pytest.raises(InputError, match=r"one response, got 'y \+ 1'. Write arithmetic in braces"):
-        SemiStructuredRegression("y + 1 ~ a0").fit(table())
+        Regression("y + 1 ~ a0").fit(table())
 
 
 # --- size ---------------------------------------------------------------------------------------

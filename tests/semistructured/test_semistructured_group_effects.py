@@ -10,9 +10,8 @@ from scipy import special, stats
 
 from subbayes import InputError
 from subbayes.inference.configuration import Sampling
-from subbayes.regression import LKJ, Exponential
-from subbayes.semistructured import SemiStructuredRegression
-from subbayes.semistructured.group_predictions import _generator
+from subbayes.regression import LKJ, Exponential, Regression
+from subbayes.regression.questions.new_groups import _generator
 
 FEW = {
     "inference": "elliptical-slice",
@@ -21,7 +20,7 @@ FEW = {
 
 
 def prepared(formula, frame, **options):
-    return SemiStructuredRegression(formula, **options).specification.prepare(frame, None)
+    return Regression(formula, **options).specification.prepare(frame, None)
 
 
 def sleep_study(groups=18, rows=10, seed=0):
@@ -124,7 +123,7 @@ def test_models_of_correlated_effects_fit_far_from_0(family):
     few, found = Sampling(draws=20, chains=2, progress=False, seed=1), []
     for origin in (0.0, 1e8):
         rows = frame.assign(days=frame.days + origin)
-        model = SemiStructuredRegression("y ~ days + (1 + days | subject)", family=family)
+        model = Regression("y ~ days + (1 + days | subject)", family=family)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "effects have not mixed")
             fitted = model.fit(rows, sampling=few)
@@ -156,7 +155,7 @@ def test_posteriors_of_many_groups_agree_with_restricted_maximum_likelihood():
     frame = sleep_study(40, 8, seed=1)
     frame["days"] -= frame.days.mean()
     peer = mixed_lm("y ~ days", frame, groups="subject", re_formula="~ days").fit(reml=True)
-    model = SemiStructuredRegression("y ~ days + (days | subject)").fit(
+    model = Regression("y ~ days + (days | subject)").fit(
         frame, sampling=Sampling(draws=400, warmup=400, chains=2, seed=0, progress=False)
     )
     found = model.summary()
@@ -228,7 +227,7 @@ def test_unseen_groups_have_sampled_effects_or_none():
     frame = sleep_study(6, 6).assign(half=lambda d: np.where(d.days > 2, "late", "early"))
     frame = frame[~((frame.subject == "s00") & (frame.half == "late"))]
     with pytest.warns(UserWarning, match="have not mixed"):
-        model = SemiStructuredRegression("y ~ days + (days | subject/half)").fit(frame, **FEW)
+        model = Regression("y ~ days + (days | subject/half)").fit(frame, **FEW)
     new = frame.iloc[:2].assign(subject=["s00", "new"], half="late")
     with pytest.raises(InputError, match="subject: expected the levels seen .*, got new. Pass new"):
         model.predict(new)
@@ -257,7 +256,7 @@ def nested():
     frame["y"] = rng.normal(size=48)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return SemiStructuredRegression("y ~ 1 + (1 | g/h) + re(id)").fit(frame, **FEW)
+        return Regression("y ~ 1 + (1 | g/h) + re(id)").fit(frame, **FEW)
 
 
 def shifts(model, rows):
@@ -275,7 +274,7 @@ def test_predictions_without_groups_need_none():
     formula = "y ~ x + C(h) + offset(e) + (slope | g:h) + (1 | k) + re(`my id`) + re(e)"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        model = SemiStructuredRegression({"mu": formula, "sigma": "~ (1 | g)"}).fit(frame, **FEW)
+        model = Regression({"mu": formula, "sigma": "~ (1 | g)"}).fit(frame, **FEW)
     expected = model.predict(frame, groups=False).outputs
     needed = frame[["x", "h", "e"]]
     strange = pd.to_datetime(["2024-01-05"] * size)
@@ -351,7 +350,7 @@ def test_labels_that_are_equal_have_one_generator():
 def test_sampled_effects_of_a_new_group_have_its_covariance():
     frame = sleep_study(5, 6)
     with pytest.warns(UserWarning, match="have not mixed"):
-        model = SemiStructuredRegression("y ~ (days | subject)").fit(
+        model = Regression("y ~ (days | subject)").fit(
             frame,
             inference="elliptical-slice",
             sampling=Sampling(draws=2000, chains=2, warmup=10, progress=False),
@@ -375,7 +374,7 @@ def test_one_group_of_one_row_and_more_groups_than_rows_fit():
     frame["h"] = pd.Categorical(["a"] * 6, categories=["a", "b"])
     for formula in ("y ~ (1 + x | g)", "y ~ (x | h)", "y ~ 0 + (1 | g:h)", "y ~ (1 | x)"):
         with pytest.warns(UserWarning, match="have not mixed"):
-            model = SemiStructuredRegression(formula).fit(frame, **FEW)
+            model = Regression(formula).fit(frame, **FEW)
         assert np.isfinite(model.predict(frame).mean).all()
 
 
@@ -384,7 +383,7 @@ def test_priors_summary_effects_and_saved_models(tmp_path):
     priors = {"sd(subject)": 0.5, "cor(subject)": LKJ(2.0), "sd(days | subject)": Exponential(3.0)}
     formulas = {"mu": "y ~ days + (days | subject)", "sigma": "~ (1 | subject)"}
     with pytest.warns(UserWarning, match="have not mixed"):
-        model = SemiStructuredRegression(formulas, priors=priors).fit(frame, **FEW)
+        model = Regression(formulas, priors=priors).fit(frame, **FEW)
     assert model.priors["sd(Intercept | subject)"] == Exponential(0.5)
     assert model.priors["sd(days | subject)"] == Exponential(3.0)
     assert model.priors["cor(subject)"] == LKJ(2.0)
@@ -397,7 +396,7 @@ def test_priors_summary_effects_and_saved_models(tmp_path):
     scales = ["mu"] * 4 + [""] + ["log(sigma)"] * 2
     assert list(summary.attrs["scales"].values())[:7] == scales
     assert summary.attrs["scales"]["sigma.Intercept | subject[s01]"] == "log(sigma)"
-    assert repr(model.space) == "JointSpace('curve': rank=0 of networks, 19 of effects)"
+    assert model.space.subspace.rank == 19
     without = model.predict(frame, groups=False).outputs  # the effects of the formula alone
     flat = {name: draws.reshape(-1, 1) for name, draws in model.effects().items()}
     expected = flat["Intercept"] + flat["days"] * frame["days"].to_numpy()
@@ -415,7 +414,7 @@ def test_priors_summary_effects_and_saved_models(tmp_path):
     assert model.effect("sigma.(1 | subject)").draws.shape == (12, 4)
     assert len(model.plot().axes) == 4
     model.save(tmp_path / "m")
-    again = SemiStructuredRegression.load(tmp_path / "m")
+    again = Regression.load(tmp_path / "m")
     np.testing.assert_array_equal(again.predict(frame).mean, model.predict(frame).mean)
     assert again.priors["cor(subject)"] == LKJ(2.0)
 
@@ -446,7 +445,7 @@ def test_ranks_of_parameters_drawn_from_the_prior_are_uniform():
             eta = reference.structured(zeta, inputs["design"], inputs["offset"]).numpy()
         data = frame.assign(y=eta[:, 0] + np.exp(eta[:, 1]) * rng.standard_normal(30))
         truth = reference.structured.reported(zeta.numpy()[None])
-        model = SemiStructuredRegression("y ~ (x | g)", priors=priors)
+        model = Regression("y ~ (x | g)", priors=priors)
         sampling = Sampling(draws=kept * 4, warmup=200, chains=1, seed=run, progress=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -9,9 +9,9 @@ import torch
 from scipy import stats
 
 import subbayes
-from subbayes import InputError, SemiStructuredRegression
+from subbayes import InputError
 from subbayes.inference import Sampling
-from subbayes.regression import Horseshoe
+from subbayes.regression import Horseshoe, Regression
 from subbayes.regression.priors.horseshoe import half_cauchy
 
 
@@ -35,7 +35,7 @@ def test_half_cauchy_is_the_quantile():
 def test_prior_draws_have_the_distribution_of_the_definition():
     frame, names = table()
     prior = Horseshoe(global_scale=0.3, slab_scale=1.5, slab_df=5.0)
-    model = SemiStructuredRegression("y ~ " + " + ".join(names), priors=dict.fromkeys(names, prior))
+    model = Regression("y ~ " + " + ".join(names), priors=dict.fromkeys(names, prior))
     structured = model.specification.prepare(frame, None).structured
     n = 60_000
     zeta = torch.randn(n, structured.size, generator=torch.Generator().manual_seed(0)).double()
@@ -63,11 +63,11 @@ def test_prior_draws_have_the_distribution_of_the_definition():
 def test_one_effect_among_many_is_kept_and_saved(tmp_path):
     frame, names = table(n=50, d=6)
     priors = dict.fromkeys(names, Horseshoe(global_scale=1 / 5 / 50**0.5))
-    model = SemiStructuredRegression("y ~ " + " + ".join(names), priors=priors)
+    model = Regression("y ~ " + " + ".join(names), priors=priors)
     sampling = Sampling(draws=500, chains=4, progress=False)
     means = model.fit(frame, sampling=sampling).summary()["mean"]
     assert model.draws.engine == "independence-metropolis"
-    vague = SemiStructuredRegression("y ~ " + " + ".join(names)).fit(frame, sampling=sampling)
+    vague = Regression("y ~ " + " + ".join(names)).fit(frame, sampling=sampling)
     others = vague.summary()["mean"]
     assert means["x0"] == pytest.approx(2, abs=0.5)
     assert np.abs(means[names[1:]]).mean() < 0.8 * np.abs(others[names[1:]]).mean()
@@ -82,7 +82,7 @@ def test_the_posterior_has_the_moments_of_weighted_prior_draws():
     """Scales and sigma from the prior, weighted by the likelihood without coefficients."""
     frame, names = table(n=25, d=3)
     prior = Horseshoe(global_scale=0.3, slab_scale=1.5, slab_df=5.0)
-    model = SemiStructuredRegression("y ~ " + " + ".join(names), priors=dict.fromkeys(names, prior))
+    model = Regression("y ~ " + " + ".join(names), priors=dict.fromkeys(names, prior))
     model.fit(frame, sampling=Sampling(draws=4000, chains=4, progress=False))
     y, x = frame["y"].to_numpy(), (frame[names] - frame[names].mean()).to_numpy()
     sd, rng, n = y.std(), np.random.default_rng(2), 100_000
@@ -120,6 +120,6 @@ def test_different_horseshoes_and_scales_raise():
     frame, names = table()
     priors = {"x0": Horseshoe(0.1), "x1": Horseshoe(0.2)}
     with pytest.raises(InputError, match="one Horseshoe for all terms"):
-        SemiStructuredRegression("y ~ x0 + x1", priors=priors).prior_predictive(frame)
+        Regression("y ~ x0 + x1", priors=priors).prior_predictive(frame)
     with pytest.raises(InputError, match="global_scale"):
         Horseshoe(0.0)

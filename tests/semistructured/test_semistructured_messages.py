@@ -16,6 +16,7 @@ from subbayes.data.levels import check_levels
 from subbayes.diagnostics import loo, rhat
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods.families import CensoredFamily, family_from_name
+from subbayes.regression import Regression
 from subbayes.regression.formula import checks as formula_checks
 from subbayes.regression.questions.summary import mixing_warnings, rhat_limits
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
@@ -53,7 +54,7 @@ frame = pd.DataFrame(
 )
 def test_terms_of_other_libraries_raise_with_the_equivalent(term, said):
     with pytest.raises(InputError, match=said):
-        SemiStructuredRegression(f"y ~ x + {term}").fit(frame.assign(h=frame.g))
+        Regression(f"y ~ x + {term}").fit(frame.assign(h=frame.g))
 
 
 @pytest.mark.filterwarnings("error")
@@ -70,18 +71,18 @@ def test_terms_of_other_libraries_raise_with_the_equivalent(term, said):
 def test_mistakes_in_terms_have_a_remedy(term, said):
     dates = frame.assign(when=["2024-01-05", "2024-02-05"] * 10, at="2024-01-05T10:00")
     with pytest.raises(InputError, match=said) as caught:
-        SemiStructuredRegression(f"y ~ {term}").specification.prepare(dates, None)
+        Regression(f"y ~ {term}").specification.prepare(dates, None)
     assert "\n" not in str(caught.value)
     for allowed in ("C(when)", "(1 | when)"):  # as factors and groups where that is said
-        SemiStructuredRegression(f"y ~ {allowed}").specification.prepare(dates, None)
+        Regression(f"y ~ {allowed}").specification.prepare(dates, None)
     days = pd.to_datetime(dates["when"]) - pd.Timestamp("2024-01-05")  # the remedy
     later = dates.assign(when=days.dt.days)
-    SemiStructuredRegression("y ~ when").specification.prepare(later, None)
+    Regression("y ~ when").specification.prepare(later, None)
 
 
 def test_factors_of_r_are_those_of_formulaic():
     def names(term):
-        model = SemiStructuredRegression(f"y ~ {term}").specification.prepare(frame, None)
+        model = Regression(f"y ~ {term}").specification.prepare(frame, None)
         return model.design.names
 
     assert names("factor(z) + x:as.factor(g)") == names("C(z) + x:C(g)")
@@ -90,13 +91,13 @@ def test_factors_of_r_are_those_of_formulaic():
 def test_data_frames_without_rows_or_with_equal_names_raise():
     for empty in (frame.iloc[:0], pd.DataFrame()):
         with pytest.raises(InputError, match="data: expected at least one row, got an empty data"):
-            SemiStructuredRegression("y ~ x").fit(empty)
+            Regression("y ~ x").fit(empty)
     twice = pd.concat([frame, frame[["x"]]], axis=1)
     with pytest.raises(InputError, match="with different names, got 2 called x. Rename them"):
-        SemiStructuredRegression("y ~ x").fit(twice)
+        Regression("y ~ x").fit(twice)
     with pytest.raises(InputError, match="with different names, got 2 called x"):
-        SemiStructuredRegression("y ~ z", weights="x").fit(twice)
-    SemiStructuredRegression("y ~ z").specification.prepare(twice, None)
+        Regression("y ~ z", weights="x").fit(twice)
+    Regression("y ~ z").specification.prepare(twice, None)
 
 
 @pytest.mark.filterwarnings("error")
@@ -108,13 +109,13 @@ def test_fits_of_many_columns_warn_before_anything_is_computed(monkeypatch):
         formula_checks.warn_of_size(1000, 50_000)
     monkeypatch.setattr(formula_checks, "_OPERATIONS", 100)
     # the first step that takes long
-    monkeypatch.setattr("subbayes.semistructured.specification.check_identified", None)
+    monkeypatch.setattr("subbayes.regression.specification.check_identified", None)
     for formula, columns in (("y ~ C(g)", 3), ("y ~ (1 | g)", 4)):
         with (
             pytest.warns(UserWarning, match=f"formula: {columns} columns for 20 rows"),
             pytest.raises(TypeError),
         ):
-            SemiStructuredRegression(formula).fit(frame, **FEW)
+            Regression(formula).fit(frame, **FEW)
 
 
 @pytest.mark.few(1)
@@ -128,7 +129,7 @@ def test_fits_of_many_columns_warn_before_anything_is_computed(monkeypatch):
 def test_factors_of_a_million_levels_are_refused_before_their_columns_are_made(term, line):
     wide = pd.DataFrame({"k": np.arange(10**6).astype(str), "y": np.zeros(10**6)})
     with pytest.raises(InputError, match=line):
-        SemiStructuredRegression(f"y ~ {term}").fit(wide)
+        Regression(f"y ~ {term}").fit(wide)
 
 
 def test_levels_of_large_factors_are_compared_in_linear_time_and_shown_in_part():
@@ -152,12 +153,12 @@ def test_levels_of_large_factors_are_compared_in_linear_time_and_shown_in_part()
 
 def test_transformed_responses_do_not_warn():
     data = frame.assign(y=frame.y + 1)
-    rows = SemiStructuredRegression("np.log(y) ~ x").specification.prepare(data, None)
+    rows = Regression("np.log(y) ~ x").specification.prepare(data, None)
     np.testing.assert_allclose(rows.data.y, np.log(data.y))
     with pytest.raises(
         InputError, match=r"np.log\(y\): expected finite numbers, got 4 rows without"
     ):
-        SemiStructuredRegression("np.log(y) ~ x").fit(frame)
+        Regression("np.log(y) ~ x").fit(frame)
 
 
 def test_families_accept_names_of_other_libraries():
@@ -187,7 +188,7 @@ def test_families_accept_names_of_other_libraries():
 )
 def test_priors_that_cannot_be_used_are_named(priors, said):
     with pytest.raises((InputError, InputTypeError), match=said):
-        SemiStructuredRegression("y ~ x", priors=priors).fit(frame, **FEW)
+        Regression("y ~ x", priors=priors).fit(frame, **FEW)
 
 
 def test_half_lines_that_are_given_as_intervals_are_named_with_their_status():
@@ -203,7 +204,7 @@ def test_half_lines_that_are_given_as_intervals_are_named_with_their_status():
         data = rows.copy()
         data.loc[3, column] = value
         with pytest.raises(InputError) as refused:
-            SemiStructuredRegression(formula, family=family).specification.prepare(data, None)
+            Regression(formula, family=family).specification.prepare(data, None)
         assert refused.value.argument == argument
         assert refused.value.got == at
         assert refused.value.remedy.endswith(remedy)
@@ -220,7 +221,7 @@ def test_half_lines_that_are_given_as_intervals_are_named_with_their_status():
 )
 def test_proportions_are_no_two_classes(values):
     for family in ("bernoulli", "binomial"):
-        model = SemiStructuredRegression("y ~ x", family=family)
+        model = Regression("y ~ x", family=family)
         with pytest.raises(InputError, match=r"Write counts: .*trials\(n\)'; or .*family='beta'"):
             model.specification.prepare(frame.assign(y=values), None)
 
@@ -231,7 +232,7 @@ def test_counts_that_are_nearly_whole_are_shown_with_their_digits(family):
     data = frame.assign(y=frame.y.astype(float))
     data.loc[3, "y"] = 3.000000003
     with pytest.raises(InputError) as refused:
-        SemiStructuredRegression(formula, family=family).specification.prepare(data, None)
+        Regression(formula, family=family).specification.prepare(data, None)
     assert refused.value.got == "3.000000003 at row 3"
     assert refused.value.remedy == "Round the responses"
 
@@ -240,15 +241,13 @@ def test_trials_that_are_nearly_whole_are_shown_with_their_digits():
     data = frame.assign(n=9.0)
     data.loc[3, "n"] = 9 + 1e-10
     with pytest.raises(InputError) as refused:
-        SemiStructuredRegression("y | trials(n) ~ x", family="binomial").specification.prepare(
-            data, None
-        )
+        Regression("y | trials(n) ~ x", family="binomial").specification.prepare(data, None)
     assert refused.value.got == "9.0000000001 at row 3"
 
 
 def test_classes_of_another_kind_are_named():
     data = frame.assign(r=pd.Categorical((frame.x % 3 + 1).map("{:.0f}".format), ordered=True))
-    prepared = SemiStructuredRegression("r ~ z", family="ordinal").specification.prepare(data, None)
+    prepared = Regression("r ~ z", family="ordinal").specification.prepare(data, None)
     with pytest.raises(InputError, match="^r: expected text, as in training, got numbers such as"):
         prepared.response.numbers(data.assign(r=data.r.astype(int)))
 
@@ -257,22 +256,20 @@ def test_classes_of_another_kind_are_named():
 def test_auxiliary_columns_must_be_names():
     for argument in ("weights", "offset", "exposure"):
         with pytest.raises(InputTypeError, match=f"{argument}: expected the name of a column"):
-            SemiStructuredRegression("y ~ x", **{argument: np.ones(20)})
+            Regression("y ~ x", **{argument: np.ones(20)})
 
 
 def test_ordinal_responses_need_an_order():
     text = frame.assign(r=np.array(["mild", "none", "severe", "none"] * 5))
     for data in (text, text.assign(r=text.r.astype("category"))):
         with pytest.raises(InputError, match=r"it would be mild < none < severe\. Pass pd.Categ"):
-            SemiStructuredRegression("r ~ x", family="ordinal").fit(data)
+            Regression("r ~ x", family="ordinal").fit(data)
     for values in (
         np.arange(20) % 3,
         pd.Categorical(text.r, ["none", "mild", "severe"], ordered=True),
     ):
         with pytest.warns(UserWarning, match="effects have not mixed"):
-            model = SemiStructuredRegression("r ~ x", family="ordinal").fit(
-                frame.assign(r=values), **FEW
-            )
+            model = Regression("r ~ x", family="ordinal").fit(frame.assign(r=values), **FEW)
     assert model.classes == ("none", "mild", "severe")
 
 
@@ -297,7 +294,7 @@ def test_errors_about_columns_of_networks_name_the_network():
 
 @pytest.mark.filterwarnings("ignore:effects have not mixed")
 def test_splines_raise_outside_the_training_range():
-    model = SemiStructuredRegression("y ~ bs(x, df=5)").fit(frame, **FEW)
+    model = Regression("y ~ bs(x, df=5)").fit(frame, **FEW)
     with pytest.raises(InputError, match=r"x: expected values from 0 to 19.*got 1 of 2 rows outs"):
         model.predict(pd.DataFrame({"x": [1.0, 25.0]}))
 
@@ -323,7 +320,7 @@ def test_warnings_about_mixing_name_a_remedy():
     assert "R-hat" not in line
     (line,) = mixing_warnings({"a": x[:, :60]})  # 240 draws are fewer than 400
     assert "below 400; run longer (draws=..., about" in line
-    model = SemiStructuredRegression("y ~ x").fit(
+    model = Regression("y ~ x").fit(
         frame, inference="laplace", sampling=Sampling(draws=20, chains=2, progress=False)
     )
     assert model.warnings() == []
@@ -377,7 +374,7 @@ def test_leave_one_out_names_an_outlier(tmp_path):
     rows = pd.DataFrame({"x": rng.normal(size=60)})
     rows["y"] = rows["x"] + rng.normal(size=60)
     rows.loc[7, "y"] = 1e4
-    model = SemiStructuredRegression("y ~ x")
+    model = Regression("y ~ x")
     model.fit(rows, sampling=Sampling(draws=300, chains=2, progress=False))
     with pytest.warns(UserWarning, match=r"at \d of 60 points.*: 7 \(k .* pulls the fit"):
         found = model.loo()
@@ -390,7 +387,7 @@ def test_leave_one_out_names_an_outlier(tmp_path):
 def warned(formula, data):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        SemiStructuredRegression(formula).specification.prepare(data, None)
+        Regression(formula).specification.prepare(data, None)
     return [str(w.message) for w in caught]
 
 

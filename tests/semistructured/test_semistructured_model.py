@@ -13,7 +13,7 @@ from experiments.ssr_spaces import NaiveSubspace
 from subbayes import InputError, Training
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.smc import SMC
-from subbayes.regression import Exponential, NormalPrior
+from subbayes.regression import Exponential, NormalPrior, Regression
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.subspace import train_networks
 
@@ -59,7 +59,7 @@ def test_a_normal_model_matches_its_conjugate_posterior():
     """Coefficients given sigma are Gaussian; sigma on a grid."""
     frame = table()
     priors = {"Intercept": NormalPrior(0.0, 2.0), "x": 0.5, "C(sex)": 1.0}
-    model = SemiStructuredRegression("y ~ x + C(sex)", priors=priors).fit(
+    model = Regression("y ~ x + C(sex)", priors=priors).fit(
         frame, sampling=Sampling(draws=500, chains=4, progress=False)
     )
     x = np.column_stack(
@@ -104,9 +104,9 @@ def test_a_poisson_model_with_exposure_matches_a_grid(inference):
     frame = table().assign(time=lambda d: np.linspace(0.5, 2, len(d)))
     priors = {"Intercept": NormalPrior(0.0, 1.0), "x": 0.3}
     draws = 2000 if inference == "elliptical-slice" else 400
-    model = SemiStructuredRegression(
-        "count ~ x", family="poisson", priors=priors, exposure="time"
-    ).fit(frame, inference=inference, sampling=Sampling(draws=draws, chains=4, progress=False))
+    model = Regression("count ~ x", family="poisson", priors=priors, exposure="time").fit(
+        frame, inference=inference, sampling=Sampling(draws=draws, chains=4, progress=False)
+    )
     a, b = np.meshgrid(np.linspace(-1, 1.5, 400), np.linspace(-0.3, 0.5, 400), indexing="ij")
     eta = a[..., None] + b[..., None] * (frame.x - frame.x.mean()).to_numpy()
     rate = np.exp(eta) * frame.time.to_numpy()
@@ -136,7 +136,7 @@ def test_a_frozen_network_is_an_offset():
     beside = SemiStructuredRegression(
         "count ~ x", deep={"net": (module, ["u"])}, family="poisson"
     ).fit(frame, **options)
-    plain = SemiStructuredRegression("count ~ x", family="poisson", offset="o").fit(
+    plain = Regression("count ~ x", family="poisson", offset="o").fit(
         frame.assign(o=added), **options
     )
     one, two = beside.effects(), plain.effects()
@@ -254,12 +254,12 @@ def test_networks_of_tensors_and_of_other_parameters():
         "y ~ x", deep={"image": cnn, "noise": Deep(net(), ["u"], "sigma")}
     ).fit(frame, inputs={"image": images}, **QUICK, subspace=SemiStructuredSubspace(2))
     found = model.predict(frame.iloc[:3], inputs={"image": images[:3]})
-    batches = list(model.predict_batches(frame, {"image": images}, batch_size=33))
+    batches = list(model.predict_batches(frame, inputs={"image": images}, batch_size=33))
     assert [len(batch) for batch in batches] == [33, 33, len(frame) - 66]
     joined = torch.cat([batch.outputs for batch in batches], 1)
     whole = model.predict(frame, {"image": images})
     torch.testing.assert_close(joined, whole.outputs, rtol=1e-6, atol=1e-6)
-    few = next(model.predict_batches(frame, {"image": images}, n_draws=2))
+    few = next(model.predict_batches(frame, inputs={"image": images}, n_draws=2))
     assert few.outputs.shape[:2] == (2, len(frame))
     assert found.outputs.shape == (20, 3, 2)
     assert float(found.outputs[0, :, 1].std()) > 0  # the second network reaches sigma
@@ -303,7 +303,7 @@ def test_every_space_runs(subspace, rank):
 )
 def test_every_family_recovers_a_sign(family, y):
     frame = table(300).assign(r=y)
-    model = SemiStructuredRegression("r ~ x", family=family).fit(
+    model = Regression("r ~ x", family=family).fit(
         frame, sampling=Sampling(draws=80, chains=4, progress=False)
     )
     row = model.summary().loc["x"]
@@ -318,7 +318,7 @@ def test_distributional_regression_finds_the_scale():
     frame = pd.DataFrame({"x": rng.normal(size=400)})
     frame["y"] = 1 + frame.x + np.exp(-0.5 + 0.4 * frame.x) * rng.normal(size=400)
     found = (
-        SemiStructuredRegression({"mu": "y ~ x", "sigma": "~ x"})
+        Regression({"mu": "y ~ x", "sigma": "~ x"})
         .fit(frame, sampling=Sampling(draws=200, chains=4, progress=False))
         .summary()
     )
@@ -332,21 +332,21 @@ def test_distributional_regression_finds_the_scale():
 def test_bad_input_raises_with_its_name():
     frame = table()
     with pytest.raises(InputError, match="none called z"):
-        SemiStructuredRegression("y ~ x + z").fit(frame)
+        Regression("y ~ x + z").fit(frame)
     with pytest.raises(InputError, match="columns that vary and are no sums of others, got w = x"):
-        SemiStructuredRegression("y ~ x + w").fit(frame.assign(w=2 * frame.x))
+        Regression("y ~ x + w").fit(frame.assign(w=2 * frame.x))
     few = frame.iloc[:3]
     with pytest.raises(InputError, match="more rows than effects, got 4 effects for 3 rows"):
-        SemiStructuredRegression("y ~ x + u").fit(few)
+        Regression("y ~ x + u").fit(few)
     text = frame.assign(w=[f"{value:.9f}" for value in np.linspace(0, 1, len(frame))])
     levels = "of the levels of 'w'. Pass priors={term: scale}, or convert 'w' if it should be numb"
     with pytest.raises(InputError, match=re.escape(levels)):
-        SemiStructuredRegression("y ~ x + w").fit(text)
+        Regression("y ~ x + w").fit(text)
     remedy = re.escape("Write 'successes | trials(n)' in the place of cbind(")
     with pytest.raises(InputError, match=remedy):
-        SemiStructuredRegression("cbind(y, 9 - y) ~ x", family="binomial").fit(frame)
+        Regression("cbind(y, 9 - y) ~ x", family="binomial").fit(frame)
     with pytest.raises(InputError, match="counts.*for family 'poisson'"):
-        SemiStructuredRegression("y ~ x", family="poisson").fit(frame)
+        Regression("y ~ x", family="poisson").fit(frame)
     with pytest.raises(InputError, match="one output a row"):
         SemiStructuredRegression("y ~ x", deep={"net": (nn.Linear(1, 2), ["u"])}).fit(frame)
     with pytest.raises(InputError, match="a tensor for the network 'net'"):
@@ -356,24 +356,22 @@ def test_bad_input_raises_with_its_name():
             frame, subspace=SemiStructuredSubspace(3)
         )
     with pytest.raises(InputError, match="2 classes"):
-        SemiStructuredRegression("sex3 ~ x", family="bernoulli").fit(
-            frame.assign(sex3=np.arange(80) % 3)
-        )
+        Regression("sex3 ~ x", family="bernoulli").fit(frame.assign(sex3=np.arange(80) % 3))
     with pytest.raises(InputError, match="formulas for mu, sigma"):
-        SemiStructuredRegression({"mu": "y ~ x", "tau": "~ x"}).fit(frame)
+        Regression({"mu": "y ~ x", "tau": "~ x"}).fit(frame)
     with pytest.raises(InputError, match="parameter of deep"):
         SemiStructuredRegression("y ~ x", deep={"net": Deep(net(), ["u"], "tau")})
     with pytest.raises(InputError, match="a fitted model"):
-        SemiStructuredRegression("y ~ x").predict(frame)
+        Regression("y ~ x").predict(frame)
     with pytest.raises(InputError, match="subspace: expected one of"):
-        SemiStructuredRegression("y ~ x").fit(frame, subspace="line")
+        SemiStructuredRegression("y ~ x", deep={"net": (net(), ["u"])}).fit(frame, subspace="line")
     with pytest.raises(InputError, match="a family with a log link"):
-        SemiStructuredRegression("y ~ x", exposure="u").fit(frame)
+        Regression("y ~ x", exposure="u").fit(frame)
 
 
 def test_user_priors_allow_unidentified_effects():
     frame = table().iloc[:3]
-    model = SemiStructuredRegression("y ~ x + u", priors={"x": 1.0, "u": 1.0}).fit(
+    model = Regression("y ~ x + u", priors={"x": 1.0, "u": 1.0}).fit(
         frame, sampling=Sampling(draws=50, chains=4, warmup=50, progress=False)
     )
     assert set(model.effects()) == {"Intercept", "x", "u", "sigma"}
@@ -384,20 +382,20 @@ def test_missing_values_are_dropped_with_a_warning_or_raise():
     frame.loc[[3, 5], "x"] = np.nan
     frame.loc[7, "y"] = np.nan
     with pytest.warns(UserWarning, match=r"3 of 80 rows have missing values \(1 in y, 2 in x\)"):
-        model = SemiStructuredRegression("y ~ x").fit(
+        model = Regression("y ~ x").fit(
             frame, sampling=Sampling(draws=20, chains=4, warmup=5, progress=False, mode="eager")
         )
     assert model.state.model.data.n == 77
     assert model.state.model.dropped == 3
     with pytest.raises(InputError, match="1 in y, 2 in x"):
-        SemiStructuredRegression("y ~ x", missing="error").fit(frame)
+        Regression("y ~ x", missing="error").fit(frame)
     with pytest.raises(InputError, match="x: expected no missing values, got 2 of 80"):
         model.predict(frame)
 
 
 def test_unseen_levels_raise_or_use_the_reference():
     frame = table()
-    model = SemiStructuredRegression("y ~ C(sex)").fit(
+    model = Regression("y ~ C(sex)").fit(
         frame, sampling=Sampling(draws=20, chains=4, warmup=5, progress=False, mode="eager")
     )
     new = pd.DataFrame({"sex": ["x", "f"]})
@@ -484,7 +482,7 @@ def test_models_are_compared_by_leave_one_out(fitted):
     from subbayes.comparison import compare_posteriors
 
     frame, model = fitted
-    plain = SemiStructuredRegression("y ~ 1").fit(
+    plain = Regression("y ~ 1").fit(
         frame, sampling=Sampling(draws=40, chains=2, warmup=60, progress=False)
     )
     comparison = compare_posteriors({"plain": plain, "all": model})
@@ -503,7 +501,7 @@ def test_a_report_contains_effects_and_figures(fitted, tmp_path, monkeypatch):
         assert piece in text
     # the forest; x, sex, u, g and the network; traces and ranks of four effects
     assert text.count("<img") == 1 + 5 + 8
-    monkeypatch.setattr("subbayes.reports.semistructured._MOST_PARTIALS", 2)
+    monkeypatch.setattr("subbayes.reports.regression._MOST_PARTIALS", 2)
     text = model.report(tmp_path / "few.html").read_text()
     assert text.count("<img") == 1 + 2 + 8
     assert text.count("Further terms are in the table alone.") >= 1
@@ -537,7 +535,7 @@ FEW = {"sampling": Sampling(draws=20, chains=2, warmup=5, progress=False, mode="
 
 def test_a_failed_prediction_does_not_change_the_model():
     frame = table()
-    model = SemiStructuredRegression("y ~ x + C(sex)").fit(frame, **FEW)
+    model = Regression("y ~ x + C(sex)").fit(frame, **FEW)
     expected = model.predict(frame.head(3)).mean
     for bad, said in (
         (frame.head(1).assign(x="7"), "x: expected numbers, as in training"),
@@ -553,10 +551,8 @@ def test_a_failed_prediction_does_not_change_the_model():
 def test_terms_that_are_not_finite_raise():
     frame = table().assign(z=lambda d: d.u.abs() + 0.1)
     with pytest.raises(InputError, match=r"term 'np.log\(z\)': expected finite numbers, got 2 row"):
-        SemiStructuredRegression("y ~ np.log(z)").fit(
-            frame.assign(z=frame.z.where(frame.index > 1, -1.0)), **FEW
-        )
-    model = SemiStructuredRegression("y ~ np.log(z)").fit(frame, **FEW)
+        Regression("y ~ np.log(z)").fit(frame.assign(z=frame.z.where(frame.index > 1, -1.0)), **FEW)
+    model = Regression("y ~ np.log(z)").fit(frame, **FEW)
     with pytest.raises(InputError, match="1 rows without one, the first at position 2"):
         model.predict(frame.head(3).assign(z=[1.0, 2.0, -1.0]))
 
@@ -566,7 +562,7 @@ def test_sampled_effects_of_new_groups_have_the_group_variance():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"school": np.repeat(np.arange(12), 8)})
     frame["y"] = rng.normal(size=12)[frame.school] + 0.2 * rng.normal(size=96)
-    model = SemiStructuredRegression("y ~ re(school)").fit(
+    model = Regression("y ~ re(school)").fit(
         frame, sampling=Sampling(draws=300, chains=2, warmup=200, progress=False)
     )
     new = pd.DataFrame({"school": [3, 99, 99, 100]})
@@ -596,10 +592,15 @@ def test_orthogonal_to_is_reported():
 
 
 def test_priors_accept_the_names_of_the_summary():
-    model = SemiStructuredRegression("y ~ s(x)", priors={"sd(s(x))": 0.5, "sigma": Exponential(2)})
+    model = Regression("y ~ s(x)", priors={"sd(s(x))": 0.5, "sigma": Exponential(2)})
     model.fit(table(), **FEW)
     assert repr(model.state.model.structured.priors["sd(s(x))"]) == "Exponential(mean=0.5)"
     assert repr(model.state.model.structured.priors["sigma.Intercept"]) == "Exponential(mean=2)"
+
+
+def test_networks_are_needed():
+    with pytest.raises(InputError, match=r"Use subbayes\.Regression"):
+        SemiStructuredRegression("y ~ x", deep={})
 
 
 @pytest.mark.few(1)
@@ -628,7 +629,7 @@ def test_networks_whose_names_read_alike_are_networks_of_their_own(tmp_path):
     names = ["net a", "net.a", "net_a", "type", "values", "train", "forward", ""]
     deep = {name: (nn.Linear(1, 1), ["xz"[i % 2]]) for i, name in enumerate(names)}
     model = SemiStructuredRegression("y ~ 1", deep=deep).specification.prepare(rows, None)
-    assert model.n_weights == 2 * len(names)
+    assert model.deep.n_weights == 2 * len(names)
     expected = 0.0
     for name in names:
         module, (column,) = deep[name]

@@ -7,9 +7,8 @@ import torch
 
 from subbayes import InputError
 from subbayes.inference.configuration import Sampling
-from subbayes.regression import Dirichlet, HalfNormal
+from subbayes.regression import Dirichlet, HalfNormal, Regression
 from subbayes.regression.terms.gaussian_process import log_spectral_density
-from subbayes.semistructured import SemiStructuredRegression
 
 FEW = {
     "inference": "elliptical-slice",
@@ -29,7 +28,7 @@ frame = pd.DataFrame(
 
 
 def prepared(formula, data=frame, **options):
-    return SemiStructuredRegression(formula, **options).specification.prepare(data, None)
+    return Regression(formula, **options).specification.prepare(data, None)
 
 
 @pytest.mark.parametrize("variable", ["grade", "code"])
@@ -62,7 +61,7 @@ def test_monotonic_effects_recover_unequal_steps():
     data = pd.DataFrame(
         {"q": code, "y": np.array([0, 2.0, 2.2, 3.0])[code] + 0.3 * rng.normal(size=n)}
     )
-    model = SemiStructuredRegression("y ~ mo(q)").fit(
+    model = Regression("y ~ mo(q)").fit(
         data, sampling=Sampling(draws=500, chains=2, seed=0, progress=False)
     )
     table = model.effect("mo(q)").table()
@@ -145,7 +144,7 @@ def test_gaussian_processes_of_two_columns_find_a_surface(tmp_path):
     rng = np.random.default_rng(3)
     data = pd.DataFrame(rng.uniform(-1, 1, (300, 2)), columns=["east", "north"])
     data["y"] = np.sin(3 * data.east) * data.north + 0.1 * rng.normal(size=300)
-    model = SemiStructuredRegression("y ~ gp(east, north, k=6)").fit(
+    model = Regression("y ~ gp(east, north, k=6)").fit(
         data, sampling=Sampling(draws=100, chains=2, seed=1, progress=False)
     )
     grid = pd.DataFrame({"east": [-0.5, 0.5, 0.5], "north": [0.7, 0.7, -0.7]})
@@ -153,7 +152,7 @@ def test_gaussian_processes_of_two_columns_find_a_surface(tmp_path):
     truth = np.sin(3 * grid.east) * grid.north
     assert (np.abs(surface["mean"] - truth + (data.y.mean())) < 0.2).all()
     assert model.plot().axes[0].get_xlabel() == "east"
-    again = SemiStructuredRegression.load(model.save(tmp_path / "m"))
+    again = Regression.load(model.save(tmp_path / "m"))
     np.testing.assert_array_equal(again.predict(grid).mean, model.predict(grid).mean)
     with pytest.raises(InputError, match=r"^north: .* interval of gp\(east, north.* 1 of 1 rows"):
         model.predict(pd.DataFrame({"east": [0.0], "north": [3.0]}))
@@ -162,7 +161,7 @@ def test_gaussian_processes_of_two_columns_find_a_surface(tmp_path):
 def test_effects_and_smooths_keep_the_order_of_categories():
     formula = "y ~ mo(grade) + s(x, by=grade, k=4)"
     with pytest.warns(UserWarning, match="have not mixed"):
-        model = SemiStructuredRegression(formula, priors={"sigma": 1.0}).fit(frame, **FEW)
+        model = Regression(formula, priors={"sigma": 1.0}).fit(frame, **FEW)
     table = model.effect("mo(grade)").table()
     assert table["grade"].tolist() == LEVELS
     increasing = np.sign(table["mean"].diff().dropna())  # alphabetical order is not monotonic
@@ -177,10 +176,10 @@ def test_models_are_saved_and_predict_new_rows(tmp_path):
     formula = "y ~ mo(grade) + gp(x, k=8)"
     priors = {"simplex(mo(grade))": Dirichlet(3.0), "length(gp(x, k=8))": HalfNormal(1.0)}
     with pytest.warns(UserWarning, match="have not mixed"):
-        model = SemiStructuredRegression(formula, priors=priors).fit(frame, **FEW)
+        model = Regression(formula, priors=priors).fit(frame, **FEW)
     assert sorted(model.effect("grade").table()["grade"]) == sorted(LEVELS)
     model.save(tmp_path / "m")
-    again = SemiStructuredRegression.load(tmp_path / "m")
+    again = Regression.load(tmp_path / "m")
     np.testing.assert_array_equal(again.predict(frame).mean, model.predict(frame).mean)
     assert again.priors["simplex(mo(grade))"] == Dirichlet(3.0)
     assert {"mo(grade)", "sd(gp(x, k=8))", "length(gp(x, k=8))"} <= set(again.summary().index)

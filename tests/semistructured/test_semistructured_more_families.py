@@ -11,7 +11,7 @@ import torch
 from scipy import optimize, special, stats
 
 import subbayes
-from subbayes import InputError, SemiStructuredRegression
+from subbayes import InputError
 from subbayes.inference import Sampling
 from subbayes.likelihoods.families import (
     BinomialFamily,
@@ -22,6 +22,7 @@ from subbayes.likelihoods.families import (
     PiecewiseExponentialFamily,
     TruncatedFamily,
 )
+from subbayes.regression import Regression
 
 N = 400
 FEW = Sampling(draws=400, chains=2, progress=False, seed=1)
@@ -44,7 +45,7 @@ def frame():
 
 
 def fitted(formula, family, frame, **options):
-    model = SemiStructuredRegression(formula, family=family, **options)
+    model = Regression(formula, family=family, **options)
     return model.fit(frame, inference="laplace", sampling=FEW)
 
 
@@ -96,7 +97,7 @@ def test_links_of_probabilities(frame, link, share, trials, tmp_path):
     n = frame["n"].to_numpy() if trials == "n" else 1
     data = frame.assign(wins=rng.binomial(n, share(0.3 + 0.8 * x)))
     response = "wins | trials(n)" if trials == "n" else "wins"
-    model = SemiStructuredRegression(f"{response} ~ x", family="bernoulli", link=link)
+    model = Regression(f"{response} ~ x", family="bernoulli", link=link)
     model = model.fit(data, sampling=FEW)
     assert model.state.model.family.links[0] == link
 
@@ -121,7 +122,7 @@ def test_ordinal_probit_is_that_of_statsmodels(frame, tmp_path):
 
     x, rng = frame["x"].to_numpy(), np.random.default_rng(5)
     grade = np.digitize(0.9 * x + rng.normal(size=N), [-0.8, 0.1, 1.2])
-    model = SemiStructuredRegression("grade ~ x", family="ordinal", link="probit")
+    model = Regression("grade ~ x", family="ordinal", link="probit")
     table = model.fit(frame.assign(grade=grade), sampling=FEW).summary()
     again = subbayes.load(model.save(tmp_path / "model"))
     assert again.state.model.family == OrdinalFamily(n_classes=4, cumulative="probit")
@@ -268,7 +269,7 @@ def test_models_fit_predict_and_load(response, family, frame, tmp_path):
 
 
 def test_zero_inflation_is_recovered_by_sampling(frame):
-    model = SemiStructuredRegression("zeros ~ x", family="zero-inflated-poisson")
+    model = Regression("zeros ~ x", family="zero-inflated-poisson")
     table = model.fit(frame, sampling=Sampling(draws=200, chains=2, progress=False)).summary()
     assert abs(table.loc["zi", "mean"] - 0.3) < 3 * table.loc["zi", "sd"]
     assert abs(table.loc["x", "mean"] - 0.4) < 3 * table.loc["x", "sd"]
@@ -281,10 +282,10 @@ def test_a_hurdle_of_numbers_is_two_regressions():
     y = np.where(is_zero, 0.0, rng.gamma(3, np.exp(0.5 + 0.4 * x) / 3))
     rows = pd.DataFrame({"x": x, "y": y, "zero": is_zero * 1})
     options = {"sampling": Sampling(draws=1000, chains=2, progress=False)}
-    model = SemiStructuredRegression({"mu": "y ~ x", "hu": "~ x"}, family="hurdle-gamma")
+    model = Regression({"mu": "y ~ x", "hu": "~ x"}, family="hurdle-gamma")
     both = model.fit(rows, **options).summary()
-    above = SemiStructuredRegression("y ~ x", family="gamma").fit(rows[~is_zero], **options)
-    zeros = SemiStructuredRegression("zero ~ x", family="bernoulli").fit(rows, **options)
+    above = Regression("y ~ x", family="gamma").fit(rows[~is_zero], **options)
+    zeros = Regression("zero ~ x", family="bernoulli").fit(rows, **options)
     names = ["Intercept", "x", "shape"]
     for found, expected in (
         (both.loc[names], above.summary().loc[names]),
@@ -307,13 +308,13 @@ def test_inflated_shares_are_those_of_their_parts(tmp_path):
     y = np.where(is_end, is_one * 1.0, rng.beta(3, 2, 400))
     rows = pd.DataFrame({"y": y})
     options = {"sampling": Sampling(draws=1000, chains=2, progress=False)}
-    model = SemiStructuredRegression("y ~ 1", family="zero-one-inflated-beta").fit(rows, **options)
+    model = Regression("y ~ 1", family="zero-one-inflated-beta").fit(rows, **options)
     mean = model.summary()["mean"]
     ends = rows[is_end].y
     # Beta(1/2, 1/2) is close to the default prior of a share with so many rows
     assert mean["zoi"] == pytest.approx((is_end.sum() + 0.5) / 401, abs=0.005)
     assert mean["coi"] == pytest.approx((ends.sum() + 0.5) / (len(ends) + 1), abs=0.01)
-    inner = SemiStructuredRegression("y ~ 1", family="beta").fit(rows[~is_end], **options)
+    inner = Regression("y ~ 1", family="beta").fit(rows[~is_end], **options)
     assert mean["Intercept"] == pytest.approx(inner.summary()["mean"]["Intercept"], abs=0.02)
     predictive = model.predict(rows.head(1))
     share = mean["zoi"] * mean["coi"] + (1 - mean["zoi"]) / (1 + np.exp(-mean["Intercept"]))

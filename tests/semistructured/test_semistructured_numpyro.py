@@ -5,8 +5,7 @@ import pandas as pd
 import pytest
 
 from subbayes.inference.configuration import Sampling
-from subbayes.regression import NormalPrior
-from subbayes.semistructured import SemiStructuredRegression
+from subbayes.regression import NormalPrior, Regression
 
 pytestmark = pytest.mark.slow
 numpyro = pytest.importorskip("numpyro", reason="numpyro is not installed")
@@ -51,7 +50,7 @@ def long_run(x, y, family):
 @pytest.mark.parametrize(("family", "response"), [("poisson", "count"), ("bernoulli", "ill")])
 def test_moments_equal_those_of_numpyro(family, response):
     frame = table()
-    model = SemiStructuredRegression(
+    model = Regression(
         f"{response} ~ x + v + C(sex)",
         family=family,
         priors={"Intercept": NormalPrior(0.3, 1.5), "x": 0.8, "v": 0.8, "C(sex)": 0.8},

@@ -90,9 +90,7 @@ def test_only_the_network_of_the_formulas_column_loses_its_projection(fitted):
 
 def test_the_report_says_it_for_each_network(fitted, tmp_path):
     frame, image, model = fitted
-    text = model.report(
-        tmp_path / "report.html", test=frame, test_inputs={"image": image}
-    ).read_text()
+    text = model.report(tmp_path / "report.html", test=frame, inputs={"image": image}).read_text()
     for name, words in (
         ("image", "nothing"),
         ("x", "the columns of the formula"),

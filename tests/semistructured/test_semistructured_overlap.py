@@ -9,9 +9,9 @@ import torch
 from sklearn.cross_decomposition import CCA
 from torch import nn
 
-from subbayes import MLP, InputError, SemiStructuredRegression
+from subbayes import MLP, InputError, Sampling, SemiStructuredRegression, Training
+from subbayes.regression.questions.new_groups import rows_without_groups
 from subbayes.semistructured.contributions import Contributions
-from subbayes.semistructured.group_predictions import without_groups
 from subbayes.semistructured.orthogonal_columns import OrthogonalColumns, orthogonal_networks
 from subbayes.semistructured.overlap import largest_overlap, overlap_warnings
 from subbayes.semistructured.predictors import Predictors
@@ -207,18 +207,27 @@ def test_groups_of_single_rows_that_a_network_reads_are_refused():
 
 
 def test_predictions_without_groups_need_networks_that_do_not_read_them():
+    frame = table()
     for reads in ("g", "u"):
-        model = prepared("y ~ x + (1 | g)", [reads])
-        orthogonal = orthogonal_networks(model)
+        deep = {"n": (MLP(3 if reads == "g" else 1, (3,), 1), [reads])}
+        model = SemiStructuredRegression("y ~ x + (1 | g)", deep=deep)
+        model.fit(
+            frame,
+            subspace="last-layer",
+            inference="elliptical-slice",
+            training=Training(epochs=1, progress=False),
+            sampling=Sampling(draws=2, chains=2, warmup=1, progress=False, mode="eager"),
+        )
         if reads == "g":
             with pytest.raises(InputError, match="groups: expected True with a network that reads"):
-                without_groups(model.inputs, model.design, orthogonal)
+                model.predict(frame, groups=False)
             continue
-        found = without_groups(model.inputs, model.design, orthogonal)["design"]
-        random = [model.design.names.index(name) for name in GROUPS]
-        others = [i for i in range(len(model.design.names)) if i not in random]
+        prepared_model = model.state.model
+        found = rows_without_groups(prepared_model, frame, None, "error")["design"]
+        random = [prepared_model.design.names.index(name) for name in GROUPS]
+        others = [i for i in range(len(prepared_model.design.names)) if i not in random]
         assert not found[:, random].any()
-        assert found[:, others].equal(model.inputs["design"][:, others])
+        assert found[:, others].equal(prepared_model.inputs["design"][:, others])
 
 
 def test_a_row_of_weight_2_is_two_rows_in_projections():

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from scipy import optimize, special, stats
 
-from subbayes import InputError, Sampling, SemiStructuredRegression
+from subbayes import InputError, Sampling
 from subbayes.likelihoods.families import (
     BinomialFamily,
     CensoredFamily,
@@ -17,7 +17,7 @@ from subbayes.likelihoods.families import (
     TruncatedFamily,
     WeibullFamily,
 )
-from subbayes.regression import LKJ
+from subbayes.regression import LKJ, Regression
 from subbayes.regression.formula.response_terms import read_response_terms
 
 SAMPLING = Sampling(draws=40, chains=2, warmup=5, seed=1, progress=False, mode="eager")
@@ -90,14 +90,14 @@ def rows(n=60):
 )
 def test_terms_are_those_families(formula, family, plain, other, weights):
     frame = rows()
-    found = SemiStructuredRegression(formula, family=family)
-    expected = SemiStructuredRegression(plain, family=other, weights=weights)
+    found = Regression(formula, family=family)
+    expected = Regression(plain, family=other, weights=weights)
     assert found.specification.family == other
     assert found.specification.formula.split() == plain.split()
     effects = [m.fit(frame, sampling=SAMPLING).effects() for m in (found, expected)]
     for name, draws in effects[0].items():
         np.testing.assert_array_equal(draws, effects[1][name])
-    without = SemiStructuredRegression(plain, family=NormalFamily() if weights else family)
+    without = Regression(plain, family=NormalFamily() if weights else family)
     if family in ("weibull", "normal"):  # which the terms make a difference to
         others = without.fit(frame, sampling=SAMPLING).effects()["x"]
         assert not np.allclose(others, effects[0]["x"])
@@ -118,22 +118,22 @@ def test_formulas_by_parameter_and_bars_that_belong_to_names():
 
 def test_a_saved_model_and_an_updated_one_keep_the_terms(tmp_path):
     frame = rows()
-    model = SemiStructuredRegression("time | cens(right) + weights(w) ~ x", family="weibull")
+    model = Regression("time | cens(right) + weights(w) ~ x", family="weibull")
     model.fit(frame, sampling=SAMPLING)
-    again = SemiStructuredRegression.load(model.save(tmp_path / "model"))
+    again = Regression.load(model.save(tmp_path / "model"))
     assert again.specification.family == model.specification.family
     assert again.specification.auxiliary.weights == "w"
     assert model.evaluate(frame) == pytest.approx(again.evaluate(frame))
     smaller = model.update("~ . - x", sampling=SAMPLING)
     assert smaller.specification.family == model.specification.family
-    other = SemiStructuredRegression("y ~ x").fit(frame, sampling=SAMPLING)
+    other = Regression("y ~ x").fit(frame, sampling=SAMPLING)
     weighted = other.update("y | weights(w) ~ .", sampling=SAMPLING)
     assert weighted.specification.auxiliary.weights == "w"
 
 
 def test_written_terms_replace_those_of_the_old_response():
     frame = rows()
-    model = SemiStructuredRegression("time | cens(right) + weights(w) ~ x", family="weibull")
+    model = Regression("time | cens(right) + weights(w) ~ x", family="weibull")
     model.fit(frame, sampling=SAMPLING)
     frame["early"] = frame.time < 0.5
     other = model.update("time | cens(early) ~ .", data=frame, sampling=SAMPLING).specification
@@ -148,7 +148,7 @@ def test_written_terms_replace_those_of_the_old_response():
     assert (plain.family, plain.auxiliary.weights) == (WeibullFamily(), "w")
     bare = model.update("y ~ .", sampling=SAMPLING).specification
     assert (bare.family, bare.auxiliary.weights) == (WeibullFamily(), None)
-    trials = SemiStructuredRegression("hits | trials(`n of trials`) ~ x", family="bernoulli")
+    trials = Regression("hits | trials(`n of trials`) ~ x", family="bernoulli")
     trials.fit(frame, sampling=SAMPLING)
     assert trials.update("~ . + y").specification.family == trials.specification.family
     more = trials.update("hits | trials(9) ~ .").specification.family
@@ -159,18 +159,18 @@ def test_arguments_are_no_terms_of_the_response(tmp_path):
     """They stay where a response is written, also in a model that was loaded."""
     frame = rows()
     censored = CensoredFamily(family=WeibullFamily(), status="right")
-    model = SemiStructuredRegression("time ~ x", family=censored, weights="w")
+    model = Regression("time ~ x", family=censored, weights="w")
     model.fit(frame, sampling=SAMPLING)
-    for one in (model, SemiStructuredRegression.load(model.save(tmp_path / "a"))):
+    for one in (model, Regression.load(model.save(tmp_path / "a"))):
         for change in ("time ~ .", ". ~ . - x"):
             found = one.update(change, sampling=SAMPLING).specification
             assert (found.family, found.auxiliary.weights) == (censored, "w")
-    terms = SemiStructuredRegression("time | cens(right) ~ x", family="weibull", weights="w")
+    terms = Regression("time | cens(right) ~ x", family="weibull", weights="w")
     again = terms.fit(frame, sampling=SAMPLING).save(tmp_path / "b")
-    again = SemiStructuredRegression.load(again).update("time ~ .", sampling=SAMPLING)
+    again = Regression.load(again).update("time ~ .", sampling=SAMPLING)
     assert again.specification.family == WeibullFamily()
     assert again.specification.auxiliary.weights == "w"
-    trials = SemiStructuredRegression("hits ~ x", family=BinomialFamily(trials="n of trials"))
+    trials = Regression("hits ~ x", family=BinomialFamily(trials="n of trials"))
     found = trials.fit(frame, sampling=SAMPLING).update("hits | weights(w) ~ .").specification
     assert found.family == trials.specification.family
 
@@ -178,9 +178,7 @@ def test_arguments_are_no_terms_of_the_response(tmp_path):
 def test_priors_of_groups_that_are_gone_are_left_out():
     frame = rows().assign(g=lambda f: np.arange(len(f)) % 4)
     given = {"cor(g)": LKJ(2), "sd(g)": 1.0, "sd": 2.0, "Intercept": 3.0}
-    model = SemiStructuredRegression("y ~ x + (1 + x | g)", priors=given).fit(
-        frame, sampling=SAMPLING
-    )
+    model = Regression("y ~ x + (1 + x | g)", priors=given).fit(frame, sampling=SAMPLING)
     with pytest.warns(UserWarning, match=r"the priors of 'cor\(g\)' are left out"):
         fewer = model.update("~ . - (1 + x | g) + (1 | g)", sampling=SAMPLING)
     assert set(fewer.specification.priors) == set(given) - {"cor(g)"}
@@ -191,7 +189,7 @@ def test_priors_of_groups_that_are_gone_are_left_out():
 
 def test_an_update_may_have_priors_of_its_own():
     frame = rows()
-    model = SemiStructuredRegression("y ~ x + w", priors={"x": 0.1}).fit(frame, sampling=SAMPLING)
+    model = Regression("y ~ x + w", priors={"x": 0.1}).fit(frame, sampling=SAMPLING)
     with pytest.warns(UserWarning, match="the priors of 'x' are left out, as the new formula"):
         smaller = model.update("~ . - x", sampling=SAMPLING)
     assert smaller.specification.priors == smaller.state.model.specification.priors == {}
@@ -209,22 +207,22 @@ def test_an_update_may_have_priors_of_its_own():
 def test_upper_ends_are_those_of_intervals_alone(recwarn):
     frame = rows()
     frame["status"] = np.where(np.arange(60) % 3, frame.status, "right")
-    model = SemiStructuredRegression("y | cens(status, end) ~ x").fit(frame, sampling=SAMPLING)
+    model = Regression("y | cens(status, end) ~ x").fit(frame, sampling=SAMPLING)
     holes = frame.assign(end=frame.end.where(frame.status == "interval"))
-    again = SemiStructuredRegression("y | cens(status, end) ~ x").fit(holes, sampling=SAMPLING)
+    again = Regression("y | cens(status, end) ~ x").fit(holes, sampling=SAMPLING)
     assert not [w for w in recwarn if "dropped" in str(w.message)]
     np.testing.assert_array_equal(again.draws.z, model.draws.z)
     assert again.evaluate(holes) == model.evaluate(frame)
     none = holes.assign(status="none", end=None)
-    none = SemiStructuredRegression("y | cens(status, end) ~ x").fit(none, sampling=SAMPLING)
+    none = Regression("y | cens(status, end) ~ x").fit(none, sampling=SAMPLING)
     assert len(none.state.model.frame) == 60
     codes = holes.status.map({"none": 0, "right": 1, "interval": 2}).astype(object)
-    numbers = SemiStructuredRegression("y | cens(status, end) ~ x")
+    numbers = Regression("y | cens(status, end) ~ x")
     numbers.fit(holes.assign(status=codes), sampling=SAMPLING)
     assert numbers.evaluate(holes.assign(status=codes)) == again.evaluate(holes)
     holes.loc[1, "end"] = np.nan  # of an interval
     with pytest.warns(UserWarning, match=r"1 of 60 rows have missing values \(1 in end\)"):
-        SemiStructuredRegression("y | cens(status, end) ~ x").fit(holes, sampling=SAMPLING)
+        Regression("y | cens(status, end) ~ x").fit(holes, sampling=SAMPLING)
 
 
 @pytest.mark.parametrize(
@@ -264,14 +262,14 @@ def test_upper_ends_are_those_of_intervals_alone(recwarn):
 )
 def test_other_terms_are_refused_in_one_line(formula, family, said):
     with pytest.raises(InputError) as caught:
-        SemiStructuredRegression(formula, family=family)
+        Regression(formula, family=family)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_weights_are_given_once():
     with pytest.raises(InputError, match="one column of weights, got 'v' and 'w'"):
-        SemiStructuredRegression("y | weights(w) ~ x", weights="v")
+        Regression("y | weights(w) ~ x", weights="v")
 
 
 def test_survival_with_delayed_entry_is_maximum_likelihood(tmp_path):
@@ -290,7 +288,7 @@ def test_survival_with_delayed_entry_is_maximum_likelihood(tmp_path):
         return (passed - hazard * ~frame.alive).sum()
 
     best = optimize.minimize(loss, np.zeros(3))
-    model = SemiStructuredRegression("t | cens(alive) + trunc(lb=entry) ~ x", family="weibull")
+    model = Regression("t | cens(alive) + trunc(lb=entry) ~ x", family="weibull")
     sampling = Sampling(draws=200, chains=2, seed=0, progress=False)
     found = model.fit(frame, sampling=sampling).summary()["mean"]
     errors = np.sqrt(np.diag(best.hess_inv))
@@ -301,7 +299,7 @@ def test_survival_with_delayed_entry_is_maximum_likelihood(tmp_path):
     new = pd.DataFrame({"x": [0.0, 0.0], "entry": [0.0, 2.0]})
     means = model.predict(new).mean
     assert means[1] > 2.0 > means[0]
-    again = SemiStructuredRegression.load(model.save(tmp_path / "model"))
+    again = Regression.load(model.save(tmp_path / "model"))
     np.testing.assert_array_equal(again.predict(new).mean, means)
     with pytest.raises(InputError, match="none called entry"):
         model.predict(new[["x"]])
@@ -319,12 +317,12 @@ def test_bounds_of_new_rows_have_an_order_and_no_priors():
     frame = pd.DataFrame({"lo": np.zeros(40), "hi": np.full(40, 3.0), "y": rng.uniform(0, 3, 40)})
     formula, sampling = "y | trunc(lb=lo, ub=hi) ~ 1", Sampling(draws=20, chains=1, progress=False)
     with pytest.warns(UserWarning, match="have not mixed"):
-        model = SemiStructuredRegression(formula).fit(frame, sampling=sampling)
+        model = Regression(formula).fit(frame, sampling=sampling)
     wrong = pd.DataFrame({"lo": [0.0, 3.0], "hi": [3.0, 0.0]})
     with pytest.raises(InputError, match="^lo and hi: expected lower .*, got 3 and 0 at row 1"):
         model.predict(wrong)
     frame["lower"] = rng.normal(size=40)
-    named = SemiStructuredRegression("y | trunc(lb=lo, ub=hi) ~ lower", priors={"lower": 2.0})
+    named = Regression("y | trunc(lb=lo, ub=hi) ~ lower", priors={"lower": 2.0})
     assert repr(named.specification.prepare(frame, None).structured.priors["lower"]) == (
         "NormalPrior(mean=0, scale=2)"
     )
@@ -395,7 +393,7 @@ def test_truncated_and_censored_families_by_quadrature_agree_with_maximum_likeli
         for one in steps
     ]
     errors = np.sqrt(np.diag(np.linalg.inv(np.array(hessian) / 4e-6)))
-    model = SemiStructuredRegression(formula, family=family)
+    model = Regression(formula, family=family)
     sampling = Sampling(draws=300, chains=4, seed=0, progress=False)
     summary = model.fit(frame, sampling=sampling).summary()
     for i, name in enumerate(("Intercept", "x")):
@@ -404,6 +402,6 @@ def test_truncated_and_censored_families_by_quadrature_agree_with_maximum_likeli
         assert row["sd"] == pytest.approx(errors[i], rel=0.25)
     path = tmp_path / family
     model.save(path)
-    again = SemiStructuredRegression.load(path)
+    again = Regression.load(path)
     few = frame[:50]  # means of truncated families take an integral for each row and draw
     np.testing.assert_array_equal(again.predict(few).mean, model.predict(few).mean)

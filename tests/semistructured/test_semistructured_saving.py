@@ -19,7 +19,14 @@ from subbayes.artifacts import folder as artifact
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods.families import Custom, NormalFamily, StudentTFamily
-from subbayes.regression import EffectPrior, Exponential, HalfNormal, NormalPrior, StudentT
+from subbayes.regression import (
+    EffectPrior,
+    Exponential,
+    HalfNormal,
+    NormalPrior,
+    Regression,
+    StudentT,
+)
 from subbayes.regression.priors import reading
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.specification import Specification
@@ -146,13 +153,13 @@ def test_loading_requires_what_a_file_cannot_contain(fitted, tmp_path):
     with pytest.raises(InputError, match="names of networks: image, table, got other"):
         SemiStructuredRegression.load(path, {"other": cnn()})
     with pytest.raises(InputError, match="a fitted model"):
-        SemiStructuredRegression("y ~ x").save(tmp_path / "new")
+        Regression("y ~ x").save(tmp_path / "new")
     frame = pd.DataFrame({"x": np.arange(9.0), "y": np.arange(9.0) % 4})
-    own = SemiStructuredRegression("y ~ x", priors={"x": Wide(0.0, 9.0)}).fit(frame, **QUICK)
+    own = Regression("y ~ x", priors={"x": Wide(0.0, 9.0)}).fit(frame, sampling=QUICK["sampling"])
     path = own.save(tmp_path / "own")
     with pytest.raises(InputError, match=r"priors\['x'\]: expected the prior Wide\(mean=0"):
-        SemiStructuredRegression.load(path)
-    loaded = SemiStructuredRegression.load(path, priors={"x": Wide(0.0, 9.0)})
+        Regression.load(path)
+    loaded = Regression.load(path, priors={"x": Wide(0.0, 9.0)})
     assert torch.equal(loaded.predict(frame).outputs, own.predict(frame).outputs)
 
 
@@ -330,8 +337,8 @@ def test_splines_that_a_formula_leaves_out_are_not_counted(tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.normal(size=60), "y": rng.normal(size=60)})
     formula = "y ~ bs(x, df=6) + bs(x,  df=6) + bs(x, df=50) - bs(x,df=50)"
-    model = SemiStructuredRegression(formula).fit(frame, sampling=QUICK["sampling"])
-    again = SemiStructuredRegression.load(model.save(tmp_path / "model"))
+    model = Regression(formula).fit(frame, sampling=QUICK["sampling"])
+    again = Regression.load(model.save(tmp_path / "model"))
     np.testing.assert_array_equal(again.predict(frame).mean, model.predict(frame).mean)
 
 
@@ -349,8 +356,8 @@ def test_offsets_are_no_effects_when_a_file_is_checked(tmp_path, formula, option
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({name: rng.normal(size=40) for name in "yxo"})
     frame = frame.assign(n=rng.poisson(2.0, 40), t=rng.uniform(1, 2, 40))
-    model = SemiStructuredRegression(formula, **options).fit(frame, sampling=QUICK["sampling"])
-    again = SemiStructuredRegression.load(model.save(tmp_path / "model"))
+    model = Regression(formula, **options).fit(frame, sampling=QUICK["sampling"])
+    again = Regression.load(model.save(tmp_path / "model"))
     np.testing.assert_array_equal(again.predict(frame).mean, model.predict(frame).mean)
 
 
@@ -429,9 +436,9 @@ def with_own(tmp_path_factory):
     x, w = rng.normal(size=(2, 30))
     frame = pd.DataFrame({"x": x, "w": w, "v": x * w, "y": x + rng.normal(size=30)})
     priors = {"x": own_prior(1.0), "w": stats.skewnorm(3), "v": stats.laplace(scale=0.5)}
-    model = SemiStructuredRegression("y ~ x + w + v", family=own_family(1.5), priors=priors)
+    model = Regression("y ~ x + w + v", family=own_family(1.5), priors=priors)
     path = tmp_path_factory.mktemp("own") / "model"
-    return model.fit(frame, **QUICK).save(path), model
+    return model.fit(frame, sampling=QUICK["sampling"]).save(path), model
 
 
 OWN = {"family": own_family(1.5), "priors": {"x": own_prior(1.0), "w": stats.skewnorm(3)}}
@@ -548,9 +555,9 @@ def test_columns_of_any_format_are_saved(column, tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": column, "y": rng.normal(size=40)})
     formula = "y ~ C(x)" if pd.Series(column).dtype == ">i4" else "y ~ x"
-    model = SemiStructuredRegression(formula).fit(frame, sampling=QUICK["sampling"])
+    model = Regression(formula).fit(frame, sampling=QUICK["sampling"])
     model.save(tmp_path / "model")
-    loaded = SemiStructuredRegression.load(tmp_path / "model")
+    loaded = Regression.load(tmp_path / "model")
     found = [of.predict(frame.head(5)).mean for of in (model, loaded)]
     np.testing.assert_array_equal(*found)
 
@@ -567,7 +574,7 @@ def test_cells_that_cannot_be_saved_are_refused_in_fit(values, pattern):
     x = pd.Series(values, dtype=None if isinstance(values, pd.Categorical) else object)
     frame = pd.DataFrame({"x": x, "y": np.random.default_rng(0).normal(size=40)})
     with pytest.raises(InputError, match=pattern):
-        SemiStructuredRegression("y ~ x").fit(frame)
+        Regression("y ~ x").fit(frame)
 
 
 def test_lists_in_new_rows_are_refused(fitted):
@@ -622,8 +629,8 @@ def test_terms_predict_the_same_after_loading(tmp_path, formula, weights):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.normal(size=40), "g": np.arange(40) % 3, "w": 2.0})
     frame["y"] = rng.normal(size=40)
-    model = SemiStructuredRegression(formula, weights=weights).fit(frame, **QUICK)
-    found = SemiStructuredRegression.load(model.save(tmp_path / "model")).predict(frame).mean
+    model = Regression(formula, weights=weights).fit(frame, sampling=QUICK["sampling"])
+    found = Regression.load(model.save(tmp_path / "model")).predict(frame).mean
     np.testing.assert_array_equal(found, model.predict(frame).mean)
 
 

@@ -9,9 +9,9 @@ from scipy.linalg import subspace_angles
 
 from subbayes import InputError
 from subbayes.inference.configuration import Sampling
+from subbayes.regression import Regression
 from subbayes.regression.terms.bases import basis_of
 from subbayes.regression.terms.smooths import Margin
-from subbayes.semistructured import SemiStructuredRegression
 
 FEW = {
     "inference": "elliptical-slice",
@@ -26,7 +26,7 @@ frame["my x"] = frame.x
 
 
 def prepared(formula, data=frame, **options):
-    return SemiStructuredRegression(formula, **options).specification.prepare(data, None)
+    return Regression(formula, **options).specification.prepare(data, None)
 
 
 def columns_of(model, name, data=frame):
@@ -357,7 +357,7 @@ def test_each_block_of_a_tensor_product_has_its_standard_deviation():
 def test_effects_of_smooths_are_drawn_along_their_variables():
     formula = "y ~ s(x, by=g, k=5) + te(z, `my x`, k=4) + s(z, by=x, bs='cr', k=4)"
     with pytest.warns(UserWarning, match="have not mixed"):
-        model = SemiStructuredRegression(formula, priors={"sigma": 1.0}).fit(frame, **FEW)
+        model = Regression(formula, priors={"sigma": 1.0}).fit(frame, **FEW)
     one = model.effect("s(x, by=g, k=5)[b]")
     assert one.variable == "x"
     assert one.draws.shape == (12, 100)
@@ -378,9 +378,9 @@ def test_effects_of_smooths_are_drawn_along_their_variables():
 def test_models_with_smooths_are_saved_and_predict_new_rows(tmp_path):
     formula = "y ~ s(x, bs='tp', k=6) + s(z, by=g, bs='cr', k=4) + ti(x, z, k=4)"
     with pytest.warns(UserWarning, match="have not mixed"):
-        model = SemiStructuredRegression(formula, priors={"sigma": 1.0}).fit(frame, **FEW)
+        model = Regression(formula, priors={"sigma": 1.0}).fit(frame, **FEW)
     model.save(tmp_path / "m")
-    again = SemiStructuredRegression.load(tmp_path / "m")
+    again = Regression.load(tmp_path / "m")
     new = frame.assign(x=frame.x * 1.5 - 2, z=frame.z * 2)
     np.testing.assert_array_equal(again.predict(new).mean, model.predict(new).mean)
     with pytest.raises(InputError, match="g: expected the levels seen in training: a, b, c, got q"):

@@ -6,12 +6,13 @@ import pytest
 from matplotlib.figure import Figure
 from scipy.spatial.distance import cdist
 
-from subbayes import InputError, SemiStructuredRegression
+from subbayes import InputError
 from subbayes.inference.configuration import Sampling
 from subbayes.plots.effects import effect
 from subbayes.plots.term_surfaces import is_far
+from subbayes.regression import Regression
 from subbayes.regression.design.design import Term
-from subbayes.semistructured.partial_effects import Partial
+from subbayes.regression.questions.partial_effects import Partial
 
 FEW = {
     "inference": "elliptical-slice",
@@ -25,9 +26,7 @@ frame["y"] = rng.poisson(np.exp(np.sin(frame.x)))
 
 @pytest.fixture(scope="module")
 def model():
-    found = SemiStructuredRegression(
-        "y ~ sex + x:sex + te(x,z,k=4)", family="poisson", priors={"x:sex": 1.0}
-    )
+    found = Regression("y ~ sex + x:sex + te(x,z,k=4)", family="poisson", priors={"x:sex": 1.0})
     with pytest.warns(UserWarning, match="have not mixed"):
         return found.fit(frame, **FEW)
 
@@ -68,7 +67,7 @@ def test_contours_of_a_plane_are_straight_and_hatches_have_the_interval_around_0
 @pytest.mark.parametrize("smooth", ["te(x, z, by=sex, k=4)", "s(x, z, by=sex, k=9)"])
 def test_maps_for_each_level_of_a_factor_change_as_predictions_do(smooth):
     data = frame.assign(y=np.where(frame.sex == "f", np.sin(frame.x) * frame.z, 3 - frame.z))
-    model = SemiStructuredRegression(f"y ~ sex + {smooth}").fit(data, **FEW)
+    model = Regression(f"y ~ sex + {smooth}").fit(data, **FEW)
     points = pd.DataFrame({"x": [1.0, 4.0, 7.0, 8.5], "z": [-1.0, 0.3, 1.1, 0.0]})
     for level in ("f", "m"):
         found = model.effect(f"{smooth}[{level}]", points)
@@ -111,7 +110,7 @@ def test_effects_draw_maps_and_say_what_they_leave_out(model):
 
 
 def test_reports_have_maps_and_say_what_they_leave_out(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("subbayes.reports.semistructured._chains", lambda *_: [])
+    monkeypatch.setattr("subbayes.reports.regression._chains", lambda *_: [])
     page = model.report(tmp_path / "report.html").read_text()
     assert "te(x,z,k=4), relative to the average row: posterior mean and standard" in page
     assert "Without a figure of their own: x:sex, whose" in page

@@ -15,7 +15,7 @@ from subbayes.likelihoods.families import (
     OrdinalFamily,
     PoissonFamily,
 )
-from subbayes.regression import NormalPrior
+from subbayes.regression import NormalPrior, Regression
 from subbayes.regression.design.default_priors import default_priors
 from subbayes.regression.design.design import Design
 from subbayes.regression.design.predictor import StructuredPredictor
@@ -131,7 +131,7 @@ def test_scales_are_integrated_out_beside_coefficients_in_closed_form(weights):
     frame = frame_of(40)
     rng = np.random.default_rng(3)
     frame["g"], frame["w"] = rng.integers(0, 6, 40).astype(str), rng.integers(1, 3, 40)
-    model = SemiStructuredRegression("y ~ x + (1 | g)", weights=weights)
+    model = Regression("y ~ x + (1 | g)", weights=weights)
     model = model.specification.prepare(frame, None)
     inputs, structured = model.inputs, model.structured
     design, offset = inputs["design"].double(), inputs["offset"].double()

@@ -15,14 +15,14 @@ from subbayes.inference import Sampling
 from subbayes.likelihoods.families import NormalFamily
 from subbayes.plots.checks import predictive_check
 from subbayes.plots.conditional import conditional
-from subbayes.regression import NormalPrior
+from subbayes.regression import NormalPrior, Regression
 from subbayes.regression.design.design import Design
 from subbayes.regression.questions.averages import Averages, RowAverage, marginal_slopes
 from subbayes.regression.questions.conditional import Conditional
 from subbayes.regression.questions.hypothesis import density_at_zero, evaluate_hypothesis
+from subbayes.regression.questions.predictive_checks import Replicates
 from subbayes.regression.terms.updating import updated_formula
 from subbayes.semistructured import SemiStructuredSubspace
-from subbayes.semistructured.predictive_checks import Replicates
 
 SAMPLING = Sampling(draws=300, chains=2, progress=False)
 
@@ -38,7 +38,7 @@ def frame():
 
 @pytest.fixture(scope="module")
 def model(frame):
-    model = SemiStructuredRegression("visits ~ x + C(g)", family="poisson")
+    model = Regression("visits ~ x + C(g)", family="poisson")
     return model.fit(frame, sampling=SAMPLING)
 
 
@@ -213,7 +213,7 @@ def test_names_may_be_written_with_other_quotes_and_spaces():
     rows = pd.DataFrame({"x y": rng.normal(size=60), "z": rng.normal(size=60)})
     rows["g"], rows["y"] = rng.choice(list("abc"), 60), rng.normal(size=60)
     given = 'C(g,Treatment("c"))'
-    model = SemiStructuredRegression(
+    model = Regression(
         f"y ~ {given} + `x y` + s(z,k=5)", priors={given: 0.5, "sd(s(z, k=5))": 2.0, "`x y`": 3.0}
     ).fit(rows, sampling=SAMPLING)
     name = "C(g, Treatment('c'))"
@@ -354,12 +354,12 @@ def test_odds_ratios_of_probabilities():
     rows = pd.DataFrame({"g": rng.choice(["a", "b"], 200), "x": rng.standard_normal(200)})
     rows["y"] = (rng.random(200) < 1 / (1 + np.exp(-(rows["g"] == "b")))).astype(int)
     settings = {"sampling": Sampling(draws=50, chains=2, seed=0, progress=False)}
-    fitted = SemiStructuredRegression("y ~ g", family="bernoulli").fit(rows, **settings)
+    fitted = Regression("y ~ g", family="bernoulli").fit(rows, **settings)
     found = fitted.contrast("g", comparison="odds ratio")
     assert found.labels == ("odds(b) / odds(a)",)
     expected = np.exp(fitted.effects()["g[T.b]"].reshape(-1))
     np.testing.assert_allclose(found.draws[:, 0], expected, rtol=1e-6)
-    adjusted = SemiStructuredRegression("y ~ g + x", family="bernoulli").fit(rows, **settings)
+    adjusted = Regression("y ~ g + x", family="bernoulli").fit(rows, **settings)
     p = adjusted.marginal_means("g").draws
     odds = p / (1 - p)
     found = adjusted.contrast("g", comparison="odds ratio").draws[:, 0]
@@ -374,7 +374,7 @@ def test_ratios_that_do_not_exist(model, frame):
     with pytest.raises(InputError, match="means below 1 for an odds ratio, got .*'ratio'"):
         model.contrast("g", comparison="odds ratio")
     rows = frame.assign(score=np.linspace(-1, 1, len(frame)))
-    normal = SemiStructuredRegression("score ~ g").fit(
+    normal = Regression("score ~ g").fit(
         rows, sampling=Sampling(draws=20, chains=2, progress=False)
     )
     with pytest.raises(InputError, match="means above 0 .*'ratio', got .*Compare by 'difference'"):
@@ -426,7 +426,7 @@ def test_columns_of_levels_have_no_slope():
     rng = np.random.default_rng(0)
     rows = pd.DataFrame({"m": rng.integers(1, 5, 40), "n": rng.integers(0, 3, 40)})
     rows["h"], rows["y"] = np.arange(40) % 4, rng.normal(size=40)
-    model = SemiStructuredRegression("y ~ mo(m) + C(n) + (1 | h)").fit(rows, sampling=SAMPLING)
+    model = Regression("y ~ mo(m) + C(n) + (1 | h)").fit(rows, sampling=SAMPLING)
     for name, shown in {"m": "1, 2, 3, 4", "n": "0, 1, 2", "h": "0, 1, 2, 3"}.items():
         line = f"'{name}', whose values are levels: {shown}. Use contrast or marginal_means: l"
         with pytest.raises(InputError, match=line):
@@ -441,7 +441,7 @@ def test_columns_of_levels_have_no_slope():
 def test_levels_of_text_that_are_passed_as_numbers_are_named():
     rng = np.random.default_rng(0)
     rows = pd.DataFrame({"k": list("123") * 9, "y": rng.normal(size=27)})
-    model = SemiStructuredRegression("y ~ C(k)").fit(rows, sampling=SAMPLING)
+    model = Regression("y ~ C(k)").fit(rows, sampling=SAMPLING)
     with pytest.raises(InputError, match="got 3, where levels are text. Pass '3'.$"):
         model.contrast("k", [(3, "1")])
 
@@ -453,7 +453,7 @@ def test_numbers_that_are_levels_have_conditional_effects_and_means_by_level():
     rows["m"], rows["id"] = np.arange(60) % 4, [7, 7, 7, *np.arange(57) % 19]
     rows["y"], rows["w"] = rng.normal(size=60), np.where(rows.k == 8, 30.0, 1.0)
     columns = "x + C(k) + mo(m) + (1 | id)"
-    model = SemiStructuredRegression(f"y ~ {columns}").fit(rows, sampling=SAMPLING)
+    model = Regression(f"y ~ {columns}").fit(rows, sampling=SAMPLING)
     e = {name: draws.reshape(-1, 1) for name, draws in model.effects().items()}
     average = e["Intercept"] + e["x"] * model.conditional_effect("x").x
     for groups, typical, group in (
@@ -477,7 +477,7 @@ def test_numbers_that_are_levels_have_conditional_effects_and_means_by_level():
         assert labels == [str(level) for level in levels]
     along = model.conditional_effect("k", n_draws=10_000).draws[0]
     np.testing.assert_allclose(along[:, [2]] - along[:, [0]], e["C(k)[T.4]"], rtol=1e-3, atol=1e-5)
-    weighted = SemiStructuredRegression("y ~ x + C(k)", weights="w").fit(rows, sampling=SAMPLING)
+    weighted = Regression("y ~ x + C(k)", weights="w").fit(rows, sampling=SAMPLING)
     assert weighted.conditional_effect("x").typical == {"k": 8}
 
 
@@ -487,13 +487,11 @@ def test_conditional_effects_of_nested_groups_whose_commonest_levels_do_not_meet
     h = np.concatenate([np.repeat("p", 30), np.tile(["q", "r"], 25)])
     x, noise = np.random.default_rng(0).normal(size=(2, 80))
     data = pd.DataFrame({"x": x, "g": g, "h": h, "y": x + (g == "b") + noise})
-    model = SemiStructuredRegression("y ~ x + (1 | g/h)").fit(data, sampling=SAMPLING)
+    model = Regression("y ~ x + (1 | g/h)").fit(data, sampling=SAMPLING)
     found = model.conditional_effect("x", groups=True).table()
     rows = pd.DataFrame({"x": found["x"], "g": "b", "h": "p"})
     expected = model.predict(rows, new_levels="reference", n_draws=1000).outputs[..., 0].mean(0)
     np.testing.assert_allclose(found["mean"], expected)
-    with pytest.raises(InputError, match="new_levels: expected one of 'error', 'reference'"):
-        model.contributions(rows, new_levels="sample")
 
 
 def test_results_print_their_numbers():
@@ -542,7 +540,7 @@ def test_columns_of_the_data_that_are_called_like_statistics_are_kept():
     rng = np.random.default_rng(0)
     rows = pd.DataFrame({"mean": rng.normal(size=40), "sd": rng.integers(0, 2, 40)})
     rows["y"] = rng.normal(size=40)
-    model = SemiStructuredRegression("y ~ mean + sd").fit(rows, sampling=SAMPLING)
+    model = Regression("y ~ mean + sd").fit(rows, sampling=SAMPLING)
     along = model.conditional_effect("mean", by="sd")
     table = along.table()
     assert table.columns.tolist() == ["sd (data)", "mean (data)", "mean", "sd", "2.5%", "97.5%"]
@@ -568,7 +566,7 @@ def test_averages_are_drawn(model):
 def test_averages_over_what_no_prediction_depends_on_are_refused():
     rng = np.random.default_rng(0)
     rows = pd.DataFrame({"x": rng.normal(size=40), "w": 2.0, "c": rng.poisson(3, 40)})
-    model = SemiStructuredRegression("c | weights(w) ~ x", family="poisson")
+    model = Regression("c | weights(w) ~ x", family="poisson")
     model.fit(rows, sampling=SAMPLING)
     for name in ("c", "w"):
         for call in (
@@ -584,10 +582,10 @@ def test_figures_of_trials_and_quantiles_say_what_they_are_of():
     rng = np.random.default_rng(0)
     rows = pd.DataFrame({"x": rng.normal(size=40), "n": rng.integers(5, 9, 40)})
     rows["k"], rows["y"] = rng.binomial(rows["n"], 0.3), rng.normal(size=40)
-    binomial = SemiStructuredRegression("k | trials(n) ~ x", family="binomial")
+    binomial = Regression("k | trials(n) ~ x", family="binomial")
     found = binomial.fit(rows, sampling=SAMPLING).conditional_effect("x")
     assert found.quantity == f"mean of k, n = {rows['n'].mean():.4g}"
-    quantile = SemiStructuredRegression("y ~ x", family="asymmetric-laplace(quantile=0.9)")
+    quantile = Regression("y ~ x", family="asymmetric-laplace(quantile=0.9)")
     assert quantile.fit(rows, sampling=SAMPLING).conditional_effect("x").quantity == (
         "0.9 quantile of y"
     )
@@ -690,17 +688,16 @@ def test_updates_keep_the_settings_of_the_fit(frame, tmp_path, monkeypatch):
         model.fit(frame.head(30), **settings)
     loaded = load(model.save(tmp_path / "model"))
     monkeypatch.setattr(SemiStructuredRegression, "fit", lambda self, *_, **options: options)
-    kept = settings | {"smooth": "bayes"}
+    kept = dict(settings)
     kept["sampling"] = replace(settings["sampling"], checkpoint=None)
     assert model.update("~ . + C(g)") == kept
     assert model.update(temperature=1.0, sampling=SAMPLING) == kept | {
         "temperature": 1.0,
         "sampling": SAMPLING,
     }
-    assert "inference" not in model.update(smooth="reml")  # which draws by a sampler of its own
     with pytest.warns(UserWarning, match="model does not contain subspace, inference of its fit"):
         found = loaded.update("~ . + C(g)", training=settings["training"])
-    assert found == {"temperature": 2.0, "smooth": "bayes", "training": settings["training"]}
+    assert found == {"temperature": 2.0, "training": settings["training"]}
 
 
 def test_replicates_of_prior_and_posterior(model, frame):
@@ -711,7 +708,7 @@ def test_replicates_of_prior_and_posterior(model, frame):
     predictive_check(found)
     priors = {"Intercept": NormalPrior(2.0, 0.5), "x": 0.3, "sigma": 0.4}
     data = pd.DataFrame({"x": [-1.0, 0.0, 1.0, 2.0], "y": [0.0, 1.0, 2.0, 4.0]})
-    prior = SemiStructuredRegression("y ~ x", priors=priors).prior_predictive(data, 20_000)
+    prior = Regression("y ~ x", priors=priors).prior_predictive(data, 20_000)
     centred = data["x"] - data["x"].mean()
     variance = 0.5**2 + 0.3**2 * centred**2
     covariance = 0.5**2 + 0.3**2 * np.outer(centred, centred)
@@ -761,7 +758,7 @@ def test_replicates_of_censored_responses_are_compared_with_completed_ones(tmp_p
     time = rng.exponential(size=150)
     end = rng.uniform(0.2, 1.5, 150)
     rows = pd.DataFrame({"t": np.minimum(time, end), "c": time > end})
-    model = SemiStructuredRegression("t | cens(c) ~ 1", family="weibull")
+    model = Regression("t | cens(c) ~ 1", family="weibull")
     found = model.fit(rows, sampling=SAMPLING).posterior_predictive(400)
     n = int(rows["c"].sum())
     seen = ~rows["c"].to_numpy()
@@ -780,12 +777,12 @@ def test_replicates_of_censored_responses_are_compared_with_completed_ones(tmp_p
     )
     counts = pd.DataFrame({"y": np.minimum(rng.poisson(4, 80), 5)}).assign(c=lambda d: d["y"] == 5)
     counts.loc[counts["c"], "y"] = 4  # more than 4
-    model = SemiStructuredRegression("y | cens(c) ~ 1", family="poisson")
+    model = Regression("y | cens(c) ~ 1", family="poisson")
     prior = model.prior_predictive(counts, 50)
     assert (prior.completed[:, counts["c"]] > 4).all()
     assert "censored" in predictive_check(prior).get_legend_handles_labels()[1][0]
     above = counts[counts["y"] > 1]
-    model = SemiStructuredRegression("y | cens(c) + trunc(lb=2, ub=9) ~ 1", family="poisson")
+    model = Regression("y | cens(c) + trunc(lb=2, ub=9) ~ 1", family="poisson")
     drawn = model.prior_predictive(above, 50).completed[:, above["c"]]
     assert (drawn > 4).all()
     assert (drawn <= 9).all()
@@ -796,7 +793,7 @@ def test_families_that_cannot_complete_responses_say_so():
         from_log_tails = property()
 
     rows = pd.DataFrame({"y": [1.0, 2.0, 3.0], "c": [0, 0, 1]})
-    model = SemiStructuredRegression("y | cens(c) ~ 1", family=Own())
+    model = Regression("y | cens(c) ~ 1", family=Own())
     with pytest.warns(UserWarning, match="no from_log_tails: censored responses are compared as"):
         found = model.prior_predictive(rows, 5)
     assert found.completed is None
@@ -816,7 +813,7 @@ def weighted(frame):
     repeated = rows.loc[rows.index.repeat(times)].reset_index(drop=True)
     formulas = "visits | weights(w) ~ x + C(g)", "visits ~ x + C(g)"
     return [
-        SemiStructuredRegression(formula, family="poisson").fit(data, sampling=SAMPLING)
+        Regression(formula, family="poisson").fit(data, sampling=SAMPLING)
         for formula, data in zip(formulas, (rows, repeated), strict=True)
     ]
 
@@ -848,7 +845,7 @@ def test_levels_are_in_the_order_of_their_categories(frame):
     order = ["b", "c", "a"]
     rows = frame.assign(g=pd.Categorical(frame["g"], order, ordered=True), n=range(len(frame)))
     rows["n"] = rows["n"] % 3 * 5  # 0, 5, 10
-    model = SemiStructuredRegression("visits ~ mo(g) + x + C(n)", family="poisson")
+    model = Regression("visits ~ mo(g) + x + C(n)", family="poisson")
     model.fit(rows, sampling=SAMPLING)
     assert model.marginal_means("g").table().index.tolist() == order
     assert model.contrast("g").table().index.tolist() == ["c - b", "a - b"]
@@ -867,7 +864,7 @@ def test_the_legend_of_classes_covers_no_interval():
 
 def test_predictive_checks_of_classes_have_their_names():
     frame = pd.DataFrame({"x": np.arange(12.0), "y": list("aabcab") * 2})
-    model = SemiStructuredRegression("y ~ x", family="categorical").fit(frame, sampling=SAMPLING)
+    model = Regression("y ~ x", family="categorical").fit(frame, sampling=SAMPLING)
     replicates = model.posterior_predictive()
     found = replicates.statistics()
     assert found.index.tolist() == ["share of a", "share of b", "share of c"]
@@ -889,13 +886,10 @@ def test_booleans_of_pandas_are_levels(dtype):
         "y ~ C(b) + s(x, by=b)",
         "y ~ b*x",
     ):
-        a, b = (
-            SemiStructuredRegression(formula).specification.prepare(frame, None)
-            for frame in (plain, other)
-        )
+        a, b = (Regression(formula).specification.prepare(frame, None) for frame in (plain, other))
         assert a.design.names == b.design.names
         np.testing.assert_array_equal(*(m.design.matrix(m.frame)[0] for m in (a, b)))
-    model = SemiStructuredRegression("y ~ x + b").fit(other, sampling=SAMPLING)
+    model = Regression("y ~ x + b").fit(other, sampling=SAMPLING)
     assert model.conditional_effect("x", by="b").groups == (False, True)
     with pytest.raises(InputError, match="variable: .* column of numbers.* got"):
         model.marginal_slopes("b")
@@ -911,7 +905,7 @@ def test_effects_of_one_column_at_the_rows_of_a_data_frame(model, frame):
 
 def test_conditional_effects_of_classes_name_the_class():
     frame = pd.DataFrame({"x": np.arange(12.0), "y": list("aabbab") * 2})
-    model = SemiStructuredRegression("y ~ x", family="bernoulli")
+    model = Regression("y ~ x", family="bernoulli")
     model.fit(frame, inference="laplace", sampling=Sampling(draws=4, chains=2, progress=False))
     assert model.conditional_effect("x").quantity == "probability of y = b"
     assert model.conditional_effect("x", category="a").quantity == "probability of y = a"

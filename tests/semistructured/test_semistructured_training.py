@@ -72,9 +72,9 @@ def weights_with_statistics(model):
     space = model.state.space
     if space.curve is None:
         z = torch.from_numpy(space.start_points[:1])
-        return space.subspace.weights(z)[0, -model.state.model.n_weights :]
+        return space.subspace.weights(z)[0, -model.state.model.deep.n_weights :]
     middle = space.curve.point(0.5)
-    return middle[-model.state.model.n_weights :]  # after those of effects, if there are any
+    return middle[-model.state.model.deep.n_weights :]  # after those of effects, if there are any
 
 
 @pytest.mark.few(1)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from subbayes.inference.configuration import Sampling
-from subbayes.semistructured import SemiStructuredRegression
+from subbayes.regression import Regression
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
@@ -27,7 +27,7 @@ def test_a_normal_model_with_flat_priors():
     frame = table()
     priors = dict.fromkeys(("Intercept", "x", "w"), VAGUE)
     sampling = Sampling(draws=300, chains=4, warmup=200, progress=False)
-    model = SemiStructuredRegression("y ~ x + w", priors=priors).fit(frame, sampling=sampling)
+    model = Regression("y ~ x + w", priors=priors).fit(frame, sampling=sampling)
     design = np.column_stack([np.ones(len(frame)), frame.x, frame.w])
     precision = design.T @ design
     mean = np.linalg.solve(precision, design.T @ frame.y)
@@ -53,7 +53,7 @@ def test_chains_start_where_the_posterior_is():
     sampling = Sampling(draws=2, chains=4, warmup=2, progress=False, mode="eager")
     priors = {"Intercept": VAGUE, "x": VAGUE}
     with pytest.warns(UserWarning, match="fewer than 4 draws"):
-        model = SemiStructuredRegression("visits ~ x", family="poisson", priors=priors).fit(
+        model = Regression("visits ~ x", family="poisson", priors=priors).fit(
             table(), inference="elliptical-slice", sampling=sampling
         )
     joint = model.state.joint

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from subbayes import Sampling, SemiStructuredRegression
+from subbayes import Sampling
 from subbayes.likelihoods.families import (
     CensoredFamily,
     NormalFamily,
@@ -18,6 +18,7 @@ from subbayes.likelihoods.families import (
     WeibullFamily,
 )
 from subbayes.plots.conditional import conditional
+from subbayes.regression import Regression
 from subbayes.regression.questions.survival import log_survival, times_of
 from subbayes.utils.checks import InputError
 
@@ -37,7 +38,7 @@ def patients(n=250):
 @pytest.fixture(scope="module")
 def model():
     formula = "time | cens(alive) ~ age + treated"
-    return SemiStructuredRegression(formula, family="weibull").fit(patients(), sampling=SAMPLING)
+    return Regression(formula, family="weibull").fit(patients(), sampling=SAMPLING)
 
 
 def by_hand(model, rows, times):
@@ -150,6 +151,6 @@ def test_default_times_and_bad_input(model):
 def test_families_without_tail_probabilities_are_refused():
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"y": rng.integers(0, 2, 60), "x": rng.normal(size=60)})
-    model = SemiStructuredRegression("y ~ x", family="bernoulli").fit(frame, sampling=SAMPLING)
+    model = Regression("y ~ x", family="bernoulli").fit(frame, sampling=SAMPLING)
     with pytest.raises(InputError, match="^family: expected a family with tail probabilities"):
         model.survival([0.5])

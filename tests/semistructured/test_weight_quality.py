@@ -7,6 +7,7 @@ import torch
 from scipy import stats
 
 from subbayes import MLP, Draws, InputError, Sampling, Training
+from subbayes.regression import Regression
 from subbayes.regression.integrals.weight_quality import WeightQuality, weight_warnings
 from subbayes.regression.questions.summary import describe_draws
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
@@ -28,7 +29,7 @@ def table(groups, rows=6, seed=4):
 
 
 def density_of(frame, formula="b ~ (1 | g)", family="bernoulli", **options):
-    model = SemiStructuredRegression(formula, family=family, priors=PRIORS, **options)
+    model = Regression(formula, family=family, priors=PRIORS, **options)
     model = model.specification.prepare(frame, None)
     parts = (model.inputs[name].double() for name in ("design", "offset"))
     return EffectDensity(model.structured, model.family, *parts, model.data.y)

@@ -8,6 +8,7 @@ from torch import nn
 
 from subbayes import Sampling, SemiStructuredRegression, Training
 from subbayes.likelihoods.families import FAMILIES
+from subbayes.regression import Regression
 from subbayes.regression.design.default_priors import default_priors
 from subbayes.regression.design.design import Design
 
@@ -65,7 +66,7 @@ def test_smooths_of_weighted_rows_have_the_posterior_of_repeated_rows(bs):
     few = Sampling(draws=50, chains=2, seed=1, progress=False)
     term, found = f"s(x, bs='{bs}', k=6)", []
     for data, weights in ((rows, "w"), (repeated, None)):
-        model = SemiStructuredRegression(f"y ~ {term}", weights=weights)
+        model = Regression(f"y ~ {term}", weights=weights)
         found.append(model.fit(data, sampling=few).summary()[["mean", "sd"]])
     pd.testing.assert_frame_equal(*found, rtol=1e-3, atol=1e-4)
 

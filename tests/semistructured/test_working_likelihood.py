@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from subbayes import SemiStructuredRegression
 from subbayes.inference import Sampling
 from subbayes.likelihoods.families import AsymmetricLaplaceFamily, CensoredFamily
+from subbayes.regression import Regression
 
 SOME = Sampling(draws=200, chains=2, progress=False, seed=1)
 NOISE, TAU = 0.5, 0.9
@@ -30,7 +30,7 @@ def fitted(formula, frame, **options):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "effects have not mixed")
         warnings.filterwarnings("error", ".*intervals of effects are those")
-        model = SemiStructuredRegression(formula, family=family, **options)
+        model = Regression(formula, family=family, **options)
         return model.fit(frame, sampling=SOME)
 
 
@@ -65,9 +65,7 @@ def test_too_few_draws_for_a_correction_warn(frame):
     rows = frame.assign(
         **{f"z{i}": frame.y.sample(frac=1, random_state=i).to_numpy() for i in (1, 2, 3)}
     )
-    model = SemiStructuredRegression(
-        "y ~ x + z1 + z2 + z3", family=AsymmetricLaplaceFamily(quantile=TAU)
-    )
+    model = Regression("y ~ x + z1 + z2 + z3", family=AsymmetricLaplaceFamily(quantile=TAU))
     with pytest.warns(UserWarning, match="intervals of effects are those of responses with an"):
         model.fit(rows, sampling=few)
 
@@ -95,7 +93,7 @@ def test_averages_show_the_quantile_and_predictions_have_the_corrected_draws(fra
     ],
 )
 def test_models_without_a_correction_warn(frame, formula, family):
-    model = SemiStructuredRegression(formula, family=family)
+    model = Regression(formula, family=family)
     few = Sampling(draws=20, chains=2, progress=False)
     with pytest.warns(UserWarning, match="intervals of effects are those of responses"):
         model.fit(frame.iloc[:50], inference="laplace", sampling=few)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from subbayes.cli.demonstration.section import Effort, Figure, Section, with_error
 from subbayes.networks.mlp import MLP
 from subbayes.plots.effects import effect
+from subbayes.regression import Regression
 from subbayes.reports.rendering import Table
 from subbayes.semistructured import SemiStructuredRegression
 from subbayes.semistructured.subspace import TRAINING
@@ -27,9 +28,7 @@ def effect_beside_a_network(seed: int, effort: Effort, progress: bool | None = N
     networks = {"blood": (MLP(len(BLOOD), (8,), 1, seed=seed), BLOOD)}
     sampling = replace(effort.effects, seed=seed, progress=progress)
     models = {
-        "without blood measurements": SemiStructuredRegression(formula).fit(
-            frame, sampling=sampling
-        ),
+        "without blood measurements": Regression(formula).fit(frame, sampling=sampling),
         "with a network of them": SemiStructuredRegression(formula, deep=networks).fit(
             frame,
             sampling=sampling,

@@ -26,7 +26,8 @@ class AsymmetricLaplaceFamily(Family):
     $p(y) = \tau (1 - \tau) / \sigma\; e^{-\rho_\tau((y - \mu) / \sigma)}$ with the check function
     $\rho_\tau(z) = z (\tau - 1\{z < 0\})$. This density is rarely that of the responses, so that
     the intervals of effects are corrected where the model allows it, and `fit` warns where it does
-    not; see `subbayes.semistructured.working_likelihood`. Marginal means, contrasts, slopes and
+    not; see `subbayes.regression.questions.working_likelihood`. Marginal means, contrasts, slopes
+    and
     conditional effects are about the quantile; `predict(...).mean`, intervals and draws of
     responses are those of this density.
 

@@ -46,7 +46,7 @@ class Flat(EffectPrior):
         >>> frame["y"] = 2 * frame["x"] + np.tile([0.1, -0.1, -0.1, 0.1], 5)
         >>> priors = {"Intercept": Flat(), "x": Flat(), "sigma": Flat()}
         >>> few = Sampling(draws=500, chains=2, progress=False)
-        >>> model = SemiStructuredRegression("y ~ x", priors=priors).fit(frame, sampling=few)
+        >>> model = Regression("y ~ x", priors=priors).fit(frame, sampling=few)
         >>> model.summary().loc["x", "mean"].round(2)
         np.float64(2.0)
     """

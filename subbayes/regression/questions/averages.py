@@ -25,6 +25,7 @@ from subbayes.utils.checks import check_choice, fail
 Predict = Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]
 """From rows to the draws of a quantity of each."""
 
+ESTIMANDS = ("population", "sample")
 _MOST_ROWS = 2000  # predicted in one call, evenly spaced ones of more
 _MOST_PRINTED = 60  # averages
 _STEP = 1e-3  # of a slope, in standard deviations of the column

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,11 +13,9 @@ from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
 from subbayes.regression.design.flat_effects import flat_columns
+from subbayes.regression.specification import PreparedModel, Specification
 from subbayes.utils.checks import check_count, check_seed, fail
 from subbayes.utils.warning import warn_user
-
-if TYPE_CHECKING:
-    from subbayes.semistructured.specification import PreparedModel, Specification
 
 
 @dataclass(frozen=True)
@@ -121,16 +119,9 @@ def _scaled(function: Any, values: Num[np.ndarray, "*S n"]) -> Any:
 
 
 def draw_prior(specification: Specification, data: Any, n: int = 100, seed: int = 0) -> Replicates:
-    """Responses of rows from the prior of a model; see `SemiStructuredRegression.prior_predictive`.
-
-    Raises:
-        InputError: a model with networks, whose prior is set by their training.
-    """
+    """Responses of rows from the prior of a model; see `Regression.prior_predictive`."""
     check_count("n", n)
-    if specification.deep:
-        expected = "a model without networks, whose prior depends on their training"
-        fail("deep", expected, ", ".join(specification.deep))
-    model = specification.prepare(data, None)
+    model = specification.prepare(data)
     generator = torch.Generator().manual_seed(check_seed(seed))
     structured, inputs = model.structured, model.inputs
     if flat_columns(structured.design, structured.priors):

@@ -19,9 +19,8 @@ from subbayes.predictions.averaging import evenly_spaced
 from subbayes.predictions.predictive import Predictive
 from subbayes.regression.design.design import Design, NewLevels
 from subbayes.regression.formula.checks import check_columns, plain_columns
-from subbayes.semistructured.joint_posterior import FittedState
-from subbayes.semistructured.orthogonal_columns import OrthogonalNetworks
-from subbayes.utils.checks import fail
+from subbayes.regression.posterior import FittedState
+from subbayes.regression.specification import PreparedModel
 
 _AT_ONCE = 2**22  # effects of new groups in memory: draws, rows and effects of a group
 
@@ -38,7 +37,7 @@ def with_new_groups(
         state: the fitted model.
         predictive: predictions in which unseen groups have the effects of the average one.
         data: the rows.
-        n_draws: number of draws of the predictions, as for `Results.predict`.
+        n_draws: number of draws of the predictions, as for `Regression.predict`.
     """
     joint, structured = state.joint, state.model.structured
     design, outputs = structured.design, predictive.outputs.clone()
@@ -94,56 +93,35 @@ def _label_text(value: Any) -> str:
     return f"{type(value).__name__} {value}"
 
 
-def encoded_rows(
-    state: FittedState,
+def rows_without_groups(
+    model: PreparedModel,
     data: pd.DataFrame,
     tensors: Mapping[str, Any] | None,
     new_levels: NewLevels,
-    groups: bool,
 ) -> dict[str, Tensor]:
-    """Encoded rows, with or without the effects of groups.
+    """Encoded rows without the effects of groups: 0 in all their columns.
 
-    Without these effects, columns that they alone read are not needed, and have the values of a
-    training row.
+    Columns that these effects alone read are not needed, and have the values of a training row.
 
     Args:
-        state: the fitted model.
+        model: the model on its training rows.
         data: the rows.
         tensors: inputs of networks without columns.
-        new_levels: as for `Results.predict`.
-        groups: False leaves all effects of groups out.
+        new_levels: as for `Regression.predict`.
 
     Raises:
-        InputError: as `RowEncoder.inputs` and `without_groups`.
+        InputError: as `RowEncoder.inputs`.
     """
-    model = state.model
-    if groups:
-        return model.encoder.inputs(data, tensors, new_levels)
     names = list(model.encoder.columns_of_groups)
     check_columns([name for name in model.encoder.columns if name not in names], data)
     known = model.frame[names].iloc[np.zeros(len(data), dtype=np.int64)].set_axis(data.index)
     rows = data.drop(columns=names, errors="ignore").assign(**dict(known.items()))
     accepted: NewLevels = "sample" if new_levels == "error" else new_levels  # of groups alone
     encoded = model.encoder.inputs(rows, tensors, accepted)
-    return without_groups(encoded, model.design, state.joint.orthogonal)
+    columns = torch.tensor(columns_of_groups(model.design), dtype=torch.long)
+    return {**encoded, "design": model.design.layout.without(encoded["design"], columns)}
 
 
-def without_groups(
-    inputs: dict[str, Tensor], design: Design, orthogonal: Sequence[OrthogonalNetworks]
-) -> dict[str, Tensor]:
-    """Encoded rows with 0 in the columns of all effects of groups.
-
-    Args:
-        inputs: encoded rows.
-        design: columns of the formula.
-        orthogonal: the networks that are orthogonal to columns.
-
-    Raises:
-        InputError: a network that is orthogonal to the groups, whose contribution depends on them.
-    """
-    columns = [i for term in design.terms if term.kind == "random" for i in term.columns]
-    if any(set(columns) & set(part.columns.columns) for part in orthogonal):
-        remedy = "Leave groups= out"
-        fail("groups", "True with a network that reads the groups", "False", remedy)
-    rows = design.layout.without(inputs["design"], torch.tensor(columns, dtype=torch.long))
-    return {**inputs, "design": rows}
+def columns_of_groups(design: Design) -> list[int]:
+    """Places of the columns of all effects of groups."""
+    return [i for term in design.terms if term.kind == "random" for i in term.columns]

@@ -24,7 +24,7 @@ from subbayes.draws import Draws
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.regression.design.model_priors import priors_of_columns
 from subbayes.regression.priors.normal import is_normal
-from subbayes.semistructured.specification import PreparedModel
+from subbayes.regression.specification import PreparedModel
 
 _DRAWS = 200  # over which the variance of the score is averaged
 
@@ -32,7 +32,7 @@ _DRAWS = 200  # over which the variance of the score is averaged
 def _is_corrected(model: PreparedModel, draws: Draws) -> bool:
     """Whether draws are exact, and all effects of the location have normal priors."""
     own = model.design.column_parameters.count(model.design.parameters[0])
-    exact = model.deep is None and draws.validity == "exact"
+    exact = draws.validity == "exact"
     normal = own and model.structured.has_normal_location
     return bool(exact and normal and model.family.is_working)
 

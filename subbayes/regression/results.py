@@ -1,9 +1,8 @@
-"""Tools after the fit, as methods of fitted models."""
+"""Results of a fitted regression: effects, predictions, figures, comparison."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,14 +10,30 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
+from matplotlib.figure import Figure
 
+from subbayes import diagnostics
+from subbayes.comparison.arviz import arviz_data, row_weight_group
 from subbayes.data.frames import read_frame
 from subbayes.data.levels import kind_of_level, levels_of, same_level
-from subbayes.diagnostics import LooResult
+from subbayes.data.to_pandas import to_pandas
+from subbayes.diagnostics import LooResult, metrics
+from subbayes.diagnostics.predictor import OUTPUTS_AT_ONCE
+from subbayes.draws import Draws
+from subbayes.networks.network import Network
+from subbayes.plots.effects import effects as plot_effects
+from subbayes.posterior import Posterior
+from subbayes.predictions.averaging import average
 from subbayes.predictions.predictive import Predictive
 from subbayes.regression.design.design import NewLevels
 from subbayes.regression.design.flat_effects import improper_effects
+from subbayes.regression.design.rows import column_numbers
+from subbayes.regression.formula.checks import check_columns
+from subbayes.regression.integrals.weight_quality import weight_warnings
+from subbayes.regression.posterior import FittedState, Space
+from subbayes.regression.priors.prior import EffectPrior
 from subbayes.regression.questions.averages import (
+    ESTIMANDS,
     Averages,
     RowAverage,
     contrasts,
@@ -28,10 +43,18 @@ from subbayes.regression.questions.averages import (
 from subbayes.regression.questions.comparison import compare_fits
 from subbayes.regression.questions.conditional import Conditional, conditional_effect
 from subbayes.regression.questions.hypothesis import Hypothesis, evaluate_hypothesis
+from subbayes.regression.questions.new_groups import rows_without_groups, with_new_groups
+from subbayes.regression.questions.partial_effects import Partial, effects_to_draw, partial_effect
+from subbayes.regression.questions.predictive_checks import Replicates, replicate
+from subbayes.regression.questions.summary import (
+    describe_draws,
+    examined_names,
+    in_order,
+    mixing_warnings,
+    scales_of,
+    summary_table,
+)
 from subbayes.regression.questions.survival import survival_curves, times_of
-from subbayes.semistructured.estimand import ESTIMANDS
-from subbayes.semistructured.joint_posterior import FittedState
-from subbayes.semistructured.predictive_checks import Replicates, replicate
 from subbayes.utils.checks import (
     check_choice,
     check_count,
@@ -40,29 +63,415 @@ from subbayes.utils.checks import (
     closest,
     fail,
 )
+from subbayes.utils.warning import warn_user
 
 _PRIOR_DRAWS = 4000
 
 
-class AfterFit:
-    """Questions to a fitted model; the model defines its state, effects and predictions."""
+class Results:
+    """The results of a fitted model; `state` is None before fitting."""
+
+    def __init__(self, state: FittedState | None = None) -> None:
+        self._state = state
 
     @property
-    @abstractmethod
     def state(self) -> FittedState:
-        """What `fit` determined."""
+        """What `fit` determined; raises `InputError` before."""
+        if self._state is None:
+            fail("model", "a fitted model", "one that is not fitted", "Call fit first")
+        return self._state
 
-    @abstractmethod
+    @property
+    def draws(self) -> Draws:
+        """Draws of the coordinates of effects."""
+        return self.state.draws
+
+    @property
+    def space(self) -> Space:
+        """The space of the posterior."""
+        return self.state.space
+
+    @property
+    def posterior(self) -> Posterior:
+        """The posterior of the effects, for any sampler."""
+        return self.state.joint.density
+
+    @property
+    def priors(self) -> dict[str, EffectPrior]:
+        """The priors that were used, by term."""
+        return self.state.model.structured.priors
+
+    @property
+    def classes(self) -> tuple[Any, ...] | None:
+        """Classes of the response in the order of probabilities; None for other families."""
+        return self.state.model.response.labels
+
+    @property
+    def is_posterior(self) -> bool:
+        """Whether the draws are draws of a posterior; those of an ensemble are not."""
+        return self.draws.validity != "ensemble"
+
+    @property
+    def estimand(self) -> str:
+        """What the effects are effects of: parameters of the "model"."""
+        return self.state.estimand
+
+    def warnings(self) -> list[str]:
+        """Problems of the draws of the effects, each with a remedy; empty if there are none.
+
+        Draws of an approximation or of an ensemble are not chains, which may not have mixed.
+        Of the effects of many groups those 200 are examined whose half chains differ most.
+        """
+        if not self.is_posterior or self.draws.independent:
+            return weight_warnings(self.draws)
+        zeta = self.state.joint.effects_of(self.draws)
+        names, among = examined_names(self.state.model.structured, zeta, self.draws.n_draws)
+        mixing = mixing_warnings(self._effects(names=names), self.draws.engine, among)
+        return weight_warnings(self.draws) + mixing
+
+    # --- effects ----------------------------------------------------------------------------
     def effects(self) -> dict[str, Float[np.ndarray, "chains draws"]]:
-        """Draws of each effect."""
+        """Draws of each effect by name, in the units of the data, shape (chains, draws).
 
-    @abstractmethod
-    def predict(self, data: Any, *args: Any, **options: Any) -> Predictive:
-        """The predictive distribution of rows."""
+        They are effects of the `estimand`.
+        """
+        return self._effects(self.state.coefficient_shift())
 
-    @abstractmethod
+    def _effects(
+        self, shift: Float[np.ndarray, "S p"] | None = None, names: Sequence[str] | None = None
+    ) -> dict[str, Float[np.ndarray, "chains draws"]]:
+        """The same, without a shift those of the training rows, which the chains have sampled."""
+        shape = self.draws.n_chains, self.draws.n_draws
+        zeta = self.state.joint.effects_of(self.draws)
+        reported = self.state.model.structured.reported(zeta, shift, names)
+        return {name: values.reshape(shape) for name, values in reported.items()}
+
+    def _effect_names(self) -> list[str]:
+        """Names of all effects."""
+        zeta = self.state.joint.effects_of(self.draws, 1)
+        return list(self.state.model.structured.reported(zeta))
+
+    def summary(self, level: float = 0.95, *, groups: bool = True) -> pd.DataFrame:
+        """A table of the effects, those of groups last.
+
+        Args:
+            level: level of the highest-density intervals.
+            groups: include the effects of each group; False leaves their standard deviations and
+                correlations alone, as `summary` of brms does.
+
+        Returns:
+            Mean, standard deviation, highest-density interval, probability of direction (the
+            larger of P(effect > 0) and P(effect < 0)), R-hat and effective sample sizes. The last
+            two are those of the effects over the training rows, which the chains have sampled.
+            `attrs["effects"]` is the `estimand`, and `attrs["smooth"]` says how the standard
+            deviations of smooths and random effects were found: "bayes", or "empirical Bayes
+            (REML)", which leaves their uncertainty out. `attrs["inference"]` names the sampler, and
+            `attrs["scales"]` has the scale of each row: "log(sigma)" for `sigma.x`, and "sigma" for
+            `sigma` itself.
+        """
+        check_fraction("level", level)
+        names = in_order(self._effect_names(), self.state.model.design, groups)
+        return self._summary(names, level)
+
+    def _summary(self, names: Sequence[str], level: float = 0.95) -> pd.DataFrame:
+        """The table of some effects."""
+        model, shift = self.state.model, self.state.coefficient_shift()
+        effects = self._effects(shift, names)
+        sampled = effects if shift is None else self._effects(names=names)
+        table = summary_table(effects, level, sampled)
+        table.attrs["scales"] = scales_of(names, model.family)
+        table.attrs["effects"] = self.estimand
+        reml = self.state.model.specification.smooth == "reml"
+        table.attrs["inference"] = describe_draws(self.draws)
+        table.attrs["smooth"] = "empirical Bayes (REML)" if reml else "bayes"
+        return table
+
+    def _summary_of_few(self, names: Sequence[str], most: int) -> pd.DataFrame:
+        """The first and last rows of the table, with one between them that stands for the others.
+
+        `summary_text` shows that there are others, without their numbers.
+        """
+        if len(names) <= most:
+            return self._summary(names)
+        first = most - most // 2
+        table = self._summary([*names[:first], *names[-(most // 2) :]])
+        hidden = pd.DataFrame(0.0, index=[""], columns=table.columns)
+        return pd.concat([table.iloc[:first], hidden, table.iloc[first:]]).rename_axis("effect")
+
+    def effect(self, term: str, values: Any = None, level: float = 0.95) -> Partial:
+        """The partial effect of a term.
+
+        Args:
+            term: name of the term, or its variable if only one term reads it.
+            values: of the variable, or a data frame with it; by default its range or all levels.
+            level: level of the interval.
+
+        Returns:
+            Draws of the effect on the scale of the predictor.
+
+        Raises:
+            InputError: no such term, or one of several variables.
+        """
+        check_fraction("level", level)
+        return partial_effect(self.state, term, to_pandas("values", values), level)
+
+    def partials(self, level: float = 0.95, most: int | None = None) -> list[Partial]:
+        """The effects of all terms that `plots.effects.effect` draws.
+
+        These are terms of one variable, and smooths of two; `undrawn` names the others.
+
+        Args:
+            level: level of the intervals.
+            most: the largest number of effects; by default all.
+        """
+        names = effects_to_draw(self.state.model.design)[0]
+        return [self.effect(name, level=level) for name in names[:most]]
+
+    @property
+    def undrawn(self) -> tuple[str, ...]:
+        """Names of the terms that no effect shows alone: interactions, smooths of three columns.
+
+        `conditional_effect("x", by="z")` shows them together with other effects of their columns.
+        """
+        return effects_to_draw(self.state.model.design)[1]
+
+    def plot(self, level: float = 0.95, *, columns: int = 3) -> Figure:
+        """One figure of all terms.
+
+        A smooth of two columns is a map with its standard deviation. A warning names the terms that
+        are left out, see `undrawn`.
+
+        Args:
+            level: level of the intervals.
+            columns: number of panels per row.
+
+        Returns:
+            The figure; `figure.savefig(...)` or `subbayes.plots.save` writes it.
+
+        Raises:
+            InputError: a model that has only intercepts and terms of `undrawn`.
+        """
+        if self.undrawn:
+            warn_user(
+                f"left out of the figure: {', '.join(self.undrawn)}, whose effect depends on "
+                "several columns; draw plots.conditional(model.conditional_effect(column, "
+                "by=other))"
+            )
+        return plot_effects(self.partials(level), columns=columns)
+
+    # --- predictions and scores -------------------------------------------------------------
+
+    def predict(
+        self,
+        data: Any,
+        *,
+        new_levels: NewLevels = "error",
+        groups: bool = True,
+        n_draws: int | None = None,
+        progress: bool | None = False,
+    ) -> Predictive:
+        """The predictive distribution of new rows.
+
+        For classes, `labels` of the result and the y of its `log_prob` are positions 0..K-1 in
+        `classes`, whose names its `to_frame` has; `evaluate` takes the response itself.
+
+        Args:
+            data: the rows, as for `fit`; the response is not needed. `to_frame` of the result is a
+                data frame of pandas, with the index of these rows if they have one.
+            new_levels: "error"; "reference", which gives unseen levels of a factor the effect of
+                the reference level, and unseen groups that of the average group; or "sample", which
+                draws effects of unseen groups, for each draw and label the same in every call.
+            groups: False leaves all effects of groups out, those of known groups too, as
+                `re_formula = NA` of brms and `re.form = NA` of lme4 do; groups may then be new, and
+                columns that only these effects read absent.
+            n_draws: use this many evenly spaced draws instead of all.
+            progress: show a progress bar.
+
+        Raises:
+            InputError: missing values, or an absent column or level, by name.
+        """
+        return self._predict(data, None, new_levels, groups, n_draws, progress)
+
+    def _predict(
+        self,
+        data: Any,
+        inputs: Mapping[str, Any] | None,
+        new_levels: NewLevels,
+        groups: bool,
+        n_draws: int | None,
+        progress: bool | None,
+    ) -> Predictive:
+        """The predictive distribution of rows, with the inputs of networks."""
+        frame = read_frame("data", data)
+        model = self.state.model
+        if groups:
+            encoded = model.encoder.inputs(frame, inputs, new_levels)
+        else:
+            encoded = rows_without_groups(model, frame, inputs, new_levels)
+        predictive = self._predictive(encoded, n_draws, progress)
+        if groups and new_levels == "sample":
+            predictive = with_new_groups(self.state, predictive, frame, n_draws)
+        return predictive.with_classes(self.classes).with_index(frame.index)
+
+    def predict_batches(
+        self,
+        data: Any,
+        *,
+        batch_size: int | None = None,
+        n_draws: int | None = None,
+        **options: Any,
+    ) -> Iterator[Predictive]:
+        """Predict batches of rows in order, so that memory does not grow with their number.
+
+        Args:
+            data: the rows.
+            batch_size: number of rows at most; by default as many as give 2**22 outputs, 32 MiB.
+            n_draws: as for `predict`.
+            options: further arguments of `predict`.
+
+        Raises:
+            InputError: as `predict`, for rows of the batch.
+        """
+        draws = self.draws.flat().shape[0] if n_draws is None else check_count("n_draws", n_draws)
+        outputs = draws * len(self.state.model.family.parameters)
+        size = max(1, OUTPUTS_AT_ONCE // outputs)
+        size = size if batch_size is None else check_count("batch_size", batch_size)
+        frame = read_frame("data", data)
+        for rows, given in self._batches(frame, size, options):
+            yield self.predict(frame.iloc[rows], n_draws=n_draws, **given)
+
+    def _batches(
+        self, frame: pd.DataFrame, size: int, options: dict[str, Any]
+    ) -> Iterator[tuple[slice, dict[str, Any]]]:
+        """Batches of rows, each with the arguments of `predict`."""
+        for start in range(0, len(frame), size):
+            yield slice(start, start + size), options
+
+    def _predictive(
+        self, inputs: Any, n_draws: int | None = None, progress: bool | None = False
+    ) -> Predictive:
+        """The predictive distribution at encoded inputs."""
+        model = self.state.model
+        module = self.state.joint.module()
+        weights, count = self.state.corrected_weights(n_draws)
+        return average(
+            Network(module), model.family, weights, inputs, count=count, progress=progress
+        )
+
+    def score_samples(self, data: Any, **options: Any) -> Float[np.ndarray, "n"]:
+        """Log predictive density of one copy of each new row with its response, shape (n,).
+
+        Args:
+            data: the rows.
+            options: further arguments of `predict`.
+        """
+        return self.predict(data, **options).log_prob(self._targets(data))
+
+    def _targets(self, data: Any) -> Any:
+        """Responses of new rows, with their status if they are censored."""
+        data = read_frame("data", data)
+        model, y = self.state.model, self.state.model.response.numbers(data)
+        family = model.specification.family
+        check_columns(family.response_columns, data)
+        columns = {name: data[name].to_numpy() for name in family.response_columns}
+        return family.responses(y, columns)
+
+    def evaluate(self, data: Any, *, level: float = 0.95, **options: Any) -> dict[str, float]:
+        """Scores of the predictions on rows with their response; see `metrics.score`.
+
+        Args:
+            data: the rows, which count as often as the column of weights of the fit says; once if
+                they do not have it.
+            level: probability of the interval whose coverage is reported.
+            options: further arguments of `predict`.
+        """
+        data = read_frame("data", data)
+        y, weights = self._targets(data), self.state.model.specification.auxiliary.weights
+        counts = None
+        if weights is not None and weights in data:
+            counts = column_numbers(weights, data)
+        return metrics.score(self.predict(data, **options), y, level, counts)
+
+    def describe(self) -> dict[str, str]:
+        """Formula, family and inference, as text."""
+        specification = self.state.model.specification
+        return {
+            **specification.facts(),
+            "family": repr(self.state.model.family),
+            **self.state.model.response.facts(specification.family),
+            **self._network_facts(),
+            **self.assumptions(),
+            "inference": describe_draws(self.draws),
+        }
+
+    def _network_facts(self) -> dict[str, str]:
+        """What `describe` says about networks."""
+        return {}
+
+    @property
+    def networks(self) -> tuple[str, ...]:
+        """Names of the networks beside the formula."""
+        return ()
+
+    def network_report(self) -> dict[str, str]:
+        """What the report says about networks."""
+        return {}
+
+    def assumptions(self) -> dict[str, str]:
+        """What the effects assume, where empirical Bayes makes a difference."""
+        if self.state.model.specification.smooth != "reml":
+            return {}
+        return {
+            "smoothing": "empirical Bayes: standard deviations of smooths and random effects at "
+            "the maximum of the marginal likelihood (REML); intervals leave out their uncertainty"
+        }
+
+    def to_arviz(self) -> Any:
+        """The draws as ArviZ data, with the names of effects as coordinates.
+
+        Groups: posterior (`effects`, and `networks`, the coordinates of networks), sample_stats,
+        posterior_predictive, observed_data, log_likelihood (for leave-one-out, of one copy of each
+        row; only at temperature 1), and constant_data with weights of rows, if any.
+
+        Raises:
+            ImportError: if arviz is not installed (`pip install subbayes[arviz]`).
+        """
+        effects, model = self.effects(), self.state.model
+        variables: dict[str, Any] = {"effects": np.stack(list(effects.values()), -1)}
+        coords: dict[str, Any] = {"effect": list(effects)}
+        dims = {"effects": ["effect"]}
+        if self.space.rank:
+            variables["networks"] = self.draws.z[..., : self.space.rank]
+            coords["coordinate"] = np.arange(self.space.rank)
+            dims["networks"] = ["coordinate"]
+        fitted = self._predictive(model.inputs)
+        generator = torch.Generator().manual_seed(self.state.joint.seed)
+        shape = self.draws.n_chains, self.draws.n_draws
+        replicates = fitted.likelihood.sample(fitted.outputs, generator).numpy()
+        groups = {
+            "posterior_predictive": {"y": replicates.reshape(*shape, -1)},
+            "observed_data": {"y": model.response.numbers(model.frame)},
+        }
+        if self.is_posterior and self.draws.temperature == 1.0:
+            groups["log_likelihood"] = {"y": self._pointwise()}
+        groups |= row_weight_group(self.posterior)
+        return arviz_data(self.draws, variables, coords, dims, groups)
+
+    def _pointwise(self) -> Float[np.ndarray, "chains draws n"]:
+        """Log density of one copy of each training row at each draw."""
+        terms = self.posterior.pointwise(self.draws.flat())
+        return terms.reshape(self.draws.n_chains, self.draws.n_draws, -1)
+
     def loo(self, quiet: bool = False) -> LooResult:
-        """Leave-one-out log predictive density."""
+        """Leave-one-out log predictive density (PSIS) of the training rows; weights count copies.
+
+        Args:
+            quiet: do not warn if the estimate is unreliable.
+        """
+        weights = self.posterior.row_weights
+        return diagnostics.loo(self._pointwise(), row_weights=weights, quiet=quiet)
+
+    # --- questions ---------------------------------------------------------------------------
 
     def hypothesis(self, expression: str, level: float = 0.95) -> Hypothesis:
         r"""The posterior probability of a hypothesis about effects.
@@ -290,11 +699,13 @@ class AfterFit:
         check_choice("variable", variable, tuple(self.state.model.encoder.columns))
 
     def _groups_count(self, *names: str | None) -> bool:
-        """Whether one of the columns is read by effects of groups, or networks depend on these."""
-        state = self.state
-        effects = {i for t in state.model.design.terms if t.kind == "random" for i in t.columns}
-        read = any(effects & set(part.columns.columns) for part in state.joint.orthogonal)
-        return read or bool(set(state.model.encoder.columns_of_groups) & set(names))
+        """Whether one of the columns is read by effects of groups."""
+        return bool(set(self.state.model.encoder.columns_of_groups) & set(names))
+
+    def _estimand_of_rows(self, data: Any) -> str:
+        """What averages over rows are averages of by default."""
+        del data
+        return "sample"
 
     def _levels(self, variable: str) -> list[Any] | None:
         """The values of a column whose effects are by level or group; None for other columns."""
@@ -335,8 +746,7 @@ class AfterFit:
     ) -> tuple[pd.DataFrame, RowAverage, str]:
         """The rows, their average, and what it is an average of."""
         if effects is None:
-            own = data is None and self.state.model.deep is not None
-            effects = self.state.estimand if own else "sample"
+            effects = self._estimand_of_rows(data)
         check_choice("effects", effects, ESTIMANDS)
         frame, weights = self._rows(data, weights)
         seed = self.state.joint.seed if effects == "population" else None
@@ -459,16 +869,12 @@ class AfterFit:
             rows alike, in the data and in the replicates.
         """
         model = self.state.model
-        if model.deep is not None and any(
-            part.columns is None for part in model.specification.deep.values()
-        ):
-            fail("deep", "networks of columns", "a network of tensors", "Use predict(...).sample()")
         outputs = self.predict(model.frame).outputs
         generator = torch.Generator().manual_seed(check_seed(seed))
         which = torch.randint(len(outputs), (check_count("n", n),), generator=generator)
         return replicate(model, outputs[which], generator, "posterior")
 
-    def compare(self, *others: AfterFit, names: Sequence[str] | None = None) -> pd.DataFrame:
+    def compare(self, *others: Results, names: Sequence[str] | None = None) -> pd.DataFrame:
         """Compare models of the same rows by leave-one-out, the best first.
 
         Args:
@@ -482,7 +888,7 @@ class AfterFit:
         Raises:
             InputError: models of other rows or responses.
         """
-        return compare_fits([self, *others], AfterFit, names)
+        return compare_fits([self, *others], Results, names)
 
 
 def _listed(values: Sequence[Any]) -> str:

@@ -1,8 +1,8 @@
-"""A self-contained HTML report of a semi-structured model: effects, terms, chains, scores."""
+"""A self-contained HTML report of a regression: effects, terms, chains, scores."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from subbayes.reports.rendering import Picture, Table, picture, render
 from subbayes.utils.warning import warnings_once
 
 if TYPE_CHECKING:
-    from subbayes.semistructured.results import Results
+    from subbayes.regression.results import Results
 
 
 _WORDS = {
@@ -37,12 +37,6 @@ _WORDS = {
     "sd(...)": "standard deviation of the nonlinear part of a smooth, or of random effects, on "
     "the scale of the predictor.",
 }
-_ORTHOGONAL_TO = {
-    "effects": "the columns of the formula",
-    "nothing": "nothing",
-    "intercept": "the level of the predictor alone: centred. A network of columns that are "
-    "correlated with an effect's column can take a part of the effect",
-}
 _MOST_PARTIALS = 40  # figures of terms
 _LARGEST_FOREST = 40  # in the figure; the table contains all
 _CHAIN_EFFECTS = 4  # with traces and ranks
@@ -55,16 +49,16 @@ def write_report(
     *,
     title: str = "",
     test: Any = None,
-    test_inputs: Any = None,
     level: float = 0.95,
     notes: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a page about a fitted model; see `SemiStructuredRegression.report`."""
+    """Write a page about a fitted model; see `Regression.report`."""
     effects, summary = results.effects(), results.summary(level)
     shown = _forest_effects(effects)
     chains = _chains(results, effects, summary)
     page = render(
-        "semistructured.html",
+        "regression.html",
         title=title or f"Effects on {results.state.model.response.name}",
         lead=_lead(results),
         verdict=_verdict(results, summary),
@@ -81,7 +75,7 @@ def write_report(
         left_out=_left_out(results.undrawn),
         chains=chains,
         chains_title=f"Traces and ranks of the {len(chains) // 2} effects with the largest R-hat",
-        scores=_scores(results, test, test_inputs),
+        scores=_scores(results, test, options or {}),
         facts=_facts(results),
         notes=notes,
         words=_WORDS,
@@ -92,7 +86,7 @@ def write_report(
 
 def _lead(results: Results) -> str:
     model, specification = results.state.model, results.state.model.specification
-    networks = list(specification.deep)
+    networks = results.networks
     beside = f" beside {len(networks)} network{'s' * (len(networks) > 1)} ({', '.join(networks)})"
     dropped = f"; {model.dropped} rows with missing values were left out" if model.dropped else ""
     formula = specification.formula
@@ -214,9 +208,9 @@ def _chains(
     return pictures
 
 
-def _scores(results: Results, test: Any, test_inputs: Any) -> Table:
+def _scores(results: Results, test: Any, options: Mapping[str, Any]) -> Table:
     rows, caption = [], ""
-    if results.is_posterior and results.temperature == 1.0:
+    if results.is_posterior and results.draws.temperature == 1.0:
         loo = results.loo(quiet=True)
         n = loo.n_observations
         rows.append(
@@ -224,7 +218,7 @@ def _scores(results: Results, test: Any, test_inputs: Any) -> Table:
         )
         caption = f"Leave-one-out: {loo.reliability()}"
     if test is not None:
-        values = results.score_samples(test, test_inputs)
+        values = results.score_samples(test, **options)
         se = values.std(ddof=1) / len(values) ** 0.5
         rows.append([f"{len(values)} test rows, mean per row", f"{values.mean():.3f}", f"{se:.3f}"])
     return Table(["log predictive density", "value", "standard error"], rows, caption)
@@ -233,23 +227,12 @@ def _scores(results: Results, test: Any, test_inputs: Any) -> Table:
 def _facts(results: Results) -> dict[str, str]:
     model, draws = results.state.model, results.draws
     found = {"formula": _lead(results).partition(", family")[0], "family": repr(model.family)}
-    for name, part in model.specification.deep.items():
-        reads = f"columns {', '.join(part.columns)}" if part.columns else "a tensor"
-        size = sum(p.numel() for p in part.module.parameters())
-        found[f"network {name}"] = f"{size} weights, reads {reads}"
-    if results.space.rank:
-        found["networks' space"] = f"{results.space.rank} directions of {results.space.kind}"
-        for name, kind in results.orthogonal_to.items():
-            found[f"network {name} orthogonal to"] = _ORTHOGONAL_TO[kind]
+    found |= results.network_report()
     found["sampling"] = (
         f"{draws.engine}, {draws.n_chains} chains "
         f"of {draws.n_draws} draws, seed {results.state.joint.seed}"
     )
     found |= results.assumptions()
-    if results.temperature != 1.0:
-        found["temperature"] = (
-            f"{results.temperature:g} for the networks; 1 for the effects given the networks"
-        )
     found["priors"] = "; ".join(f"{name}: {prior!r}" for name, prior in results.priors.items())
     return found
 

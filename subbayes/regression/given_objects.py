@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
 
 from subbayes.artifacts.facts import encode
 from subbayes.draws import Draws
 from subbayes.likelihoods.families import Family, is_own_family
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.regression.design.model_priors import names_for_priors
+from subbayes.regression.posterior import RegressionPosterior
 from subbayes.regression.priors.reading import PriorFacts, prior_facts, prior_of_term
-from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.utils.checks import closest, fail, fail_type
 from subbayes.utils.text_table import without_addresses
 from subbayes.utils.warning import unsaid_warnings
@@ -78,12 +77,10 @@ def check_given_priors(priors: Mapping[str, Any], saved: Mapping[str, Any], fami
             fail(f"priors[{name!r}]", f"the saved {facts.shown}", repr(prior), remedy)
 
 
-def check_log_likelihood(joint: JointPosterior, draws: Draws, arguments: Sequence[str]) -> None:
+def check_log_likelihood(
+    joint: RegressionPosterior, draws: Draws, arguments: Sequence[str]
+) -> None:
     """Raise for objects of the user under which draws have other log-likelihoods than the saved.
-
-    Draws of approximations by densities have the log density of the posterior, and those of
-    tempered networks the log marginal likelihood, which is compared where it has a closed form.
-    Ensembles and linearised Laplace have neither, and minibatches give other values.
 
     Args:
         joint: the posterior, with these objects.
@@ -93,42 +90,20 @@ def check_log_likelihood(joint: JointPosterior, draws: Draws, arguments: Sequenc
     Raises:
         InputError: log-likelihoods that differ by more than rounding.
     """
-    values = _log_likelihoods(joint, draws)
+    values = joint.saved_log_likelihoods(draws)
     if values is None:
         return
     saved = evenly_spaced(values.astype(np.float64).ravel(), _COMPARED)
     z = evenly_spaced(draws.flat(), _COMPARED).copy()
-    joint = replace(joint)  # a copy of the posterior: the caller's warns when used
-    with unsaid_warnings():
-        if draws.temperature == 1 or not joint.space.rank:
-            found = joint.density.log_likelihood(z)
-        else:
-            tempered = joint.tempered_networks(draws.temperature)
-            found = tempered.log_likelihood(z[:, : joint.space.rank])
-    size = _TOLERANCE.get(joint.model.dtype, 0.01) * (1 + np.abs(saved))
-    bad = ~(np.abs(found - saved) <= size) & np.isfinite(saved)
+    with unsaid_warnings():  # a copy of the posterior, as the caller's warns when used
+        again = replace(joint).log_likelihoods(z, draws)
+    size = _TOLERANCE.get(joint.model.encoder.dtype, 0.01) * (1 + np.abs(saved))
+    bad = ~(np.abs(again - saved) <= size) & np.isfinite(saved)
     if bad.any():
         i = int(bad.argmax())
         fail(
             " or ".join(arguments),
             f"those of the fitted model, under which a draw has log-likelihood {saved[i]:.6g}",
-            f"others, under which it has {found[i]:.6g}",
+            f"others, under which it has {again[i]:.6g}",
             "Pass the objects that the model was fitted with",
         )
-
-
-def _log_likelihoods(
-    joint: JointPosterior, draws: Draws
-) -> Float[np.ndarray, "chains draws"] | None:
-    """The log-likelihoods of the draws in a file, if they can be computed again."""
-    if "batch_size" in draws.meta:
-        return None
-    tempered = draws.temperature != 1 and joint.space.rank > 0
-    if tempered and draws.meta.get("closed_form") is not True:
-        return None
-    if "log_likelihood" in draws.stats:
-        return draws.stats["log_likelihood"]
-    if tempered or "log_density" not in draws.stats:
-        return None
-    log_prior = joint.space.prior.log_prob(draws.z)
-    return draws.temperature * (draws.stats["log_density"] - log_prior)

@@ -1,6 +1,6 @@
-"""The posterior of a model without networks, evaluated by products with the design matrix.
+"""The predictors of a regression as a module, and the posterior of its effects.
 
-The density is that of `Posterior` with the module `Predictors`, up to rounding; see
+The density is that of `Posterior` with the module `EffectsModule`, up to rounding; see
 `subbayes.regression.integrals.coefficient_likelihood` for how it is evaluated. On many processes,
 and for rows of the data that a caller chooses, the general evaluation is used.
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from torch import Tensor
+from jaxtyping import Float
+from torch import Tensor, nn
 from typing_extensions import override
 
 from subbayes.data.data import Data
@@ -17,36 +18,38 @@ from subbayes.networks.network import Network
 from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
-from subbayes.regression.integrals.effect_map import coefficients_by_predictor
+from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
-from subbayes.semistructured.predictors import Predictors
-from subbayes.semistructured.specification import PreparedModel
+from subbayes.regression.specification import PreparedModel
 from subbayes.subspace import FullSubspace
 from subbayes.utils.types import Coordinates, LogDensity
 
-_PROBE_ROWS = 16
 
+class EffectsModule(nn.Module):
+    """The predictors of a regression, as a module of the coordinates of its effects.
 
-def has_effects_alone(model: PreparedModel) -> bool:
-    """Whether a model has no networks, and its predictors are products with the design matrix.
-
-    The latter is checked on a few rows, since a structured predictor may be of another class.
+    Args:
+        structured: the structured predictor.
+        corrected: add a parameter, `correction`, that is subtracted from the coefficients.
     """
-    if model.deep is not None or not model.data.in_memory or model.dtype != torch.float64:
-        return False
-    structured, inputs = model.structured, model.inputs
-    design, offset = (inputs[name][:_PROBE_ROWS] for name in ("design", "offset"))
-    zeta = torch.from_numpy(np.random.default_rng(0).standard_normal(structured.size))
-    with torch.no_grad():
-        expected = structured(zeta, design, offset)
-        b = coefficients_by_predictor(structured, zeta)
-        shift = torch.nn.functional.pad(offset, (0, b.shape[1] - offset.shape[1]))
-        found = structured.layout.product(design, b[None, :-1])[0] + b[-1] + shift
-    return expected.shape == found.shape and torch.allclose(expected, found, rtol=1e-9, atol=1e-9)
+
+    def __init__(self, structured: StructuredPredictor, corrected: bool = False) -> None:
+        super().__init__()
+        dtype = torch.float64  # float32 is too coarse for effects beside a large mean
+        self.effects = nn.Parameter(torch.zeros(structured.size, dtype=dtype))
+        if corrected:
+            self.correction = nn.Parameter(torch.zeros(structured.n_corrected, dtype=dtype))
+        self.corrected = corrected
+        self.structured = structured
+
+    def forward(self, **inputs: Tensor) -> Float[Tensor, "N C"]:
+        """Predictors, shape (N, C)."""
+        correction = self.correction if self.corrected else None
+        return self.structured(self.effects, inputs["design"], inputs["offset"], correction)
 
 
 class EffectsPosterior(Posterior):
-    """The posterior of the coordinates of effects, without networks.
+    """The posterior of the coordinates of effects.
 
     Args:
         model: the model on its training rows.
@@ -58,7 +61,7 @@ class EffectsPosterior(Posterior):
     def __init__(
         self, model: PreparedModel, subspace: FullSubspace, prior: Normal, mode: Mode = "trace"
     ) -> None:
-        module = Predictors(model.structured, None)
+        module = EffectsModule(model.structured)
         super().__init__(Network(module), model.family, model.data, subspace, prior, mode=mode)
         self.effects: EffectsLikelihood = model.effects_likelihood
 
