@@ -91,7 +91,7 @@ class SemiStructuredRegression(Regression):
         >>> deep = {"net": (nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)), ["u"])}
         >>> model = SemiStructuredRegression("y ~ x", deep=deep).fit(
         ...     frame,
-        ...     training=Training(epochs=50, progress=False),
+        ...     training=Training(epochs=50),
         ...     sampling=Sampling(draws=50, chains=2, progress=False),
         ... )
         >>> model.summary().loc["x", ["mean"]].round(0).tolist()

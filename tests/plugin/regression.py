@@ -13,7 +13,6 @@ import subbayes
 from subbayes.likelihoods import as_likelihood
 from subbayes.likelihoods.families import family_from_name
 from subbayes.regression import Regression
-from subbayes.semistructured import SemiStructuredRegression
 
 
 def main():
@@ -33,7 +32,7 @@ def main():
     assert abs(effects["x"] - 0.5) < 0.15
     assert abs(effects["sigma"] - 0.7) < 0.15
 
-    loaded = SemiStructuredRegression.load(model.save(folder / "model"))
+    loaded = Regression.load(model.save(folder / "model"))
     found = loaded.predict(rows)
     np.testing.assert_array_equal(found.mean, model.predict(rows).mean)
     level = np.euler_gamma * 0.7 + 1 + 0.5 * x

@@ -229,7 +229,7 @@ def test_predictors_do_not_depend_on_the_estimand(fitted):
 
 def test_without_orthogonal_networks_both_are_the_same():
     frame = table(20)
-    deep = {"net": (MLP(1, (3,), 1, seed=0), ["u"])}
+    deep = {"net": (net(), ["u"])}
     options = {"deep": deep, "orthogonal": False}
     models = [
         SemiStructuredRegression("y ~ x", effects=name, **options).fit(frame, **QUICK)

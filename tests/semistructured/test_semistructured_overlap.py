@@ -10,6 +10,7 @@ from sklearn.cross_decomposition import CCA
 from torch import nn
 
 from subbayes import MLP, InputError, Sampling, SemiStructuredRegression, Training
+from subbayes.regression.effects_posterior import EffectsModule
 from subbayes.regression.questions.new_groups import rows_without_groups
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.orthogonal_columns import OrthogonalColumns, orthogonal_networks
@@ -215,7 +216,7 @@ def test_predictions_without_groups_need_networks_that_do_not_read_them():
             frame,
             subspace="last-layer",
             inference="elliptical-slice",
-            training=Training(epochs=1, progress=False),
+            training=Training(epochs=1),
             sampling=Sampling(draws=2, chains=2, warmup=1, progress=False, mode="eager"),
         )
         if reads == "g":
@@ -270,7 +271,7 @@ def test_networks_of_weighted_rows_are_those_of_expanded_rows():
         flat = torch.cat([p.detach().reshape(1, -1) for p in network.parameters()], 1)
         bases = {own.names: (own.columns.basis, own.columns.dual)}
         module = Predictors(model.structured, model.deep, bases)
-        without = Predictors(model.structured, None)(**model.inputs)
+        without = EffectsModule(model.structured)(**model.inputs)
         f = (module(**model.inputs) - without)[:, 0].detach()
         np.testing.assert_allclose(f, contributions(flat)[0, :, 0], atol=1e-5)
         scale = model.deep._scales[0]  # the standard deviation of the rows
