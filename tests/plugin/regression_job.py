@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from subbayes.regression import Regression
 from subbayes import Sampling, SemiStructuredRegression
 from subbayes.cli import run
+from subbayes.regression import Regression
 
 
 def main():
