@@ -74,8 +74,6 @@ def default_priors(
         if term.law is not None:
             parts = term.law.hyperparameters
             priors |= {part.name: _default_prior(part, sd, factor) for part in parts}
-        elif term.penalised:
-            priors[f"sd({term.name})"] = Exponential(sd)
         if term.kind == "intercept":
             priors[term.name] = _intercept_prior(of, name, own)
         elif term.unpenalised:

@@ -66,7 +66,7 @@ class Term:
         columns: positions of its columns in the design matrix.
         variables: columns of the data frame that the term reads.
         fixed: number of the first columns whose coefficients are not penalised; None for all.
-        law: of the penalised coefficients; None if they share a standard deviation.
+        law: of the penalised coefficients; None if there are none.
         at: values of the variables that do not vary in the effect of the term.
         groups: columns whose combinations are the groups of random effects; empty for other terms.
     """
@@ -285,7 +285,7 @@ class Design:
             self.terms.append(
                 Term(
                     *(term.name, parameter, term.kind, places, term.variables),
-                    *(term.fixed, term.law, term.at, term.groups),
+                    *(term.fixed, term.law_of_others, term.at, term.groups),
                 )
             )
         check_different(argument, "terms", (term.name for term in self.terms))

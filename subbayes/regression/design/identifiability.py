@@ -133,7 +133,8 @@ def _group_warnings(design: Design, rows: int, family: Family) -> list[str]:
     for term in design.terms:
         if term.kind != "random":
             continue
-        size = len(term.law.names) if isinstance(term.law, GroupLaw) else 1
+        assert isinstance(term.law, GroupLaw)
+        size = len(term.law.names)
         effects = len(term.columns)
         if effects == size:
             found.append(

@@ -42,8 +42,8 @@ class StructuredPredictor(nn.Module):
     Args:
         design: the design matrix.
         family: distribution of the response.
-        priors: prior by term or by column, and by "sd(term)" for the standard deviations of
-            penalised terms.
+        priors: prior by term or by column, and by the names of hyperparameters of laws, such as
+            "sd(term)".
 
     Attributes:
         names: name of each coordinate.
@@ -55,8 +55,6 @@ class StructuredPredictor(nn.Module):
     _mean: Tensor
     _scale: Tensor
     _transform_columns: Tensor
-    _sd_columns: Tensor
-    _unpenalised: Tensor
     _shrunk_columns: Tensor
     _column_sds: Tensor
     placement: Tensor
@@ -95,27 +93,23 @@ class StructuredPredictor(nn.Module):
                 self._transforms.append((slice(own[0], own[-1] + 1), prior, link))
                 mean[own], scale[own] = 0.0, 0.0
                 transformed += own
-        penalised = [t for t in design.terms if t.penalised and t.law is None]
-        self._sd_coordinates = {t.name: columns + i for i, t in enumerate(penalised)}
         # terms with a law: the places of its columns and of its hyperparameters
         self._laws: dict[str, tuple[Law, slice, slice]] = {}
-        end = columns + len(penalised)
+        laws = {term.name: (term.law, term.penalised) for term in design.terms if term.law}
+        extras: dict[str, slice] = {}
+        end = columns
         law_names: list[str] = []
-        for term in design.terms:
-            if term.law is None:
-                continue
-            at = slice(term.penalised[0], term.penalised[-1] + 1)
-            self._laws[term.name] = term.law, at, slice(end, end + term.law.size)
-            end += term.law.size
-            for part in term.law.hyperparameters:
+        for name, (law, _) in sorted(laws.items(), key=lambda item: not item[1][0].is_single):
+            extras[name] = slice(end, end + law.size)
+            end += law.size
+            for part in law.hyperparameters:
                 law_names += (
                     [part.name]
                     if part.size == 1
                     else [f"{part.name}[{i}]" for i in range(part.size)]
                 )
-        sd_columns = torch.zeros(len(penalised), columns).double()
-        for row, term in zip(sd_columns, penalised, strict=True):
-            row[list(term.penalised)] = 1.0
+        for name, (law, places) in laws.items():
+            self._laws[name] = law, slice(places[0], places[-1] + 1), extras[name]
         placement = [
             [float(p == own) for p in design.parameters] for own in design.column_parameters
         ]
@@ -123,15 +117,13 @@ class StructuredPredictor(nn.Module):
             "_mean": mean,
             "_scale": scale,
             "_transform_columns": torch.tensor(transformed, dtype=torch.long),
-            "_sd_columns": sd_columns,
-            "_unpenalised": 1 - sd_columns.sum(0),
             "_shrunk_columns": _unit_rows(shrunk, columns),
             "_column_sds": torch.from_numpy(design.scale[shrunk]).double().clamp_min(1e-12),
             "placement": torch.tensor(placement).double().reshape(columns, len(design.parameters)),
             "_dense_columns": design.layout.dense,
         }.items():
             self.register_buffer(name, value, persistent=False)
-        self.names = [*design.names, *(f"sd({name})" for name in self._sd_coordinates), *law_names]
+        self.names = [*design.names, *law_names]
         self._horseshoe = self._shared_horseshoe()
         self._shrunk_coordinates = range(len(self.names), len(self.names) + len(shrunk))
         if shrunk:
@@ -211,9 +203,6 @@ class StructuredPredictor(nn.Module):
             scales = self._horseshoe.scales(*self._shrunk_parts(zeta)) / self._column_sds.to(zeta)
             onto = self._shrunk_columns.to(zeta)
             beta = beta * (1 - onto.sum(0) + scales @ onto)
-        if self._sd_coordinates:
-            tau = torch.stack([self.term_sd(name, zeta) for name in self._sd_coordinates], -1)
-            beta = beta * (self._unpenalised.to(zeta) + tau @ self._sd_columns.to(zeta))
         if not self._laws:
             return beta
         parts, start = [], 0
@@ -226,9 +215,6 @@ class StructuredPredictor(nn.Module):
     def scales(self, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S p"]:
         """Standard deviations of penalised coefficients given the hyperparameters, 1 for others."""
         found = zeta.new_ones(*zeta.shape[:-1], len(self.design.names))
-        if self._sd_coordinates:
-            tau = torch.stack([self.term_sd(name, zeta) for name in self._sd_coordinates], -1)
-            found = self._unpenalised.to(zeta) + tau @ self._sd_columns.to(zeta)
         parts, start = [], 0
         for law, at, extra in self._laws.values():
             count = at.stop - at.start
@@ -240,22 +226,14 @@ class StructuredPredictor(nn.Module):
 
     def scaled_blocks(self) -> list[list[int]]:
         """Columns of normal penalised coefficients, by the hyperparameter that scales them."""
-        own = [row.nonzero()[:, 0].tolist() for row in self._sd_columns]
-        laws = [
+        return [
             [at.start + i for i in block]
             for law, at, _ in self._laws.values()
             for block in law.blocks(at.stop - at.start)
         ]
-        return [*own, *laws]
-
-    def term_sd(self, name: str, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S"]:
-        """The standard deviation of a penalised term's coefficients."""
-        return self.priors[f"sd({name})"].from_standard(zeta[..., self._sd_coordinates[name]])
 
     def group_factor(self, name: str, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S q q"]:
         """A factor of the covariance of a group's effects, those of centred columns."""
-        if name not in self._laws:
-            return self.term_sd(name, zeta)[..., None, None]
         law, _, extra = self._laws[name]
         assert isinstance(law, GroupLaw)
         return law.factor(zeta[..., extra], self.priors)
@@ -265,8 +243,7 @@ class StructuredPredictor(nn.Module):
         for _, at, extra in self._laws.values():
             if at.start == first:
                 return list(range(extra.start, extra.stop))
-        own = {t.name: t.penalised for t in self.design.terms if t.name in self._sd_coordinates}
-        return [self._sd_coordinates[name] for name, at in own.items() if at[0] == first]
+        return []
 
     def factor_of_groups(self, first: int, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S q q"]:
         """As `group_factor`, of the term of effects that begins at a column."""
@@ -294,8 +271,8 @@ class StructuredPredictor(nn.Module):
             own = everywhere or term.parameter == self.design.parameters[0]
             if term.kind != "random" or not own:
                 continue
-            size = len(term.law.names) if isinstance(term.law, GroupLaw) else 1
-            found.append(torch.tensor(term.penalised).reshape(-1, size))
+            assert isinstance(term.law, GroupLaw)
+            found.append(torch.tensor(term.penalised).reshape(-1, len(term.law.names)))
         return found
 
     def at_zero(self, beta: Float[Tensor, "*S p"]) -> Float[Tensor, "*S p"]:
@@ -411,7 +388,6 @@ class StructuredPredictor(nn.Module):
         at = torch.from_numpy(np.ascontiguousarray(zeta, dtype=np.float64))
         with torch.no_grad():
             beta = self.coefficients(at).numpy()
-            sds = {name: self.term_sd(name, at).numpy() for name in self._sd_coordinates}
             hyper = {
                 name: law.reported(at[:, own], at[:, extra], self.priors)
                 for name, (law, own, extra) in self._laws.items()
@@ -444,8 +420,6 @@ class StructuredPredictor(nn.Module):
                     found[design.names[i]] = effects[:, i]
             if term.law is not None:
                 found |= {name: draws.numpy() for name, draws in hyper[term.name].items()}
-            elif term.penalised:
-                found[f"sd({term.name})"] = sds[term.name]
         if self._horseshoe is not None:
             common = self._shrunk_parts(at)[1]
             found["horseshoe scale"] = self._horseshoe.global_values(common).numpy()

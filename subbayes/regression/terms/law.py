@@ -54,6 +54,11 @@ class Law(ABC):
     is_linear: ClassVar[bool] = True
 
     @property
+    def is_single(self) -> bool:
+        """Whether one standard deviation is all, whose coordinate comes before those of others."""
+        return False
+
+    @property
     def size(self) -> int:
         """Number of coordinates of the hyperparameters."""
         return sum(part.size for part in self.hyperparameters)
@@ -134,6 +139,14 @@ class LearnedTerm(ABC):
     def columns(self, frame: pd.DataFrame) -> Float[np.ndarray, "n c"]:
         """The columns of rows; those of unseen groups are 0."""
 
+    @property
+    def law_of_others(self) -> Law | None:
+        """The law of the columns after the first `fixed`; None without such columns."""
+        count = len(self.labels) - self.fixed
+        if self.law is not None or not count:
+            return self.law
+        return BlockLaw((Hyperparameter(f"sd({self.name})", "sd"),), (count,))
+
 
 class WrittenTerm(ABC):
     """A term as written in a formula, parsed and not evaluated."""
@@ -186,6 +199,11 @@ class BlockLaw(Law):
 
     hyperparameters: tuple[Hyperparameter, ...]
     sizes: tuple[int, ...]
+
+    @property
+    @override
+    def is_single(self) -> bool:
+        return len(self.sizes) == 1
 
     def coefficients(
         self, zeta: Float[Tensor, "*S c"], extra: Float[Tensor, "*S e"], priors: Priors
