@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 
+from subbayes.baselines.temperature_scaling import scale_predictive, temperature_scaling
 from subbayes.comparison.methods import Setup
 from subbayes.comparison.registry import Comparable, methods_by_key
 from subbayes.data.data import Data
@@ -25,12 +26,13 @@ from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
-from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.checks import InputError, check_choice, fail, fail_type
 from subbayes.utils.text_table import text_table
 from subbayes.utils.types import Targets
 
 SCORE_HEADINGS = {
     "log_likelihood": "log-likelihood",
+    "calibrated_log_likelihood": "log-likelihood, calibrated",
     "rmse": "RMSE",
     "crps": "CRPS",
     "coverage": "coverage of {level} %",
@@ -53,7 +55,8 @@ class Comparison:
             "training_seconds" of all training it needs, "inference_seconds" (choosing a
             temperature, sampling), "prediction_seconds" for the test rows, and "seconds", their
             sum. Shared training is done once and counted in full for each method: the seconds are
-            the cost of a method by itself.
+            the cost of a method by itself. With validation data, "calibrated_log_likelihood" is
+            that of the predictions with the best temperature for these; see `temperature_scaling`.
         predictives: predictions of the test rows, by method.
         models: fitted models, by method; a `FittedModel` for the subspaces.
         y: targets of the test rows.
@@ -73,26 +76,31 @@ class Comparison:
         """The probability of the intervals whose coverage and width are scored."""
         return float(self.settings.get("level", 0.95))
 
-    def differences(self) -> pd.DataFrame:
-        r"""Difference of each log-likelihood to that of the best method, with standard error.
+    def differences(self, reference: str | None = None) -> pd.DataFrame:
+        r"""Difference of each log-likelihood to that of a reference, with standard error.
 
         $$ \bar d = \frac{1}{N} \sum_n d_n, \qquad
            \mathrm{se} = \sqrt{\frac{\mathrm{Var}(d)}{N}}, \qquad
-           d_n = \log p(y_n) - \log p_{\mathrm{best}}(y_n) $$
+           d_n = \log p(y_n) - \log p_{\mathrm{reference}}(y_n) $$
 
         Test rows are the same for all methods, so the standard error of a difference is smaller
         than that of either score. It does not include the variation over seeds and splits.
+
+        Args:
+            reference: key of a method, such as "temperature-scaling"; by default the best one.
 
         Returns:
             A table with columns "method", "difference" and "se", in nats per observation.
         """
         terms = {key: predictive.log_prob(self.y) for key, predictive in self.predictives.items()}
-        best = max(terms, key=lambda key: terms[key].mean())
+        if reference is None:
+            reference = max(terms, key=lambda key: terms[key].mean())
+        check_choice("reference", reference, terms)
         rows = [
             (
                 self.table.loc[key, "method"],
-                (values - terms[best]).mean(),
-                (values - terms[best]).std() / np.sqrt(len(values)),
+                (values - terms[reference]).mean(),
+                (values - terms[reference]).std() / np.sqrt(len(values)),
             )
             for key, values in terms.items()
         ]
@@ -219,7 +227,8 @@ def compare_methods(
             advantage over the other methods.
         training: how to train; ensemble members go through its first phase.
         sampling: how posteriors are sampled; its seed is used by all methods.
-        validation: held-out data, for "temperature-scaling" and `temperature="validation"`.
+        validation: held-out data, for "temperature-scaling" and `temperature="validation"`, and
+            to calibrate each method.
         parameters: which parameters are weights, as for `Network`.
         output: picks the tensor out of what the module returns, as for `Network`.
         level: probability of the interval whose coverage and width are scored.
@@ -275,6 +284,7 @@ def compare_methods(
             {
                 "method": method.label if key == method.key else key,
                 **metrics.score(predictives[key], values, level),
+                **_calibrated(models[key], predictives[key], values, validation),
                 "seconds": sum(seconds.values()),
                 **seconds,
             }
@@ -299,3 +309,16 @@ def compare_methods(
         settings,
         shared_training,
     )
+
+
+def _calibrated(
+    model: Predictor, predictive: Predictive, y: Targets, validation: Any
+) -> dict[str, float]:
+    """The score with the temperature of validation rows, if there are some that determine one."""
+    if validation is None:
+        return {}
+    try:
+        tau = temperature_scaling(model, validation).temperature
+    except InputError:  # also of counts
+        return {}
+    return {"calibrated_log_likelihood": scale_predictive(predictive, tau).log_prob(y).mean()}

@@ -10,6 +10,7 @@ import pytest
 import torch
 from cases import training_options
 from fits import compare, fit_options
+from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -359,6 +360,26 @@ def test_classification_with_dropout_and_temperature_scaling():
         comparison.predictives["temperature-scaling"].labels, comparison.predictives["map"].labels
     )
     assert comparison.warnings().keys() == {"pca"}
+
+
+def test_methods_are_calibrated_by_validation_rows():
+    held_out = rows(30, 2)
+    methods = ("map", "temperature-scaling")
+    comparison = compare(
+        net(), Gaussian(), TRAIN, TEST, methods, validation=held_out, training=PLAN
+    )
+    predictions = [comparison.models["map"].predict(x) for x in (held_out[0], TEST[0])]
+    (known, sd), (mean, _) = ((p.mean, p.std) for p in predictions)
+    sd = sd[0] * np.sqrt((((held_out[1].numpy() - known) / sd) ** 2).mean())
+    terms = stats.norm.logpdf(TEST[1].numpy(), mean, sd)
+    found = comparison.table["calibrated_log_likelihood"]
+    np.testing.assert_allclose(found, terms.mean(), rtol=1e-5)
+    gaps = comparison.differences("temperature-scaling").loc["map"]
+    each = comparison.predictives["map"].log_prob(TEST[1]) - terms
+    assert gaps["difference"] == pytest.approx(each.mean(), rel=1e-4)
+    assert gaps["se"] == pytest.approx(each.std() / 30**0.5, rel=1e-4)
+    with pytest.raises(InputError, match="^reference: expected"):
+        comparison.differences("swag")
 
 
 def test_temperature_is_chosen_for_each_subspace(monkeypatch):
