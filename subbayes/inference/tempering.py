@@ -123,7 +123,8 @@ def choose_temperature(
             draws are not those of a posterior of the network itself.
 
     Warns:
-        UserWarning: a leave-one-out score of the best candidate with unreliable terms.
+        UserWarning: a leave-one-out score of the best candidate with unreliable terms; held-out
+            data that prefer the largest candidate.
 
     Example:
         >>> import subbayes, torch
@@ -157,6 +158,11 @@ def choose_temperature(
     bad = tuple(one.n_bad for one in loo_results) or (0,) * len(candidates)
     rule: Any = by
     choice = TemperatureChoice(tuple(candidates), scores, errors, ks, rule, bad)
+    if held_out is not None and choice.best == candidates[-1] > candidates[0]:
+        warn_user(
+            f"temperature: the best, {choice.best:g}, is the largest of those tried: held-out rows "
+            "prefer a wider posterior, or none. Compare with temperature scaling of the network"
+        )
     if choice.n_bad_of_best:
         by_n = ", ".join(f"{n} at T = {t:g}" for t, n in zip(candidates, bad, strict=True))
         warn_user(

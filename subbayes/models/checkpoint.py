@@ -139,6 +139,7 @@ class FitCheckpoint:
                 "posterior": posterior.with_temperature(1.0).fingerprint(),
                 "by": by,
                 "seed": options["seed"],
+                "inference": repr(options.get("inference")),
             },
         )
         checkpoint = on_first(lambda: read_checkpoint(path, PARTS["temperature"]))

@@ -329,10 +329,12 @@ def sample(
     chosen = None
     if isinstance(temperature, str):
         choose = choose_temperature if checkpoint is None else checkpoint.temperature
+        how: Any = {"inference": engine} if temperature == "validation" else {}
         choice = choose(
             posterior,
             by=temperature,
             validation=validation,
+            **how,
             seed=sampling.seed,
             progress=sampling.progress,
         )

@@ -23,9 +23,8 @@ from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.inference.laplace.linearised import LinearisedPosterior
 from subbayes.likelihoods import Likelihood
-from subbayes.likelihoods.base import Moments
+from subbayes.likelihoods.base import Moments, WrappedLikelihood
 from subbayes.likelihoods.gaussian import GaussianLike
-from subbayes.likelihoods.wrapped import WrappedLikelihood
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.types import Outputs
 

@@ -357,3 +357,37 @@ def test_validation_rows_are_checked_before_sampling():
             choose_temperature(
                 model.posterior(), by="validation", validation=validation, inference=sampled
             )
+
+
+def test_fit_scores_temperatures_with_its_own_engine():
+    x = torch.linspace(-1, 1, 60)[:, None]
+    y = x[:, 0] + 0.3 * torch.randn(60, generator=torch.Generator().manual_seed(0))
+    seen = []
+
+    def gaussian(posterior, sampling):
+        seen.append(posterior.temperature)
+        return MeanFieldVI(steps=20).run(posterior, sampling)
+
+    model = fit(
+        nn.Linear(1, 1),
+        (x[::2], y[::2]),
+        likelihood=Gaussian(0.3),
+        subspace="full",
+        inference=gaussian,
+        temperature="validation",
+        validation=(x[1::2], y[1::2]),
+        training=Training(epochs=5, swa_epochs=0),
+        sampling=Sampling(draws=20, chains=2, progress=False),
+    )
+    assert seen == [1.0, 3.0, 10.0, 30.0, 100.0, model.temperature]
+
+
+def test_the_largest_temperature_is_warned_of():
+    model = LinearGaussian(n=25)
+    posterior = model.posterior()
+    inputs, _ = next(iter(posterior.data.batches()))
+    far = torch.full((25,), 40.0)  # which only a posterior much wider than this reaches
+    with pytest.warns(UserWarning, match="^temperature: the best, 20, is the largest"):
+        choose_temperature(
+            posterior, TEMPERATURES, by="validation", validation=(inputs, far), progress=False
+        )
