@@ -91,7 +91,7 @@ _OTHER_NAMES = {
 
 
 def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
-    """Convert the argument `likelihood` of `fit`; a name of `NAMES` makes one with its defaults.
+    """Convert the argument `likelihood` of `fit`; a name makes one with its defaults.
 
     Raises:
         InputError: an unknown name.

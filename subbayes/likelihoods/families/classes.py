@@ -14,7 +14,15 @@ from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.discrete import Categorical
-from subbayes.likelihoods.family import CLASSES, Family, Side, family, moment, responses_and_weights
+from subbayes.likelihoods.family import (
+    CLASSES,
+    Family,
+    Side,
+    family,
+    family_from_config,
+    moment,
+    responses_and_weights,
+)
 from subbayes.likelihoods.links import PROBABILITY_LINKS, fisher_information, log_probabilities
 from subbayes.likelihoods.weighted import weighted_terms
 from subbayes.utils.checks import check_choice, check_count, fail
@@ -48,9 +56,8 @@ class BernoulliFamily(Family):
 
     @override
     def with_trials(self, trials: int | str) -> Family:
-        from subbayes.likelihoods.families.counts import BinomialFamily
-
-        return BinomialFamily((self.links[0], "identity"), trials=trials)
+        links = (self.links[0], "identity")
+        return family_from_config({"name": "binomial", "links": links, "trials": trials})
 
     @override
     def classes_text(self, labels: Sequence[str], more: Sequence[str]) -> str:
