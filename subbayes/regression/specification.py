@@ -45,6 +45,7 @@ from subbayes.regression.formula.checks import (
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.integrals.empirical_bayes import with_default_smoothing
 from subbayes.regression.priors.prior import EffectPrior
+from subbayes.regression.terms.updating import with_columns
 from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
 
@@ -163,7 +164,12 @@ class Specification:
         frame = read_frame("data", data)
         if not len(frame):
             fail("data", "at least one row", "an empty data frame")
-        read, effects = Response(left).variables(frame), formula_variables(right, frame)
+        read = Response(left).variables(frame)
+        taken = {*read, *self.auxiliary.columns, *self.family.columns}
+        formula = with_columns(self.formula, [c for c in map(str, frame) if c not in taken])
+        if formula != self.formula:  # "y ~ ."
+            return replace(self, formula=formula).prepare(data, inputs, most_effects)
+        effects = formula_variables(right, frame)
         if len(read) == 1 and read[0] in effects:
             fail("formula", f"effects other than those of the response {read[0]!r}", repr(left))
         columns = [*read, *effects, *self.family.columns]

@@ -385,7 +385,7 @@ def test_a_fitted_model_is_shown_with_its_number_of_classes(family, n_classes, t
     model.fit(frame, inference="laplace", sampling=Sampling(draws=20, chains=2, progress=False))
     assert repr(model) == f"Regression('y ~ x', {family}(classes={n_classes}))"
     model.save(tmp_path / "model")
-    assert repr(SemiStructuredRegression.load(tmp_path / "model")) == repr(model)
+    assert repr(Regression.load(tmp_path / "model")) == repr(model)
 
 
 # --- offsets and priors ---------------------------------------------------------------------------
@@ -484,3 +484,27 @@ def test_reference_levels_are_of_the_kind_of_the_levels(column, reference, kind)
     names = Design({"mu": f"C(b, Treatment({same!r}))"}, frame).names
     others = [str(level) for level in sorted(set(column) - {same})]
     assert names[1:] == [f"C(b, Treatment({same!r}))[T.{level}]" for level in others]
+
+
+@pytest.mark.parametrize(
+    ("formula", "written"),
+    [
+        ("y ~ .", "y ~ x + g + `a b`"),
+        ("y ~ . - x - g + s(x)", "y ~ `a b` + s(x)"),
+        ("y ~ .**2", "y ~ (x + g + `a b`)**2"),
+        (
+            {"mu": "log(y) ~ .", "sigma": "~ . - g"},
+            {"mu": "log(y) ~ x + g + `a b`", "sigma": "~ x + `a b`"},
+        ),
+    ],
+)
+def test_a_point_is_all_columns_that_have_no_other_part(formula, written):
+    rng = np.random.default_rng(0)
+    frame = FRAME.assign(**{"a b": rng.normal(size=N), "w": 1.0, "y": rng.uniform(1, 2, N)})
+    found, expected = (
+        Regression(f, weights="w").specification.prepare(frame, None) for f in (formula, written)
+    )
+    assert found.design.names == expected.design.names
+    assert (
+        found.specification.prepare(frame.assign(new=1.0), None).design.names == found.design.names
+    )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from unicodedata import category
 
 from subbayes.utils.checks import fail
 from subbayes.utils.registry import TERMS
@@ -14,6 +15,7 @@ from subbayes.utils.registry import TERMS
 _CALL = re.compile(r"([^\W\d]\w*)\s*\(")
 _FACTOR = re.compile(r"(?<![\w.])(as\.)?factor\s*\(")
 _QUOTES = "`'\""
+_WORD = re.compile(r"""`[^`]*`|'[^']*'|"[^"]*"|[^\s+*/:^|~(),`'"{}\[\]=<>!&%.-]+""")
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -34,7 +36,7 @@ def split_terms(argument: str, text: str) -> tuple[str, list[str]]:
         ('1', ['(1 | g)'])
     """
     rest, own = "", []
-    for sign, summand in summands(text):
+    for sign, summand in summands(with_quoted_names(text)):
         content = summand.strip()
         inner = within_brackets(content)
         if is_own(content):
@@ -49,6 +51,22 @@ def split_terms(argument: str, text: str) -> tuple[str, list[str]]:
             rest += sign + summand
     rest = rest.strip()
     return rest.removeprefix("+").strip() or "1", own
+
+
+def with_quoted_names(text: str) -> str:
+    """Text with back-quotes around names that have combining marks, as of Indic scripts.
+
+    Example:
+        >>> with_quoted_names("x + नाम:z")
+        'x + `नाम`:z'
+    """
+
+    def quoted(found: re.Match[str]) -> str:
+        word = found[0]
+        marked = any(category(char)[0] == "M" for char in word)
+        return f"`{word}`" if marked and word.isidentifier() else word
+
+    return _WORD.sub(quoted, text)
 
 
 def _contents(text: str) -> Iterator[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from subbayes.regression.formula.splitting import (
     is_own,
@@ -58,6 +59,28 @@ def updated_formula(
     if isinstance(old, str):
         return _updated(old, change, True)
     return dict(old) | {location: _updated(old[location], change, True)}
+
+
+def with_columns(formula: str | Mapping[str, str], columns: Sequence[str]) -> Any:
+    """A formula in which the columns stand for points of right-hand sides, as in `y ~ .` of R.
+
+    Args:
+        formula: the formula, or one for each parameter.
+        columns: names of columns.
+
+    Example:
+        >>> with_columns("y ~ . + s(x) - x", ["x", "body mass"])
+        'y ~ x + `body mass` + s(x) - x'
+        >>> with_columns("y ~ .:g", ["x", "z"])
+        'y ~ (x + z):g'
+    """
+    if not isinstance(formula, str):
+        return {name: with_columns(text, columns) for name, text in formula.items()}
+    left, *right = sides_of(formula)
+    if len(right) != 1 or _replaced(right[0], "") == right[0]:
+        return formula
+    names = (name if name.isidentifier() else f"`{name}`" for name in columns)
+    return f"{left.strip()} ~ {_expanded(right[0].strip(), ' + '.join(names) or '1')}".strip()
 
 
 def _updated(old: str, change: str, response: bool) -> str:
