@@ -18,7 +18,6 @@ from torch import Tensor
 
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
-from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.semistructured.collapsed_networks import ResponseRows
 from subbayes.semistructured.effect_density import EffectDensity
 
@@ -54,10 +53,9 @@ class CollapsedDensity:
     @staticmethod
     def of(density: EffectDensity) -> CollapsedDensity | None:
         """The density of h; None where coefficients have no closed form, or h is large."""
-        parts = density.structured, density.family, density.design, density.offset, density.y
         if density.design.device.type != "cpu":
             return None
-        likelihood = EffectsLikelihood(*parts)
+        likelihood = density.likelihood()
         if not isinstance(likelihood.rows, NormalStatistics):
             return None
         collapsed = CollapsedNormal(likelihood.map, likelihood.rows)

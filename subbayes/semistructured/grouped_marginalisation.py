@@ -59,8 +59,7 @@ class GroupedMarginalisation:
     @staticmethod
     def likelihood_of(density: EffectDensity) -> EffectsLikelihood | None:
         """The likelihood of the effects without networks; None where groups are not eliminated."""
-        parts = density.structured, density.family, density.design, density.offset, density.y
-        likelihood = EffectsLikelihood(*parts, join=False)
+        likelihood = density.likelihood()
         canonical = isinstance(likelihood.rows, CanonicalRows)
         return likelihood if canonical and has_groups(likelihood) else None
 

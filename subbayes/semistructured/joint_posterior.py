@@ -24,11 +24,10 @@ from subbayes.priors import Normal
 from subbayes.regression.design.centring import Centring, Information
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
-from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.posterior import MAX_START, FittedState, RegressionPosterior
 from subbayes.semistructured.collapsed_networks import CollapsedNetworks
 from subbayes.semistructured.contributions import Contributions
-from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
+from subbayes.semistructured.effect_density import EffectDensity
 from subbayes.semistructured.estimand import bootstrap_projections
 from subbayes.semistructured.marginalisation import marginalisation_of
 from subbayes.semistructured.orthogonal_columns import (
@@ -153,16 +152,10 @@ class JointPosterior(RegressionPosterior):
         self, deep: Float[Tensor, "S n K"], near: Float[np.ndarray, "S P"]
     ) -> Float[Tensor, "S P"]:
         """The most probable effects given each contribution of the networks."""
-        density = self.effect_density
-        if not self.model.structured.layout.terms:
-            return ConditionalModes(density).find(deep)[0]
-        modes = []  # groups are eliminated block by block
-        for contributions, start in zip(deep, near, strict=True):
-            beside = density.offset + contributions.double()
-            parts = density.structured, density.family, density.design, beside, density.y
-            likelihood = EffectsLikelihood(*parts, join=False)
-            modes.append(likelihood.mode(torch.from_numpy(start.copy()))[0])
-        return torch.stack(modes)
+        likelihood = self.effect_density.likelihood()
+        starts = torch.from_numpy(near.copy())
+        pairs = zip(deep.double(), starts, strict=True)
+        return torch.stack([likelihood.shifted(f).mode(start)[0] for f, start in pairs])
 
     # --- sampling ---------------------------------------------------------------------------
 

@@ -148,3 +148,27 @@ def test_small_additive_models_of_binary_responses_mix(seed, recwarn):
     assert model.draws.meta["integrated_out"] == "coefficients, around their modes"
     assert ", the coefficients proposed around their modes (" in model.describe()["inference"]
     assert model.draws.meta["efficiency"] > 0.5
+
+
+def test_information_is_evaluated_for_few_points_at_once(monkeypatch):
+    """Fisher's information of counts is a sum over them, of each point and row."""
+    frame = pd.DataFrame({"x": np.linspace(-1, 1, 4), "c": [0, 1, 3, 0]})
+    model = Regression("c ~ x", family="zero-inflated-poisson")
+    rows, sizes = model.specification.prepare(frame, None).effects_likelihood.rows, []
+
+    def recorded(self, eta):
+        sizes.append(len(eta))
+        return torch.diag_embed(eta.square())
+
+    monkeypatch.setattr(type(rows.family), "curvature", recorded)
+    b = torch.linspace(-1, 1, 70 * 8).double().reshape(70, 4, 2)
+    b[:, -1] = 0.0
+    gram = rows.expansion(b, torch.tensor([0, 0, 1]))[1]
+    assert sizes == [64, 6]
+    x = rows.design.double()
+    for at, found in zip(b[:, :-1], gram, strict=True):
+        location, inflation = (x @ at).square().T
+        expected = torch.zeros(3, 3).double()
+        expected[:2, :2] = x[:, :2].T @ (x[:, :2] * location[:, None])
+        expected[2, 2] = x[:, 2] @ (x[:, 2] * inflation)
+        torch.testing.assert_close(found, expected)

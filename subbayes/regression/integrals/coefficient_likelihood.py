@@ -498,7 +498,8 @@ class GeneralRows:
         """
         eta = self._predictors(b, self.design.double(), self.offset.double())
         score = self.family.score(eta, self.y)
-        information = self.family.for_targets(self.y).curvature(eta)
+        family = self.family.for_targets(self.y)  # sums over counts, of few points at once
+        information = torch.cat([family.curvature(part) for part in eta.split(_POINTS)])
         design = self.layout.expand(self.design.double())
         gradient = (score.transpose(1, 2)[:, predictors] * design.T).sum(2)
         gram = b.new_zeros(len(b), design.shape[1], design.shape[1])

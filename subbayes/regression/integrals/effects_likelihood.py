@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from jaxtyping import Float
@@ -46,9 +48,15 @@ class EffectsLikelihood:
     ) -> None:
         groups = eliminated_groups(structured.group_columns())
         self.map, self.n_rows = EffectMap(structured, groups), len(design)
-        self.rows: CoefficientLikelihood = coefficient_likelihood(
-            family, structured.layout, groups, design, offset, y, join=join
-        )
+        self._rows_of = partial(coefficient_likelihood, family, structured.layout, groups, design)
+        self._offset, self._y = offset, y
+        self.rows: CoefficientLikelihood = self._rows_of(offset, y, join=join)
+
+    def shifted(self, contributions: Float[Tensor, "n K"]) -> EffectsLikelihood:
+        """The likelihood beside something that is added to the predictors of the rows."""
+        found = copy.copy(self)
+        found.rows = self._rows_of(self._offset + contributions, self._y, join=False)
+        return found
 
     def value(self, zeta: Float[Tensor, "S P"]) -> Float[Tensor, "S"]:
         """The log-likelihood at each point."""
