@@ -18,7 +18,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods.families import CensoredFamily, family_from_name
 from subbayes.regression import Regression
 from subbayes.regression.formula import checks as formula_checks
-from subbayes.regression.questions.summary import mixing_warnings, rhat_limits
+from subbayes.regression.questions.summary import have_mixed, mixing_warnings, rhat_limits
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.utils.checks import InputTypeError
 
@@ -400,3 +400,15 @@ def test_numbers_as_text_are_noticed():
         assert all(re.match(line, message) for message in found)
     for formula in ("y ~ C(t)", "y ~ re(t)", "y ~ c", "y ~ g", "y ~ x"):
         assert not warned(formula, data)
+
+
+@pytest.mark.parametrize(("chains", "draws"), [(2, 200), (4, 200), (4, 400)])
+def test_independent_draws_of_many_effects_have_mixed(chains, draws):
+    """Some of 1000 effective sample sizes are small by chance; chains that move slowly are found."""
+    rng = np.random.default_rng(0)
+    mixed = [have_mixed(dict(enumerate(rng.normal(size=(1000, chains, draws))))) for _ in range(10)]
+    assert sum(mixed) >= 8
+    slow = rng.normal(size=(1000, chains, draws))
+    for i in range(1, draws):
+        slow[..., i] += 0.9 * slow[..., i - 1]
+    assert not have_mixed(dict(enumerate(slow)))
