@@ -404,7 +404,7 @@ def test_numbers_as_text_are_noticed():
 
 @pytest.mark.parametrize(("chains", "draws"), [(2, 200), (4, 200), (4, 400)])
 def test_independent_draws_of_many_effects_have_mixed(chains, draws):
-    """Some of 1000 effective sample sizes are small by chance; chains that move slowly are found."""
+    """Some of 1000 effective sample sizes are small by chance; slow chains are found."""
     rng = np.random.default_rng(0)
     mixed = [have_mixed(dict(enumerate(rng.normal(size=(1000, chains, draws))))) for _ in range(10)]
     assert sum(mixed) >= 8

@@ -272,7 +272,7 @@ def have_mixed(
     Of many effects some fall below it by chance, so that the size that is asked for is at most the
     one below which about 1 % of fits with N independent draws have one of p effects: by simulation
     $\log(\mathrm{ESS} / N)$ has mean $-0.07$, standard deviation $s = 2.8 / \sqrt N$, and a lower
-    tail of $P(\cdot < -0.07 - (3 + x) s) \approx 0.01\, e^{-x}$.
+    tail of $P(\cdot < -0.07 - (4 + x) s) \approx 0.01\, e^{-x}$.
 
     Example:
         >>> x = np.random.default_rng(0).normal(size=(4, 500))
@@ -283,7 +283,7 @@ def have_mixed(
         return True
     chains, draws = next(iter(effects.values())).shape
     total, looks = chains * draws, 2 * (among or len(effects))  # bulk and tail of each effect
-    by_chance = total * math.exp(-0.07 - 2.8 * (3 + math.log(looks)) / math.sqrt(total))
+    by_chance = total * math.exp(-0.07 - 2.8 * (4 + math.log(looks)) / math.sqrt(total))
     enough = min(_LEAST_ESS * chains, math.floor(by_chance))
     return draws < 2 * _LEAST_ESS or not _mixing_problems(effects, enough, among)[0]
 
