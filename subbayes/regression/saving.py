@@ -37,7 +37,7 @@ from subbayes.regression.given_objects import (
 from subbayes.regression.posterior import FittedState, RegressionPosterior, Space
 from subbayes.regression.priors.reading import PriorFacts, SavedPriors, prior_facts
 from subbayes.regression.specification import PreparedModel, Specification
-from subbayes.regression.terms.parsing import least_effects
+from subbayes.regression.terms.parsing import RightSide
 from subbayes.subspace import FullSubspace, SubspaceFacts
 from subbayes.utils.checks import InputError, fail, fail_type
 from subbayes.utils.text_table import MOST_MARKS
@@ -280,7 +280,9 @@ def _check_sizes(space: Space, rows: PreparedModel) -> None:
 def _check_splines(specification: Specification, size: int) -> None:
     """Raise before any basis is evaluated for more splines than there are effects and weights."""
     right = specification.split_formula()[1]
-    least = sum(least_effects(f"formula of {name!r}", text) for name, text in right.items())
+    least = sum(
+        RightSide.of(f"formula of {name!r}", text).least_effects for name, text in right.items()
+    )
     if least > size:
         damaged("facts['formula']", f"one of at most {size} effects", f"at least {least}")
 

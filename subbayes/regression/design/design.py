@@ -27,7 +27,7 @@ from subbayes.data.levels import (
     same_level,
 )
 from subbayes.regression.formula.checks import check_columns, check_complete, check_different
-from subbayes.regression.formula.grammar import check_length, check_size, formula_errors
+from subbayes.regression.formula.grammar import check_size
 from subbayes.regression.formula.names import written_as
 from subbayes.regression.formula.numbers import factor_column
 from subbayes.regression.formula.splitting import sides_of, without_r_names
@@ -42,7 +42,7 @@ from subbayes.regression.terms.columns import (
 from subbayes.regression.terms.group_effects import GroupEffects, GroupLaw, NewGroups
 from subbayes.regression.terms.law import Law, LearnedTerm
 from subbayes.regression.terms.layout import Layout, stored_width
-from subbayes.regression.terms.parsing import check_right_side, learn_terms
+from subbayes.regression.terms.parsing import RightSide
 from subbayes.regression.terms.reference_levels import (
     unseen_levels,
     unseen_levels_of_smooth,
@@ -131,7 +131,8 @@ def formula_variables(right: Mapping[str, str], frame: pd.DataFrame) -> tuple[st
     Raises:
         InputError: a formula that cannot be parsed, or unknown columns.
     """
-    columns = [c for name, text in right.items() for c in _columns(name, text, frame)[0]]
+    sides = (RightSide.of(f"formula of {name!r}", text) for name, text in right.items())
+    columns = [name for side in sides for name in side.check(frame)[0]]
     return tuple(dict.fromkeys(columns))
 
 
@@ -237,14 +238,14 @@ class Design:
         weights: Float[np.ndarray, "n"] | None,
     ) -> None:
         """Add the columns and terms of one parameter's formula."""
-        columns, read = _columns(parameter, text, frame)
+        argument = f"formula of {parameter!r}"
+        side = RightSide.of(argument, text)
+        columns, read = side.check(frame)
         for name in columns:
             check_read_differently(name, frame[name])
         prefix = "" if parameter == self.parameters[0] else f"{parameter}."
-        argument = f"formula of {parameter!r}"
-        with formula_errors(argument, text):
-            rest, own = learn_terms(argument, text, frame, prefix, weights)
-        spec = formula_columns.learn(argument, rest, frame, read)
+        own = side.learn(frame, prefix, weights)
+        spec = formula_columns.learn(argument, side.rest, frame, read)
         _check_references(argument, spec)
         names = [str(name) for name in spec.column_names]
         effects: list[int] = []
@@ -553,16 +554,6 @@ def _check_references(argument: str, spec: ModelSpec) -> None:
         if equal and not same_level(equal[0], base):
             expected = f"a reference level among {kind_of_level(equal[0])}, as the levels are"
             fail(argument, expected, f"{base!r} in {expression}", f"Write {equal[0]!r}")
-
-
-def _columns(
-    parameter: str, text: str, frame: pd.DataFrame
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Check a right-hand side, and return the columns that it and formulaic's part of it read."""
-    argument = f"formula of {parameter!r}"
-    check_length(argument, text)
-    with formula_errors(argument, text):
-        return check_right_side(argument, text, frame)
 
 
 def _numbers_as_text(levels: Sequence[Any]) -> bool:

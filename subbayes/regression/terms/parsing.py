@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import cast
@@ -13,7 +12,13 @@ from formulaic import ModelSpec
 from jaxtyping import Float
 
 from subbayes.regression.formula.checks import check_columns, check_different
-from subbayes.regression.formula.grammar import check_formula, check_size, least_columns
+from subbayes.regression.formula.grammar import (
+    check_formula,
+    check_length,
+    check_size,
+    formula_errors,
+    least_columns,
+)
 from subbayes.regression.formula.splitting import split_terms
 from subbayes.regression.terms import columns as formula_columns
 from subbayes.regression.terms.group_effects import parse_group_term
@@ -48,53 +53,88 @@ def _parse(argument: str, text: str) -> Sequence[WrittenTerm]:
     )
 
 
-def check_right_side(
-    argument: str, text: str, frame: pd.DataFrame
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Check a right-hand side, without evaluating it.
+@dataclass(frozen=True)
+class RightSide:
+    """A right-hand side of a formula, parsed and not evaluated.
 
-    Returns:
-        The columns that it reads, and those that the part for formulaic reads.
-
-    Raises:
-        InputError: as `check_formula`.
-    """
-    rest, own = split_terms(argument, text)
-    terms = written_terms(argument, own)
-    read = check_formula(argument, rest, frame)
-    columns = list(read)
-    width = 0
-    for term in terms:
-        written = [name for name in term.check(argument, frame) if name not in term.expressions]
-        of_expressions = (check_formula(argument, text, frame) for text in term.expressions)
-        needed = [*written, *itertools.chain.from_iterable(of_expressions)]
-        check_columns(needed, frame)
-        columns += needed
-        width += term.width(frame)
-    check_size(argument, text, width, len(frame))
-    return tuple(dict.fromkeys(columns)), read
-
-
-def learn_terms(
-    argument: str, text: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
-) -> tuple[str, list[LearnedTerm]]:
-    """The part of a right-hand side for formulaic, and the other terms learned from rows.
-
-    Args:
+    Attributes:
         argument: name of the argument, for errors.
-        text: the right-hand side, which `check_right_side` has checked.
-        frame: the rows.
-        prefix: of the names of effects.
-        weights: how many times each row counts; by default once.
-
-    Raises:
-        InputError: effects with the same name.
+        text: the right-hand side.
+        rest: the part of columns and factors.
+        terms: the other terms.
     """
-    rest, own = split_terms(argument, text)
-    terms = written_terms(argument, own)
-    learned = [part for term in terms for part in _learn(term, argument, frame, prefix, weights)]
-    check_different(argument, "effects", (label for term in learned for label in term.labels))
-    return rest, learned
+
+    argument: str
+    text: str
+    rest: str
+    terms: tuple[WrittenTerm, ...]
+
+    @classmethod
+    def of(cls, argument: str, text: str) -> RightSide:
+        """Parse a right-hand side.
+
+        Raises:
+            InputError: wrong syntax, unknown options, or a term that occurs twice.
+
+        Example:
+            >>> RightSide.of("formula", "s(x, df=12) + (1 | g)").least_effects
+            12
+        """
+        check_length(argument, text)
+        with formula_errors(argument, text):
+            rest, own = split_terms(argument, text)
+            return cls(argument, text, rest, tuple(written_terms(argument, own)))
+
+    def check(self, frame: pd.DataFrame) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Check it against a data frame, without evaluating it.
+
+        Returns:
+            The columns that it reads, and those that the part of columns and factors reads.
+
+        Raises:
+            InputError: as `check_formula`.
+        """
+        argument = self.argument
+        with formula_errors(argument, self.text):
+            read = check_formula(argument, self.rest, frame)
+            columns = list(read)
+            width = 0
+            for term in self.terms:
+                needed = term.check(argument, frame)
+                needed = tuple(name for name in needed if name not in term.expressions)
+                for text in term.expressions:
+                    needed += check_formula(argument, text, frame)
+                check_columns(needed, frame)
+                columns += needed
+                width += term.width(frame)
+            check_size(argument, self.text, width, len(frame))
+        return tuple(dict.fromkeys(columns)), read
+
+    def learn(
+        self, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
+    ) -> list[LearnedTerm]:
+        """The terms that are not columns and factors, learned from rows.
+
+        Args:
+            frame: the rows, against which it was checked.
+            prefix: of the names of effects.
+            weights: how many times each row counts; by default once.
+
+        Raises:
+            InputError: effects with the same name.
+        """
+        with formula_errors(self.argument, self.text):
+            parts = (_learn(t, self.argument, frame, prefix, weights) for t in self.terms)
+            learned = [term for part in parts for term in part]
+        labels = (label for term in learned for label in term.labels)
+        check_different(self.argument, "effects", labels)
+        return learned
+
+    @property
+    def least_effects(self) -> int:
+        """The fewest effects that it can give."""
+        of_rest = least_columns(self.argument, self.rest)
+        return of_rest + sum(term.least for term in self.terms)
 
 
 def _learn(
@@ -141,22 +181,3 @@ def _with_values(
             for text, (spec, read) in values.items()
         }
     )
-
-
-def least_effects(argument: str, text: str) -> int:
-    """The fewest effects that a right-hand side can give, without evaluating it.
-
-    Args:
-        argument: name of the argument, for errors.
-        text: the right-hand side.
-
-    Raises:
-        InputError: as `check_right_side`, which says what else is wrong with columns.
-
-    Example:
-        >>> least_effects("formula", "s(x, df=12) + (1 | g)")
-        12
-    """
-    rest, own = split_terms(argument, text)
-    terms = written_terms(argument, own)
-    return least_columns(argument, rest) + sum(term.least for term in terms)
