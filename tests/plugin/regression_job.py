@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from subbayes import Sampling, SemiStructuredRegression
+from subbayes import Sampling, Regression
 from subbayes.cli import run
 from subbayes.regression import Regression
 
@@ -31,14 +31,14 @@ def main():
     assert np.abs(np.ravel(model.predict(frame).mean) - mean).max() < 0.4
     assert {"x", "sd(wave(hour, period=24))"} <= set(model.summary().index)
     assert repr(model.state.model.structured.priors["x"]) == "Logistic(location=0, scale=2)"
-    loaded = SemiStructuredRegression.load(model.save(folder / "model"))
+    loaded = Regression.load(model.save(folder / "model"))
     assert loaded.state.model.structured.priors["x"] == Logistic(0.0, 2.0)
     np.testing.assert_array_equal(loaded.predict(frame).mean, model.predict(frame).mean)
 
     words = ["regress", str(folder / "t.csv"), formula, "--prior", "x=logistic(0, 2)", "--quiet"]
     words += ["--draws", "50", "--chains", "2", "--out", str(folder / "again")]
     assert run(words) == 0
-    again = SemiStructuredRegression.load(folder / "again" / "model")
+    again = Regression.load(folder / "again" / "model")
     assert again.state.model.structured.priors["x"] == Logistic(0.0, 2.0)
     print("done")
 
