@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from subbayes import Sampling, Regression
+from subbayes import Sampling
 from subbayes.cli import run
 from subbayes.regression import Regression
 
