@@ -53,6 +53,7 @@ _LAYERS = (
     nn.Sigmoid,
 )
 _PLAIN = frozenset(_CONTAINERS + _LAYERS)  # no random numbers, no state, no control flow
+_PREDICTORS = ("subbayes.regression.", "subbayes.semistructured.")  # rooms of predictors
 
 
 def traced_gradients(
@@ -115,7 +116,7 @@ def set_gradients(
 def _are_plain(modules: Iterable[nn.Module]) -> bool:
     """Whether all modules are layers of torch whose outputs follow from inputs and weights."""
     return all(
-        (type(own) in _PLAIN or type(own).__module__.startswith("subbayes.semistructured."))
+        (type(own) in _PLAIN or type(own).__module__.startswith(_PREDICTORS))
         and "forward" not in vars(own)
         and not has_hooks(own)
         for own in modules
