@@ -72,7 +72,7 @@ def has_weights(likelihood: Likelihood, y: Targets) -> bool:
 
     Example:
         >>> import torch
-        >>> from subbayes.likelihoods import Gaussian
+        >>> from subbayes.likelihoods import Gaussian, Weighted
         >>> y = torch.zeros(2), torch.ones(2)
         >>> has_weights(Weighted(Gaussian(1.0)), y), has_weights(Gaussian("per-observation"), y)
         (True, False)
@@ -85,7 +85,7 @@ def mean_weight(likelihood: Likelihood, y: Targets) -> float:
 
     Example:
         >>> import torch
-        >>> from subbayes.likelihoods import Gaussian
+        >>> from subbayes.likelihoods import Gaussian, Weighted
         >>> mean_weight(Weighted(Gaussian(1.0)), (torch.zeros(2), torch.tensor([1.0, 2.0])))
         1.5
     """
@@ -105,7 +105,7 @@ def held_out_has_weights(likelihood: Likelihood, trained: Data, held_out: Data) 
 
     Example:
         >>> import torch
-        >>> from subbayes.likelihoods import Gaussian
+        >>> from subbayes.likelihoods import Gaussian, Weighted
         >>> rows = Data.of((torch.zeros(3, 2), torch.zeros(3)))
         >>> held_out_has_weights(Gaussian(1.0), rows, rows.weighted([1.0, 0.0, 2.0]))
         True
@@ -124,7 +124,7 @@ def one_copy_log_prob(likelihood: Likelihood, outputs: Outputs, y: Targets) -> P
 
     Example:
         >>> import torch
-        >>> from subbayes.likelihoods import Gaussian
+        >>> from subbayes.likelihoods import Gaussian, Weighted
         >>> y, weights = torch.zeros(2), torch.tensor([1.0, 2.0])
         >>> one_copy_log_prob(Weighted(Gaussian(1.0)), torch.zeros(2, 1), (y, weights))
         tensor([-0.9189, -0.9189])

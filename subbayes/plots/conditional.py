@@ -23,14 +23,14 @@ def conditional(effect: Conditional | Averages, *, ax: Axes | None = None) -> Ax
     Lines of several groups have a legend above the axes, where it hides none of them.
 
     Args:
-        effect: result of `conditional_effect` or `survival` of `SemiStructuredRegression`, or of
+        effect: result of `conditional_effect` or `survival` of `Regression`, or of
             `marginal_means`, `contrast` or `marginal_slopes`.
         ax: axes to draw on.
 
     Example:
         >>> import pandas as pd
         >>> from subbayes.inference import Sampling
-        >>> from subbayes.semistructured import SemiStructuredRegression
+        >>> from subbayes import Regression
         >>> frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0) % 7})
         >>> model = Regression("y ~ x").fit(
         ...     frame, sampling=Sampling(draws=50, warmup=50, progress=False)

@@ -43,7 +43,7 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
     A smooth of two variables is a map, see `subbayes.plots.term_surfaces.term_surface`.
 
     Args:
-        partial: result of `SemiStructuredRegression.effect`.
+        partial: result of `Regression.effect`.
         ax: axes to draw on; a map has two new ones by default, of the mean and of the standard
             deviation, and the first is returned.
 
@@ -53,7 +53,7 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
     Example:
         >>> import pandas as pd
         >>> from subbayes.inference import Sampling
-        >>> from subbayes.semistructured import SemiStructuredRegression
+        >>> from subbayes import Regression
         >>> frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0) % 7})
         >>> model = Regression("y ~ x").fit(
         ...     frame, sampling=Sampling(draws=50, warmup=50, progress=False)
@@ -105,13 +105,13 @@ def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
     A map takes two panels, of its mean and of its standard deviation.
 
     Args:
-        partials: results of `SemiStructuredRegression.partials`.
+        partials: results of `Regression.partials`.
         columns: number of panels per row.
 
     Example:
         >>> import pandas as pd
         >>> from subbayes.inference import Sampling
-        >>> from subbayes.semistructured import SemiStructuredRegression
+        >>> from subbayes import Regression
         >>> frame = pd.DataFrame({"x": np.arange(20.0), "y": np.arange(20.0) % 7})
         >>> model = Regression("y ~ x").fit(
         ...     frame, sampling=Sampling(draws=50, warmup=50, progress=False)

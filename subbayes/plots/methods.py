@@ -30,6 +30,10 @@ from subbayes.utils.text_table import shortened
 
 SCORE_LABELS = {
     "log_likelihood": ("log-likelihood (nats per row)", "higher is better"),
+    "calibrated_log_likelihood": (
+        "log-likelihood, with a temperature (nats per row)",
+        "higher is better",
+    ),
     "log_likelihood_moment_matched": (
         "log-likelihood, moment-matched (nats per row)",
         "higher is better",

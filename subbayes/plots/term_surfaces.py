@@ -56,7 +56,7 @@ def term_surface(partial: Partial, *, ax: Axes | None = None, sd: bool = False) 
     are no grid are coloured points.
 
     Args:
-        partial: result of `SemiStructuredRegression.effect`.
+        partial: result of `Regression.effect`.
         ax: axes to draw on; by default two new ones, of the mean and of the standard deviation.
         sd: draw the standard deviation on the given axes in place of the mean.
 

@@ -92,8 +92,9 @@ def test_temperature_is_that_of_a_minimiser():
     module.head.bias.data *= 8
     labels = Categorical().sample(logits / 3, torch.Generator().manual_seed(2))
 
-    def loss(tau):
-        return nn.functional.cross_entropy(logits / tau, labels).item()
+    def loss(tau):  # with the prior log tau ~ N(0, 0.5^2)
+        entropy = nn.functional.cross_entropy(logits / tau, labels, reduction="sum").item()
+        return entropy + 0.5 * (math.log(tau) / 0.5) ** 2
 
     tau = optimize.minimize_scalar(loss, bounds=(0.1, 30), method="bounded").x
     scaled = temperature_scaling(module, (X, labels), "categorical")

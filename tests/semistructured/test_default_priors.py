@@ -96,7 +96,8 @@ def design_of(family):
 
 
 def test_every_family_is_tested():
-    assert set(FAMILIES) <= WITH_UNITS.keys() | WITHOUT_UNITS.keys()
+    ours = {name for name in FAMILIES if FAMILIES[name].__module__.startswith("subbayes.")}
+    assert ours <= WITH_UNITS.keys() | WITHOUT_UNITS.keys()
 
 
 @pytest.mark.parametrize("unit", [1e4, 1e-3])

@@ -321,5 +321,5 @@ def test_inflated_shares_are_those_of_their_parts(tmp_path):
     assert predictive.mean[0] == pytest.approx(share, abs=0.005)
     assert predictive.quantile(0.02)[0] == 0
     assert predictive.quantile(0.95)[0] == 1
-    again = SemiStructuredRegression.load(model.save(tmp_path / "model"))
+    again = Regression.load(model.save(tmp_path / "model"))
     np.testing.assert_array_equal(again.predict(rows).mean, model.predict(rows).mean)

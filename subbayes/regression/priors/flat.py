@@ -41,7 +41,7 @@ class Flat(EffectPrior):
     Example:
         >>> import numpy as np
         >>> import pandas as pd
-        >>> from subbayes import Sampling, SemiStructuredRegression
+        >>> from subbayes import Regression, Sampling
         >>> frame = pd.DataFrame({"x": [0.0, 1.0, 2.0, 3.0] * 5})
         >>> frame["y"] = 2 * frame["x"] + np.tile([0.1, -0.1, -0.1, 0.1], 5)
         >>> priors = {"Intercept": Flat(), "x": Flat(), "sigma": Flat()}
