@@ -25,11 +25,12 @@ from subbayes.regression.design.centring import Centring, Information
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.posterior import MAX_START, FittedState, RegressionPosterior
-from subbayes.semistructured.collapsed_networks import CollapsedNetworks
 from subbayes.semistructured.contributions import Contributions
-from subbayes.semistructured.effect_density import EffectDensity
 from subbayes.semistructured.estimand import bootstrap_projections
-from subbayes.semistructured.marginalisation import marginalisation_of
+from subbayes.semistructured.integrals.collapsed_networks import CollapsedNetworks
+from subbayes.semistructured.integrals.effect_density import EffectDensity
+from subbayes.semistructured.integrals.marginalisation import marginalisation_of
+from subbayes.semistructured.integrals.tempered_networks import EFFECT_BATCH, TemperedNetworks
 from subbayes.semistructured.orthogonal_columns import (
     OrthogonalColumns,
     OrthogonalNetworks,
@@ -38,7 +39,6 @@ from subbayes.semistructured.orthogonal_columns import (
 from subbayes.semistructured.predictors import Predictors
 from subbayes.semistructured.specification import JointModel
 from subbayes.semistructured.subspace import JointSpace
-from subbayes.semistructured.tempered_networks import EFFECT_BATCH, TemperedNetworks
 from subbayes.subspace import JointSubspace
 from subbayes.utils.checks import fail
 

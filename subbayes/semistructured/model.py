@@ -217,7 +217,7 @@ class SemiStructuredRegression(Regression):
                 `subbayes.fit`, or an object such as `NUTS(target_acceptance=0.9)`.
             temperature: T of the networks' posterior. The posterior of the effects given the
                 networks keeps T = 1; temperatures at which they are not integrated out are refused.
-                See `subbayes.semistructured.marginalisation`.
+                See `subbayes.semistructured.integrals.marginalisation`.
             training: how the networks are trained, by default `Training(epochs=500,
                 weight_decay=1e-4, clip_norm=None, validation=0.2, patience=100)`. With `validation`
                 the best epoch is used.

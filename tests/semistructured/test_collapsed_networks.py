@@ -18,7 +18,7 @@ from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.samplers.smc import SMC
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
-from subbayes.semistructured.collapsed_networks import CollapsedNetworks
+from subbayes.semistructured.integrals.collapsed_networks import CollapsedNetworks
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.subspace import build_space
 from subbayes.utils.checks import InputError

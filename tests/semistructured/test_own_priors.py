@@ -20,8 +20,8 @@ from subbayes.regression.priors.normal import NormalPrior, is_normal
 from subbayes.regression.priors.reading import prior_facts
 from subbayes.regression.priors.student_t import StudentT
 from subbayes.regression.priors.truncated import within_range
-from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
-from subbayes.semistructured.marginalisation import ImportanceSampling, marginalisation_of
+from subbayes.semistructured.integrals.effect_density import ConditionalModes, EffectDensity
+from subbayes.semistructured.integrals.marginalisation import ImportanceSampling, marginalisation_of
 
 SCIPY = {"args": [], "kwds": {}, "factor": 1.0}
 

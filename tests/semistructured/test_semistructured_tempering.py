@@ -20,10 +20,10 @@ from subbayes.regression.design.default_priors import default_priors
 from subbayes.regression.design.design import Design
 from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
-from subbayes.semistructured.collapsed_marginalisation import CollapsedDensity
-from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
+from subbayes.semistructured.integrals.collapsed_marginalisation import CollapsedDensity
+from subbayes.semistructured.integrals.effect_density import ConditionalModes, EffectDensity
+from subbayes.semistructured.integrals.marginalisation import ImportanceSampling, marginalisation_of
 from subbayes.semistructured.joint_posterior import JointPosterior
-from subbayes.semistructured.marginalisation import ImportanceSampling, marginalisation_of
 from subbayes.semistructured.subspace import build_space
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
@@ -338,7 +338,7 @@ def test_tempered_marginal_of_a_linear_network_matches_its_closed_form():
     """y = theta + phi w(u) + noise: p(D | phi) and its tempered posterior in closed form."""
     from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
     from subbayes.priors import Normal
-    from subbayes.semistructured.tempered_networks import TemperedNetworks
+    from subbayes.semistructured.integrals.tempered_networks import TemperedNetworks
 
     frame = frame_of(50)
     rows = observed(NormalFamily(), "x", "y", frame)

@@ -11,9 +11,9 @@ from subbayes.regression import Regression
 from subbayes.regression.integrals.weight_quality import WeightQuality, weight_warnings
 from subbayes.regression.questions.summary import describe_draws
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
-from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
-from subbayes.semistructured.grouped_marginalisation import GroupedMarginalisation
-from subbayes.semistructured.marginalisation import ImportanceSampling, marginalisation_of
+from subbayes.semistructured.integrals.effect_density import ConditionalModes, EffectDensity
+from subbayes.semistructured.integrals.grouped_marginalisation import GroupedMarginalisation
+from subbayes.semistructured.integrals.marginalisation import ImportanceSampling, marginalisation_of
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 

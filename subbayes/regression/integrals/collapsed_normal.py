@@ -14,7 +14,7 @@ $$ \log p(D \mid h) = \log p(D \mid \tilde\zeta, h) - \tfrac12 |\tilde\zeta|^2
 from the sufficient statistics, at a cost that does not depend on the number of rows (Gelman et al.
 2013, "Bayesian data analysis", section 15.3): of p^3 operations, less those that
 `subbayes.regression.terms.group_elimination` saves. Beside networks, y is the response less their
-contributions; see `subbayes.semistructured.collapsed_networks`.
+contributions; see `subbayes.semistructured.integrals.collapsed_networks`.
 """
 
 from __future__ import annotations

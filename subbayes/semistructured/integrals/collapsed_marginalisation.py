@@ -1,7 +1,7 @@
 r"""A normal response beside networks, with its coefficients integrated out in closed form.
 
 Given the coordinates h of sigma and of the standard deviations of smooths and random effects, the
-coefficients are integrated out as in `subbayes.semistructured.collapsed_networks`, and
+coefficients are integrated out as in `subbayes.semistructured.integrals.collapsed_networks`, and
 
 $$ p(D \mid \varphi) = \int p\bigl(y - f(\varphi) \mid h\bigr)\, p(h)\, dh $$
 
@@ -18,8 +18,8 @@ from torch import Tensor
 
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
-from subbayes.semistructured.collapsed_networks import ResponseRows
-from subbayes.semistructured.effect_density import EffectDensity
+from subbayes.semistructured.integrals.collapsed_networks import ResponseRows
+from subbayes.semistructured.integrals.effect_density import EffectDensity
 
 _MOST = 12  # coordinates h, for differences of all pairs of them
 _STEPS = 40  # of Newton's method

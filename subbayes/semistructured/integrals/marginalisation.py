@@ -36,9 +36,9 @@ from subbayes.regression.integrals.proposals import (
     pilot_generator,
 )
 from subbayes.regression.integrals.weight_quality import WeightQuality
-from subbayes.semistructured.collapsed_marginalisation import CollapsedDensity
-from subbayes.semistructured.effect_density import ConditionalModes, EffectDensity
-from subbayes.semistructured.grouped_marginalisation import GroupedMarginalisation
+from subbayes.semistructured.integrals.collapsed_marginalisation import CollapsedDensity
+from subbayes.semistructured.integrals.effect_density import ConditionalModes, EffectDensity
+from subbayes.semistructured.integrals.grouped_marginalisation import GroupedMarginalisation
 from subbayes.utils.checks import check_count
 
 _DF = 7.0  # degrees of freedom of the proposals' t distribution

@@ -29,7 +29,7 @@ from subbayes.regression.integrals.grouped_importance import (
     proposals_beside_groups,
 )
 from subbayes.regression.integrals.weight_quality import WeightQuality
-from subbayes.semistructured.effect_density import EffectDensity
+from subbayes.semistructured.integrals.effect_density import EffectDensity
 
 _MODE_STEPS = 30  # of Newton's method, with the curvature without networks
 _LONGEST, _CLOSE = 5.0, 0.05  # step, in standard deviations

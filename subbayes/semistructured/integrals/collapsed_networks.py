@@ -28,7 +28,7 @@ from subbayes.priors import Normal
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.terms.layout import Layout
-from subbayes.semistructured.effect_density import EffectDensity
+from subbayes.semistructured.integrals.effect_density import EffectDensity
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Coordinates, LogDensity
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from subbayes.draws import Draws
 from subbayes.priors import Normal
-from subbayes.semistructured.marginalisation import Marginalisation
+from subbayes.semistructured.integrals.marginalisation import Marginalisation
 
 EFFECT_BATCH = 64
 """Draws of the networks for which effects are drawn in one call."""

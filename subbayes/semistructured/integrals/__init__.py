@@ -1,0 +1,1 @@
+"""Effects integrated out beside networks: in closed form, by groups, by importance sampling."""
