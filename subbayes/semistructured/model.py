@@ -85,14 +85,16 @@ class SemiStructuredRegression(Regression):
         >>> import pandas as pd
         >>> from torch import nn
         >>> from subbayes import Sampling, SemiStructuredRegression, Training
+        >>> from subbayes.semistructured import SemiStructuredSubspace
         >>> rng = np.random.default_rng(0)
         >>> frame = pd.DataFrame(rng.normal(size=(60, 2)), columns=["x", "u"])
         >>> frame["y"] = 1 + 2 * frame["x"] + np.sin(frame["u"]) + 0.1 * rng.normal(size=60)
         >>> deep = {"net": (nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)), ["u"])}
         >>> model = SemiStructuredRegression("y ~ x", deep=deep).fit(
         ...     frame,
-        ...     training=Training(epochs=50),
-        ...     sampling=Sampling(draws=50, chains=2, progress=False),
+        ...     subspace=SemiStructuredSubspace(rank=2),
+        ...     training=Training(epochs=50, batch_size=None),
+        ...     sampling=Sampling(draws=50, warmup=50, chains=2, progress=False),
         ... )
         >>> model.summary().loc["x", ["mean"]].round(0).tolist()
         [2.0]
