@@ -8,25 +8,22 @@ call of the module without gradients, followed by a synchronisation, as is every
 
 (b) Products with the Gauss-Newton matrix, one vector or 16 at once, in plain forward passes.
 
-(c) Steps of training of sparse networks, eager, traced, compiled, and traced without CUDA graphs,
-in steps of the plain network, as in the benchmark `sparse`.
+(c) Steps of training of sparse networks, eager, traced and compiled, in steps of the plain network,
+as in the benchmark `sparse`.
 
 (d) On a CUDA device, a density of the language model with adapters of the benchmark `adapters`, on
 8 rows of 256 tokens, in plain forward passes; and the peak of the device's memory, beside that of
 the model and a plain pass. On a CPU the benchmark `adapters` measures them.
 
-Seconds are medians of calls in turns, after one that is not counted, or on a CUDA device after so
-many that a traced function is launched as a CUDA graph.
+Seconds are medians of calls in turns, after one that is not counted.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -42,7 +39,6 @@ from subbayes.curvature.layers import Layers
 from subbayes.curvature.many_products import ManyProducts
 from subbayes.data.data import Data
 from subbayes.likelihoods import Gaussian
-from subbayes.networks.tracing.cuda_graphs import CALLS
 from subbayes.networks.tracing.tracer import MODES
 from subbayes.subspace import SparseRandomSubspace
 
@@ -101,13 +97,6 @@ def synchronised(work: Callable[[], Any], device: str) -> Callable[[], float]:
     return partial(seconds, whole)
 
 
-def warm(work: Callable[[], Any], device: str) -> Callable[[], float]:
-    """The same after so many calls on a CUDA device that it is launched as a CUDA graph."""
-    for _ in range(CALLS if device == "cuda" else 0):
-        work()
-    return synchronised(work, device)
-
-
 def problem(width: int, rows: int, device: str) -> tuple[Network, tuple[Tensor, Tensor]]:
     """A network with two hidden layers of a width, and its data."""
     generator = torch.Generator().manual_seed(0)
@@ -140,7 +129,7 @@ def densities(size: Size, device: str, say: Callable[..., None]) -> tuple[Any, l
             z = np.random.default_rng(0).standard_normal((chains, COORDINATES))
             cases[f"value, {chains}"] = partial(posterior.value, z)
             cases[f"gradient, {chains}"] = partial(posterior.value_and_grad, z)
-        timed = {name: warm(work, device) for name, work in cases.items()}
+        timed = {name: synchronised(work, device) for name, work in cases.items()}
         times = {n: summary(v) for n, v in in_turns(timed, size.rounds).items()}
         forward = times["forward"]["median"]
         rates = {}
@@ -198,7 +187,6 @@ def sparse_steps(size: Size, device: str, say: Callable[..., None]) -> dict[str,
     }
     for mode in MODES:
         cases[mode] = partial(sparse_seconds, size.layers, "mean-field", mode, size.epochs, device)
-    cases["trace, no CUDA graph"] = partial(_without_cuda_graphs, cases["trace"])
     times = {name: summary(values) for name, values in in_turns(cases, 1).items()}
     for name, time in times.items():
         say(
@@ -206,11 +194,6 @@ def sparse_steps(size: Size, device: str, say: Callable[..., None]) -> dict[str,
             f"{time['median'] / times['plain']['median']:.2f} plain steps"
         )
     return times
-
-
-def _without_cuda_graphs(work: Callable[[], float]) -> float:
-    with patch.dict(os.environ, {"SUBBAYES_CUDA_GRAPHS": "0"}):
-        return work()
 
 
 def language_model(size: Size, say: Callable[..., None]) -> tuple[Any, list[Any]]:
@@ -232,7 +215,7 @@ def language_model(size: Size, say: Callable[..., None]) -> tuple[Any, list[Any]
     for chains in (1, adapters.CHAINS):
         cases[f"value, {chains}"] = partial(posterior.value, adapters.points(chains))
         peak(f"value, {chains}", cases[f"value, {chains}"])
-    timed = {name: warm(work, "cuda") for name, work in cases.items()}
+    timed = {name: synchronised(work, "cuda") for name, work in cases.items()}
     times = {name: summary(values) for name, values in in_turns(timed, size.rounds).items()}
     forward = times["forward"]["median"]
     bars = []

@@ -82,8 +82,6 @@ class Steps(Tracer):
         expected: expected number of steps with a number of rows; few are not worth tracing.
     """
 
-    lends_results = True  # the optimiser reads the gradients before the next step
-
     def __init__(
         self,
         objective: nn.Module,

@@ -20,7 +20,7 @@ def checked(results, bars, size):
         for rate in one["rates"].values():
             assert rate["per_second"] > 0
             assert math.isfinite(rate["forward_passes"])
-    modes = {"eager", "trace", "compile", "trace, no CUDA graph"}
+    modes = {"eager", "trace", "compile"}
     assert set(results["sparse_steps"]) == {"plain"} | modes
     language = 3 if "language_model" in results else 0
     assert len(bars) == len(size.widths) + language

@@ -2,7 +2,6 @@
 
 import random
 import warnings
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +11,6 @@ from torch import nn
 
 from subbayes import sparse
 from subbayes.likelihoods import Categorical, Gaussian
-from subbayes.networks.tracing import tracer
-from subbayes.networks.tracing.cuda_graphs import LaunchedAtOnce, Recording
 from subbayes.sparse import steps
 from subbayes.sparse.layers import SparseLayer
 from subbayes.utils.checks import InputError
@@ -101,33 +98,6 @@ def test_traced_steps_of_convolutions_and_of_learned_noise():
     x = torch.randn(40, 1, 6, generator=torch.Generator().manual_seed(2))
     options = {"module": module, "likelihood": Gaussian(), "data": (x, x.sum((1, 2)))}
     check_same(fitted("trace", **options), fitted("eager", **options))
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("traced_at_once")
-def test_every_phase_is_recorded_on_a_device(monkeypatch):
-    counts = []
-
-    def pretended(function, tensors):
-        results = tuple(result.clone() for result in function(*tensors))
-        counts.append(0)
-
-        def launch():
-            counts[-1] += 1
-            for result, new in zip(results, function(*tensors), strict=True):
-                result.copy_(new)
-
-        return Recording(launch, results)
-
-    eager = fitted("eager", epochs=12, early_epochs=6)
-    with monkeypatch.context() as patched:
-        patched.setattr(tracer, "can_be_recorded", lambda *_: True)
-        recorded = partial(LaunchedAtOnce, record=pretended, stream=lambda _: 0)
-        patched.setattr(tracer, "LaunchedAtOnce", recorded)
-        found = fitted("trace", epochs=12, early_epochs=6)
-    check_same(found, eager)
-    assert len(counts) == 2
-    assert min(counts) >= 2
 
 
 @pytest.mark.few(1)

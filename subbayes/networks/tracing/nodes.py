@@ -16,12 +16,11 @@ _SHAPE = "shape of the result"
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape, dtype, strides and device of a tensor."""
+    """Shape, dtype and strides of a tensor."""
 
     shape: torch.Size
     dtype: torch.dtype
     stride: tuple[int, ...]
-    device: torch.device
 
 
 class _ShapeRecorder(Interpreter):
@@ -31,7 +30,7 @@ class _ShapeRecorder(Interpreter):
         """Run a node."""
         found = super().run_node(n)
         if isinstance(found, Tensor):
-            n.meta[_SHAPE] = Shape(found.shape, found.dtype, found.stride(), found.device)
+            n.meta[_SHAPE] = Shape(found.shape, found.dtype, found.stride())
         return found
 
 

@@ -49,8 +49,8 @@ def compile_graph(graph: GraphModule, tensors: Sequence[Tensor]) -> Callable[...
 
     `torch.compile` adds 13 us to a call even without guards, 4 % of a compiled gradient of
     `benchmarks nuts` with 4 chains, whose bar (1) is met with 1 % to spare. The C++ wrapper takes
-    5 % less than the Python wrapper; on a CUDA device, whose kernels are launched at once, it would
-    only take a minute to compile. Without this function nothing is compiled.
+    5 % less than the Python wrapper on the CPU; for a CUDA device it takes a minute to compile.
+    Without this function nothing is compiled.
 
     Args:
         graph: the graph, which is not changed.

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from subbayes.networks.tracing.cuda_graphs import LaunchedAtOnce, can_be_recorded
 from subbayes.networks.tracing.graph import optimise
 from subbayes.networks.tracing.nodes import calls, is_random
 from subbayes.networks.tracing.private_torch import capture_graph, compile_graph, interpret_graph
@@ -59,8 +58,7 @@ class Tracer:
     """A function of weights and data, replayed from a verified graph.
 
     The function is traced once for each combination of shapes, strides, dtypes and devices, and the
-    graph is replayed in later calls; with `mode="compile"` it is compiled too, and on a CUDA device
-    launched at once (`subbayes.networks.tracing.cuda_graphs`). Values that a module
+    graph is replayed in later calls; with `mode="compile"` it is compiled too. Values that a module
     reads through Python or NumPy are baked into a graph. A replay is therefore compared with the
     eager result when it is made, and in a few later calls on other data. If tracing or a comparison
     fails, a warning gives the reason and the function is evaluated eagerly from then on; if
@@ -79,15 +77,12 @@ class Tracer:
     Attributes:
         status: how the latest call was evaluated: "eager", "traced" or "compiled".
         reason: why the requested mode is not used, or None.
-        lends_results: the next call may overwrite the results of a replay, on a CUDA device.
 
     Example:
         >>> square = Tracer(lambda weights, x: (weights * x).square(), "the square")
         >>> square(torch.tensor(2.0), torch.arange(3.0)), square.status, square.reason
         (tensor([ 0.,  4., 16.]), 'traced', None)
     """
-
-    lends_results = False
 
     def __init__(
         self,
@@ -180,19 +175,12 @@ class Tracer:
             expected: the eager result, for its structure.
             compiles: whether compilation is possible.
         """
-        recordable = can_be_recorded(graph, tensors)
         optimise(graph, tensors)
         call = self._compiled(graph, tensors) if compiles and self.mode == "compile" else None
         status = "compiled"
         if call is None:
             call, status = interpret_graph(graph, tensors), "traced"
         structure = tree_map(lambda _: torch.empty(0), expected)
-
-        def verify(eager: Any, found: Any) -> None:
-            self.verify(with_tensors(structure, eager), with_tensors(structure, found))
-
-        if recordable:
-            call = LaunchedAtOnce(call, verify, lends=self.lends_results)
 
         def replay(*given: Tensor) -> Any:
             with torch.no_grad():
