@@ -78,7 +78,7 @@ $(CORE): $(RECIPE)
 
 $(DEV): $(CORE)
 	@echo "[dev] installing the extras and the developers' tools"
-	@$(PIP) install -e ".[dev,adapters,arviz,parquet,lightning,flows,onnx]" "torch==$(TORCH)" -c $(CONSTRAINTS)
+	@$(PIP) install -e ".[dev,experiments,adapters,arviz,parquet,lightning,flows,onnx]" "torch==$(TORCH)" -c $(CONSTRAINTS)
 	@touch $@
 	@echo "[dev] done: $(BIN)/subbayes --help"
 
@@ -105,7 +105,7 @@ test-oldest: constraints-oldest.txt ## run the tests with the oldest supported v
 	@$(find_python); "$$python" -m venv .venv-oldest
 	@echo "[oldest] installing torch $(TORCH_OLDEST) and the versions of constraints-oldest.txt"
 	@.venv-oldest/bin/python -m pip --disable-pip-version-check -qq install \
-	  -e ".[dev,arviz,parquet]" "torch==$(TORCH_OLDEST)" -c constraints-oldest.txt
+	  -e ".[dev,experiments,arviz,parquet]" "torch==$(TORCH_OLDEST)" -c constraints-oldest.txt
 	@$(ONE_THREAD) .venv-oldest/bin/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-gpu: $(DEV) ## run the tests of devices on CUDA; without it on a pretended device

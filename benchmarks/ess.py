@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.harness import bar, in_turns, peak_memory, seconds, summary
+from experiments.datasets import load_uci
 from subbayes import MLP, InputError, Posterior, Training
-from subbayes.data.datasets import load_uci
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.likelihoods import HeteroscedasticGaussian, Standardized
 from subbayes.training.pipeline import train_trajectory

@@ -84,7 +84,7 @@ def residual_cnn() -> nn.Module:
 
 def images(rows: int, data_dir: str | None) -> tuple[Tensor, Tensor]:
     """Digits of MNIST, or stripes of ten widths under noise."""
-    from subbayes.data.datasets import find_file
+    from experiments.datasets import find_file
     from subbayes.utils.checks import InputError
 
     try:

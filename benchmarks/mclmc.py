@@ -35,8 +35,8 @@ import torch
 
 from benchmarks.harness import bar, in_turns, summary, versions
 from benchmarks.jax_networks import mlp
+from experiments.datasets import load_uci
 from subbayes import MLP, Posterior, Training, diagnostics
-from subbayes.data.datasets import load_uci
 from subbayes.inference.samplers.chains import chain_generators
 from subbayes.inference.samplers.mams import MAMS
 from subbayes.inference.samplers.mclmc import MCLMC

@@ -26,10 +26,10 @@ from experiments.adapters_data import DATASETS, Corpus, Rows, corpus_of, rows_of
 from experiments.adapters_methods import METHODS, Plan, Session, plan_of, validation_nll
 from experiments.adapters_model import base_weights, digest_of
 from experiments.adapters_page import markdown, summary
+from experiments.datasets import cache_dir
 from experiments.markdown import add_recorded_option, add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
 from experiments.uci import numbers_from, split_names
-from subbayes.data.datasets import cache_dir
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.utils.checks import check_choice, check_count

@@ -23,7 +23,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from subbayes.data.datasets import find_file
+from experiments.datasets import find_file
 from subbayes.utils.checks import check_choice
 
 __all__ = ["DATASETS", "Corpus", "Part", "Rows", "Texts", "Vocabulary", "corpus_of", "rows_of"]

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.data.datasets import find_file
+from experiments.datasets import find_file
 
 __all__ = ["Images", "ResNet9", "SmallCNN", "as_inputs", "float32_convolutions", "lesions", "load"]
 

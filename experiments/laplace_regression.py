@@ -27,12 +27,12 @@ from torch import Tensor
 
 import subbayes
 from experiments import laplace_regression_tables as tables
+from experiments.datasets import find_file, load_uci
 from experiments.laplace_subspaces import Judge, low_rank
 from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of
 from subbayes.curvature.precision_factory import Form, precision
 from subbayes.data.data import Data
-from subbayes.data.datasets import find_file, load_uci
 from subbayes.inference.laplace.linearised import Evidence, linearised_laplace
 from subbayes.inference.laplace.subspace_error import dead_fraction, eckart_young, jacobian_rank
 from subbayes.likelihoods import Gaussian

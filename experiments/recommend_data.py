@@ -22,7 +22,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy, mse_loss, pad
 
 from experiments import images, table_defaults
 from experiments.adapters_data import corpus_of
-from subbayes.data.datasets import find_file
+from experiments.datasets import find_file
 
 __all__ = [
     "CLASSES",

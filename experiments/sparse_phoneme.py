@@ -14,9 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from experiments import sparse_networks, sparse_networks_tables
+from experiments.datasets import find_file
 from experiments.sparse_networks import METHODS, Plan, Rows
 from experiments.store import Record
-from subbayes.data.datasets import find_file
 from subbayes.utils.checks import check_count
 
 TRAIN, TEST = 3500, 1000

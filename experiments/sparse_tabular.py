@@ -15,10 +15,10 @@ import pandas as pd
 from sklearn.model_selection import StratifiedKFold
 
 from experiments import sparse_networks, sparse_networks_tables
+from experiments.datasets import find_file
 from experiments.sparse_networks import Plan, Rows
 from experiments.store import Record
 from experiments.uci import add_datasets_option, split_names
-from subbayes.data.datasets import find_file
 from subbayes.utils.checks import check_count
 
 DATASETS = {

@@ -20,12 +20,12 @@ import numpy as np
 import pandas as pd
 import torch
 
+from experiments.datasets import find_file
 from experiments.markdown import add_write_option, markdown_table, publish
 from experiments.ssr_spaces import NaiveSubspace
 from experiments.store import Record, Store, key_of
 from experiments.toy_regression_data import FILE
 from subbayes import MLP, Training
-from subbayes.data.datasets import find_file
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.semistructured import Deep, SemiStructuredRegression

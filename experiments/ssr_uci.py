@@ -24,13 +24,13 @@ from jaxtyping import Float
 from scipy import stats
 
 from experiments import ssr_uci_tables
+from experiments.datasets import find_file
 from experiments.markdown import add_write_option, publish
 from experiments.ssr_spaces import DeepEnsemble
 from experiments.store import Record, Store, key_of, versions
 from experiments.uci import add_datasets_option, split_names
 from subbayes import MLP, Training
 from subbayes.artifacts.files import atomic_write_bytes
-from subbayes.data.datasets import find_file
 from subbayes.diagnostics import rhat
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.nuts import NUTS

@@ -24,6 +24,7 @@ from scipy.stats import norm
 from sklearn import datasets
 from sklearn.model_selection import KFold, train_test_split
 
+from experiments.datasets import find_file
 from experiments.markdown import (
     add_recorded_option,
     add_write_option,
@@ -33,7 +34,6 @@ from experiments.markdown import (
 )
 from experiments.store import Record, Store, key_of, versions
 from experiments.uci import split_names
-from subbayes.data.datasets import find_file
 from subbayes.utils.checks import check_count
 
 __all__ = ["DATASETS", "METHODS", "add_options", "rows_of", "run"]

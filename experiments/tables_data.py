@@ -16,7 +16,7 @@ import pandas as pd
 from sklearn.model_selection import train_test_split
 
 from experiments import sparse_tabular
-from subbayes.data.datasets import find_file, load_uci
+from experiments.datasets import find_file, load_uci
 from subbayes.utils.checks import check_choice
 
 __all__ = ["CLASSES", "DATASETS", "NUMBERS", "Rows", "of_table", "rows_of", "validation_rows"]

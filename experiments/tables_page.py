@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
+from experiments.datasets import find_file
 from experiments.markdown import (
     distinct,
     markdown_table,
@@ -16,7 +17,6 @@ from experiments.markdown import (
 )
 from experiments.store import Record
 from experiments.tables_methods import METHODS
-from subbayes.data.datasets import find_file
 from subbayes.utils.checks import InputError
 
 __all__ = ["TARGETS", "markdown", "published", "summary"]

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.datasets import find_file
 from experiments.store import Record
 from subbayes import MLP
-from subbayes.data.datasets import find_file
 from subbayes.utils.seeding import derive_seed, fork_rng
 
 FILE = "toy_regression/drbayes_data.npy"

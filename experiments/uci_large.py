@@ -20,6 +20,7 @@ import torch
 
 from experiments import uci_large_tables
 from experiments.batched import Table
+from experiments.datasets import load_uci
 from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
 from experiments.uci import (
@@ -43,7 +44,6 @@ from experiments.uci_tables import METHODS, summary_of
 from subbayes import MLP, Draws, Posterior, Predictive, Training
 from subbayes.baselines.map import point_estimate
 from subbayes.baselines.swag import swag
-from subbayes.data.datasets import load_uci
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.variational.variational import MeanFieldVI
 from subbayes.training.trainer import SwaResult, TrainingResult, train

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from experiments import uci_small_tables
+from experiments.datasets import load_uci
 from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of, versions
 from experiments.uci import (
@@ -57,7 +58,6 @@ from experiments.uci_tables import METHODS, summary_of
 from subbayes import Predictive
 from subbayes.baselines.map import point_estimate
 from subbayes.baselines.swag import swag
-from subbayes.data.datasets import load_uci
 from subbayes.training.trainer import SwaResult
 from subbayes.utils.checks import InputError, check_count
 

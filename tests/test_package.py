@@ -111,7 +111,7 @@ def test_type_information_is_shipped():
 def test_oldest_versions_are_the_declared_ones():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    tested = ("arviz", "parquet", "adapters")
+    tested = ("arviz", "parquet", "adapters", "experiments")
     declared = [*project["dependencies"], *(line for name in tested for line in extras[name])]
     lower = dict(re.fullmatch(r"([\w-]+)>=([\d.]+)", line).groups() for line in declared)
     torch_oldest = re.search(r"^TORCH_OLDEST \?= (.*)$", (ROOT / "Makefile").read_text(), re.M)[1]

@@ -19,8 +19,8 @@ from sklearn.base import clone
 from sklearn.linear_model import LinearRegression
 from sklearn.pipeline import make_pipeline
 
+from experiments.datasets import find_file
 from subbayes.data.columns import as_labels, as_numbers, kind_of, mask_markers
-from subbayes.data.datasets import find_file
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.frames import quote
 from subbayes.data.tables import read_table, split_target

@@ -25,13 +25,13 @@ from experiments import (
     uci_small_selection,
     uci_small_tables,
 )
+from experiments.datasets import load_uci, usual_splits
 from experiments.markdown import write_between
 from experiments.store import Store
 from experiments.uci_small_further import METHODS as FURTHER
 from experiments.uci_small_further import curve_posterior, ensemble, other_members
 from experiments.uci_small_methods import Base, Chosen, Phases, Plan, sample_ess
 from experiments.uci_tables import verdict
-from subbayes.data.datasets import load_uci, usual_splits
 from subbayes.utils.checks import InputError
 
 TINY = Plan(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from experiments import sparse_phoneme, sparse_tabular
+from experiments.datasets import load_uci
 from experiments.summary import PAGE
-from subbayes.data.datasets import load_uci
 from subbayes.utils.checks import InputError
 
 

@@ -15,12 +15,12 @@ from sklearn.model_selection import train_test_split
 import subbayes
 from experiments import __main__ as command
 from experiments import tables, tables_methods, tables_page
+from experiments.datasets import find_file
 from experiments.store import Store
 from experiments.tables_data import of_table, rows_of, validation_rows
 from experiments.tables_methods import METHODS, Plan, gaussian_scores, run_method
 from subbayes import Training
 from subbayes.baselines.deep_ensemble import deep_ensemble
-from subbayes.data.datasets import find_file
 from subbayes.likelihoods import HeteroscedasticGaussian
 from subbayes.utils.checks import InputError
 from subbayes.utils.seeding import derive_seed

@@ -15,10 +15,10 @@ from sklearn.datasets import load_diabetes
 import subbayes
 from experiments import __main__ as command
 from experiments import uci, uci_large, uci_large_tables
+from experiments.datasets import load_uci, usual_splits
 from experiments.store import Store
 from experiments.uci_tables import verdict
 from subbayes.baselines.map import point_estimate
-from subbayes.data.datasets import load_uci, usual_splits
 from subbayes.utils.checks import InputError
 
 TINY = uci_large.Plan(

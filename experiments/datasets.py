@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
-from jaxtyping import Bool, Float64
 
 from subbayes.utils.checks import InputError, check_choice, error_text, fail
 
@@ -165,7 +164,7 @@ def load_uci(
     *,
     download: bool = True,
     centred: bool = False,
-) -> tuple[Float64[np.ndarray, "n d"], Float64[np.ndarray, "n"], Bool[np.ndarray, "splits n"]]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Load a UCI regression table with its usual train/test splits.
 
     The tables in `RAW` are the published columns in the published order, with the splits of
@@ -202,10 +201,10 @@ def load_uci(
         >>> load_uci("yatch")  # doctest: +ELLIPSIS +NORMALIZE_WHITESPACE
         Traceback (most recent call last):
             ...
-        subbayes.InputError: name: expected one of the 14 that subbayes.data.datasets lists, got
+        subbayes.InputError: name: expected one of the 14 that experiments.datasets lists, got
         'yatch'. Did you mean 'yacht'?
     """
-    check_choice("name", name, sorted(RAW + CENTRED), "subbayes.data.datasets")
+    check_choice("name", name, sorted(RAW + CENTRED), "experiments.datasets")
     file = f"{name}/{name}.npz"
     folder = _data_dir(data_dir)
     try:
@@ -218,7 +217,7 @@ def load_uci(
     return _read(name, path, centred or name in CENTRED)
 
 
-def usual_splits(n: int, splits: int) -> Bool[np.ndarray, "splits n"]:
+def usual_splits(n: int, splits: int) -> np.ndarray:
     """The 90/10 splits of Hernández-Lobato and Adams (2015), as boolean test masks (splits, n).
 
     They are `splits` successive permutations from NumPy's legacy generator seeded with 1; the rows

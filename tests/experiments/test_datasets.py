@@ -12,8 +12,8 @@ import pooch
 import pytest
 from requests import ConnectionError
 
-from subbayes.data import datasets
-from subbayes.data.datasets import CENTRED, RAW, data_dir, find_file, load_uci, usual_splits
+from experiments import datasets
+from experiments.datasets import CENTRED, RAW, data_dir, find_file, load_uci, usual_splits
 from subbayes.utils.checks import InputError
 
 SHAPES = {
