@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 from PIL import Image
 
 from experiments.markdown import markdown_table, write_between
@@ -17,9 +19,11 @@ from experiments.store import Record
 from experiments.toy_regression_methods import Results
 from subbayes import Draws, plots
 from subbayes.artifacts.files import atomic_write_bytes, atomic_write_text
+from subbayes.plots.style import INK, RED, legend, legend_entry
 from subbayes.reports.rendering import Table, picture, render
 
 _Y = (-1.9, 1.9)
+_OUTLINES = {"VI": (INK, "--"), "RealNVP": (RED, "-")}
 _COLORS = 96  # per picture: keeps the files small without visible loss
 
 FIGURES = {
@@ -190,13 +194,25 @@ def _together(found: Results, subspaces: Sequence[str]) -> Figure:
         plots.density(
             found.posterior(subspace),
             {e: of(e) for e in ("ESS", "NUTS")},
-            approximations={e: of(e) for e in ("VI", "RealNVP")},
             n_draws=200,
             spans=_spans(found, subspace),
             ax=ax,
         )
+        lines = [_ellipse(ax, e, of(e), *style) for e, style in _OUTLINES.items()]
+        known = ax.get_legend().legend_handles  # type: ignore[union-attr]
+        legend(ax, columns=3, handles=[*known[:2], *lines, *known[2:]])  # type: ignore[list-item]
         _set_title(ax, subspace, key=ax is axes[0][0])
     return _figure(axes)
+
+
+def _ellipse(ax: Axes, name: str, draws: Draws, color: str, style: str) -> Line2D:
+    """Draw two standard deviations of the Gaussian of draws over the first two coordinates."""
+    factor = np.linalg.cholesky(draws.covariance()[:2, :2])
+    angle = np.linspace(0, 2 * np.pi, 201)
+    points = draws.mean()[:2] + 2 * np.stack([np.cos(angle), np.sin(angle)], 1) @ factor.T
+    white = [withStroke(linewidth=3.2, foreground="white")]
+    ax.plot(*points.T, style, color=color, linewidth=1.6, path_effects=white)
+    return legend_entry(name, color, linestyle=style, linewidth=1.6)
 
 
 def _spectra(found: Results, spectra: dict[str, Any]) -> Figure:

@@ -8,11 +8,10 @@ from subbayes.plots.calibration import calibration, pit, reliability, selective_
 from subbayes.plots.chains import autocorrelation, ess, ranks, trace
 from subbayes.plots.checks import predictive_check
 from subbayes.plots.conditional import conditional
-from subbayes.plots.density import density, surface
-from subbayes.plots.low_loss import loss_along_curve
-from subbayes.plots.methods import scores, temperature, temperatures
+from subbayes.plots.density import density
+from subbayes.plots.methods import scores, temperature
 from subbayes.plots.predictions import bands, intervals
-from subbayes.plots.sparse import feature_inclusion, inclusion, sparse_history, trade_off
+from subbayes.plots.sparse import feature_inclusion, inclusion, sparse_history
 from subbayes.plots.spectra import spectra, spectral_density
 from subbayes.plots.style import grid, png, save, styled
 from subbayes.plots.subspaces import subspace_errors
@@ -23,7 +22,6 @@ __all__ = [
     "bands",
     "calibration",
     "conditional",
-    "loss_along_curve",
     "training_history",
     "density",
     "selective_accuracy",
@@ -44,11 +42,8 @@ __all__ = [
     "spectra",
     "spectral_density",
     "spectrum",
-    "surface",
     "temperature",
-    "temperatures",
     "trace",
-    "trade_off",
 ]
 
 for _name in set(__all__) - {"grid"}:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import cycle
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -13,7 +12,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from subbayes.draws import Draws
-from subbayes.plots.approximations import ellipse, gaussian, outlines, slice_points
 from subbayes.plots.style import (
     GREEN,
     INK,
@@ -60,7 +58,10 @@ def surface(
         >>> surface(posterior, np.linspace(-1, 1, 5), np.linspace(-1, 1, 3)).shape
         (3, 5)
     """
-    z = slice_points(first, second, axes, np.zeros(posterior.rank) if center is None else center)
+    center = np.zeros(posterior.rank) if center is None else center
+    points = np.tile(np.asarray(center, dtype=float), (len(second), len(first), 1))
+    points[..., axes[0]], points[..., axes[1]] = first, second[:, None]
+    z = points.reshape(-1, len(center))
     padding = np.repeat(z[-1:], -len(z) % _BATCH, 0)  # a traced graph is reused for equal sizes
     padded = np.concatenate([z, padding])
     parts = [posterior.value(padded[s : s + _BATCH]) for s in range(0, len(padded), _BATCH)]
@@ -69,9 +70,8 @@ def surface(
 
 def density(
     posterior: Posterior,
-    draws: Draws | Mapping[str, Draws] | None = None,
+    draws: Draws | Mapping[str, Draws],
     *,
-    approximations: Mapping[str, Any] | None = None,
     axes: tuple[int, int] = (0, 1),
     spans: tuple[tuple[float, float], tuple[float, float]] | None = None,
     size: int = 41,
@@ -87,13 +87,9 @@ def density(
 
     Args:
         posterior: the posterior.
-        draws: draws from it, or those of several engines by name; without them the slice goes
-            through the shift, two prior standard deviations each way.
-        approximations: by name: a pair (mean, covariance) or `Draws`, whose Gaussian is drawn
-            as an ellipse at two standard deviations of its marginal; or an object with
-            `log_prob`, drawn as the contour two nats below the maximum of its slice.
+        draws: draws from it, or those of several engines by name.
         axes: which two coordinates.
-        spans: what to show of each, as (low, high); by default the draws and the ellipses.
+        spans: what to show of each, as (low, high); by default the draws.
         size: grid points along each axis; costs size² evaluations of the density.
         n_draws: how many of the draws to show, of each engine.
         ax: axes to draw on.
@@ -108,31 +104,23 @@ def density(
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> posterior = Posterior(net, Gaussian(1.0), data,
         ...                       subbayes.subspace.FullSubspace(net.weights))
-        >>> narrow = np.zeros(2), 0.04 * np.eye(2)
-        >>> density(posterior, approximations={"a guess": narrow}, size=9).get_xlabel()
+        >>> density(posterior, Draws(np.random.randn(1, 20, 2)), size=9).get_xlabel()
         'z[0]'
     """
     i, j = axes
-    named = draws if isinstance(draws, Mapping) else {} if draws is None else {"draws": draws}
-    shapes = dict(approximations or {})
-    ellipses = [
-        ellipse(moments, (i, j))
-        for one in shapes.values()
-        if (moments := gaussian(one)) is not None
-    ]
-    center, window = _window(posterior, list(named.values()), (i, j), ellipses)
-    first, second = (np.linspace(*span, size) for span in spans or window)
+    named = draws if isinstance(draws, Mapping) else {"draws": draws}
+    every = [group.flat() for group in named.values()]
+    center = np.concatenate(every).mean(0)
+    spans = spans or (_span(every, i), _span(every, j))
+    first, second = (np.linspace(*span, size) for span in spans)
     values = surface(posterior, first, second, (i, j), center)
     ax = new_axes(ax, width=5.6, height=4.4)
     _contours(ax, first, second, values.max() - values)
     entries = _draws(ax, named, (i, j), n_draws)
-    entries += outlines(ax, shapes, first, second, (i, j), center)
-    if len(named) <= 1:
-        label = "mean of the draws" if named else "shift"
-        entries += ax.plot(
-            *center[[i, j]], "X", color=INK, markersize=8, markeredgecolor="white", label=label
-        )
-    if named and first[0] < 0 < first[-1] and second[0] < 0 < second[-1]:
+    if len(named) == 1:
+        label, style = "mean of the draws", {"markersize": 8, "markeredgecolor": "white"}
+        entries += ax.plot(*center[[i, j]], "X", color=INK, label=label, **style)
+    if first[0] < 0 < first[-1] and second[0] < 0 < second[-1]:
         entries += ax.plot(
             0, 0, "P", color="white", markersize=7, markeredgecolor=INK, label="shift (z = 0)"
         )
@@ -154,31 +142,12 @@ def _draws(
     return entries
 
 
-def _window(
-    posterior: Posterior,
-    draws: Sequence[Draws],
-    axes: tuple[int, int],
-    ellipses: Sequence[Float[np.ndarray, "n 2"]],
-) -> tuple[Float[np.ndarray, "k"], list[tuple[float, float]]]:
-    """The centre of the slice, and its ranges: draws and ellipses with a margin."""
-    if not draws:
-        covariance = posterior.prior.from_standard(np.eye(posterior.rank))
-        spread = 2 * np.sqrt((covariance**2).sum(0))
-        return np.zeros(posterior.rank), [(-float(spread[i]), float(spread[i])) for i in axes]
-    flat = np.concatenate([group.flat() for group in draws])
-    spans = []
-    for place, i in enumerate(axes):
-        ends = [np.quantile(group.flat()[:, i], [0.002, 0.998]) for group in draws]
-        low, high = np.min(ends), np.max(ends)
-        pad = 0.25 * (high - low) or 1.0
-        shown = [points[:, place] for points in ellipses]
-        spans.append(
-            (
-                float(min([low - pad, *(1.02 * p.min() - 0.02 * p.max() for p in shown)])),
-                float(max([high + pad, *(1.02 * p.max() - 0.02 * p.min() for p in shown)])),
-            )
-        )
-    return flat.mean(0), spans
+def _span(every: list[Float[np.ndarray, "S k"]], i: int) -> tuple[float, float]:
+    """The range of a coordinate of the draws with a margin."""
+    ends = [np.quantile(z[:, i], [0.002, 0.998]) for z in every]
+    low, high = float(np.min(ends)), float(np.max(ends))
+    pad = 0.25 * (high - low) or 1.0
+    return low - pad, high + pad
 
 
 def _contours(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from subbayes.plots.style import (
     REFERENCE,
     SKY,
     band,
-    by_name,
     label_axes,
     legend,
     limits,
@@ -146,62 +145,8 @@ def temperature(
         x, y = list(test), list(test.values())
         ax.plot(x, y, "s--", color=ORANGE, linewidth=1.4, markersize=5, label="test rows")
     ax.axvline(choice.best, label=f"chosen: T = {choice.best:g}", **REFERENCE)
-    _temperature_axis(ax, choice.temperatures)
-    return legend(label_axes(ax, "temperature T", "log-likelihood\n(nats per observation)"))
-
-
-def _temperature_axis(ax: Axes, temperatures: Sequence[float]) -> None:
     ax.set_xscale("log")
-    shown = temperatures[:: -(-len(temperatures) // 20)]
+    shown = choice.temperatures[:: -(-len(choice.temperatures) // 20)]
     ax.set_xticks(shown, [f"{t:g}" for t in shown])
     ax.minorticks_off()
-
-
-def temperatures(
-    table: Any,
-    score: str = "log_likelihood",
-    *,
-    chosen: float | None = None,
-    level: float = 0.95,
-    ax: Axes | None = None,
-) -> Axes:
-    """A test score against the temperature, with the spread over runs.
-
-    Args:
-        table: one row per run, with columns "temperature" and `score`; rows of one temperature
-            are runs of it, of which mean and standard deviation are drawn. A column "method"
-            gives a line to each method.
-        score: which score.
-        chosen: mark the temperature that was chosen.
-        level: probability of the intervals whose coverage or width the scores are.
-        ax: axes to draw on.
-
-    Source: figure 11 of Izmailov et al. (2019).
-
-    Example:
-        >>> import pandas as pd
-        >>> table = pd.DataFrame({"temperature": [1.0, 1.0, 10.0, 10.0],
-        ...                       "rmse": [0.5, 0.6, 0.4, 0.5]})
-        >>> temperatures(table, "rmse").get_xlabel()
-        'temperature T'
-    """
-    table = to_pandas("table", table)
-    ax = new_axes(ax)
-    groups = {"": table}
-    if "method" in table.columns:
-        groups = {str(name): rows for name, rows in table.groupby("method", sort=False)}
-    for name, rows, color, _ in by_name(groups):
-        by = rows.groupby("temperature")[score]
-        middle, spread, runs = by.mean(), by.std().fillna(0.0), int(by.count().max())
-        band(ax, middle.index, middle - spread, middle + spread, color, 0.18)
-        label = f"mean of {runs} runs, ± standard deviation" if runs > 1 else "one run"
-        label = name or label
-        ax.plot(middle.index, middle, "o-", color=color, linewidth=1.6, markersize=5, label=label)
-    if chosen is not None:
-        ax.axvline(chosen, label=f"chosen: T = {chosen:g}", **REFERENCE)
-    ax.set_xscale("log")
-    values = np.sort(table["temperature"].unique())
-    if len(values) <= 8:
-        _temperature_axis(ax, values.tolist())
-    title, better = _labels(score, level)
-    return legend(label_axes(ax, "temperature T", f"{title}\n{better}".strip()))
+    return legend(label_axes(ax, "temperature T", "log-likelihood\n(nats per observation)"))

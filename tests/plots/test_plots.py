@@ -21,11 +21,10 @@ from subbayes.artifacts.files import ArtifactError
 from subbayes.curvature import Eigenpairs, SpectralDensity
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.calibration import calibration_curve, wilson_interval
-from subbayes.draws import Moments
 from subbayes.inference.tempering import TemperatureChoice
 from subbayes.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
-from subbayes.plots.approximations import ellipse, gaussian, log_prob_on
 from subbayes.plots.chains import correlations, rank_histogram
+from subbayes.plots.density import surface
 from subbayes.plots.style import limits, new_axes
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
@@ -78,9 +77,6 @@ TABLE = pd.DataFrame(
         "seconds": [1.0, 30.0],
     }
 )
-RUNS = pd.DataFrame(
-    {"temperature": [1.0, 1.0, 10.0, 10.0], "log_likelihood": [-1.0, -1.2, -0.8, -1.0]}
-)
 PAIRS = Eigenpairs(
     np.array([9.0, -4.0, 1.0]), np.array([0.1, 0.2, 2.0]), torch.zeros(3, 5), 7, True
 )
@@ -98,19 +94,9 @@ EVERY = {
     "pit of counts": lambda ax: plots.pit(*counts(), ax=ax),
     "selective_accuracy": lambda ax: plots.selective_accuracy(*classes(), ax=ax),
     "density": lambda ax: plots.density(posterior(), draws(), size=5, ax=ax),
-    "density of engines and approximations": lambda ax: plots.density(
-        posterior(),
-        {"ESS": draws(), "NUTS": draws(seed=1)},
-        axes=(2, 0),
-        size=5,
-        ax=ax,
-        approximations={
-            "VI": (np.zeros(3), np.eye(3)),
-            "Laplace": draws(seed=2),
-            "flow": multivariate_normal(3),
-        },
+    "density of engines": lambda ax: plots.density(
+        posterior(), {"ESS": draws(), "NUTS": draws(seed=1)}, axes=(2, 0), size=5, ax=ax
     ),
-    "density alone": lambda ax: plots.density(posterior(), size=5, ax=ax),
     "trace": lambda ax: plots.trace(draws(), ax=ax),
     "trace of a statistic": lambda ax: plots.trace(draws(), "log_likelihood", ax=ax),
     "ranks": lambda ax: plots.ranks(draws(), ax=ax),
@@ -122,10 +108,6 @@ EVERY = {
     "scores": lambda ax: plots.scores(TABLE, "rmse", ax=ax),
     "seconds": lambda ax: plots.scores(TABLE, "seconds", ax=ax),
     "temperature": lambda ax: plots.temperature(CHOICE, ax=ax),
-    "temperatures": lambda ax: plots.temperatures(RUNS, chosen=1.0, ax=ax),
-    "temperatures of methods": lambda ax: plots.temperatures(
-        RUNS.assign(method=["a", "a", "b", "b"]), ax=ax
-    ),
     "spectra": lambda ax: plots.spectra({"Hessian": PAIRS, "Fisher": [3.0, 1.0]}, ax=ax),
     "spectral density": lambda ax: plots.spectral_density({"Hessian": NODES}, ax=ax),
 }
@@ -394,7 +376,7 @@ def test_binary_classification_with_one_output():
 def test_surface_equals_the_posterior():
     p, center = posterior(4), np.array([0.3, -0.1, 0.7, 0.2])
     first, second = np.linspace(-1, 1, 13), np.linspace(-2, 2, 9)  # 117 points: two batches
-    values = plots.surface(p, first, second, (2, 0), center)
+    values = surface(p, first, second, (2, 0), center)
     for a, b in ((0, 0), (12, 8), (5, 3), (7, 8)):
         z = center.copy()
         z[2], z[0] = first[a], second[b]
@@ -404,7 +386,7 @@ def test_surface_equals_the_posterior():
 def test_surface_contains_the_shift_by_default():
     p = posterior()
     np.testing.assert_allclose(
-        plots.surface(p, np.zeros(1), np.zeros(1)), p.value(np.zeros((1, 3)))[None]
+        surface(p, np.zeros(1), np.zeros(1)), p.value(np.zeros((1, 3)))[None]
     )
 
 
@@ -420,16 +402,6 @@ def test_density_shows_the_draws_around_their_mean():
     assert np.mean((sample.flat()[:, 2] > low) & (sample.flat()[:, 2] < high)) > 0.99
 
 
-def test_density_without_draws_spans_the_prior():
-    p = posterior()
-    wide = Posterior(
-        p.network, p.likelihood, p.data, p.subspace, Normal(covariance=np.diag([1.0, 9.0, 4.0]))
-    )
-    ax = plots.density(wide, size=5)
-    assert ax.get_xlim() == pytest.approx((-2, 2))
-    assert ax.get_ylim() == pytest.approx((-6, 6))
-
-
 def test_density_with_infinite_values():
     class Walled:
         """A density that is zero on one side."""
@@ -443,7 +415,7 @@ def test_density_with_infinite_values():
     wall.subspace = FullSubspace(torch.zeros(2))
     wall.prior = Normal()
     wall.value = Walled().value
-    assert plots.png(plots.density(wall, size=9))
+    assert plots.png(plots.density(wall, draws(k=2), size=9))
 
 
 # --- chains -------------------------------------------------------------------------------------
@@ -608,45 +580,7 @@ def test_invalid_results_raise(call, message):
         call()
 
 
-# --- approximations, spectra, temperatures ------------------------------------------------------
-
-
-def test_ellipse_is_two_standard_deviations_of_the_marginal():
-    A = np.random.default_rng(0).normal(size=(4, 4))
-    mean, covariance = np.arange(4.0), A @ A.T
-    points = ellipse((mean, covariance), (3, 1)) - mean[[3, 1]]
-    marginal = covariance[np.ix_([3, 1], [3, 1])]
-    distance = np.einsum("ni,ij,nj->n", points, np.linalg.inv(marginal), points)
-    np.testing.assert_allclose(distance, 4.0)
-
-
-def test_gaussian_of_draws_and_of_stored_moments():
-    group = draws()
-    mean, covariance = gaussian(group)
-    np.testing.assert_allclose(mean, group.mean())
-    np.testing.assert_allclose(covariance, group.covariance())
-    noted = Draws(group.z, moments=Moments.of(np.array([1.0, 2.0, 3.0]), np.eye(3)))
-    assert gaussian(noted)[0].tolist() == [1, 2, 3]
-
-
-def test_log_prob_of_tensors_of_arrays_and_of_functions():
-    z = np.random.default_rng(0).normal(size=(5, 2))
-    expected = stats.multivariate_normal(np.zeros(2)).logpdf(z)
-
-    class Ours:
-        log_prob = staticmethod(stats.multivariate_normal(np.zeros(2)).logpdf)
-
-    for one in (multivariate_normal(2), Ours(), Ours.log_prob):
-        np.testing.assert_allclose(log_prob_on(one, z), expected, rtol=1e-5)
-
-
-def test_contour_of_a_gaussian_is_its_ellipse():
-    wide = posterior(2)
-    q = stats.multivariate_normal([0.5, -0.5], [[1.0, 0.6], [0.6, 0.8]])
-    ax = plots.density(wide, spans=((-4, 4), (-4, 4)), size=81, approximations={"q": q.logpdf})
-    contour = ax.collections[-1].get_paths()[0].vertices
-    gap = np.einsum("ni,ij,nj->n", contour - q.mean, np.linalg.inv(q.cov), contour - q.mean)
-    np.testing.assert_allclose(gap, 4.0, atol=0.05)
+# --- engines and spectra -------------------------------------------------------------------------
 
 
 def test_density_distinguishes_engines():
@@ -659,14 +593,6 @@ def test_density_distinguishes_engines():
     assert one.get_marker() != two.get_marker()
     shown = [text.get_text() for text in ax.get_legend().get_texts()]
     assert shown == ["ESS", "NUTS", "shift (z = 0)"]
-
-
-def test_density_window_contains_the_approximations():
-    ax = plots.density(
-        posterior(), draws(), size=5, approximations={"wide": (np.zeros(3), 400 * np.eye(3))}
-    )
-    assert ax.get_xlim()[1] > 40
-    assert ax.get_xlim()[0] < -40
 
 
 def test_bands_draw_the_curves_of_some_draws():
@@ -701,12 +627,6 @@ def test_spectral_density_counts_all_eigenvalues():
     x, y = ax.lines[0].get_xydata().T
     count = (np.diff(np.arcsinh(x / (1e-4 * 90))) * (y[1:] + y[:-1]) / 2).sum()
     assert count == pytest.approx(10, rel=0.02)
-
-
-def test_temperatures_are_means_and_spreads_of_runs():
-    ax = plots.temperatures(RUNS)
-    np.testing.assert_allclose(ax.lines[0].get_xydata(), [[1, -1.1], [10, -0.9]])
-    assert ax.get_legend().get_texts()[0].get_text() == "mean of 2 runs, ± standard deviation"
 
 
 @pytest.mark.parametrize(

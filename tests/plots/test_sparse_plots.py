@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-import pytest
 import torch
-from cases import nested
 from torch import nn
 
-from subbayes import SparseRegressor, plots, sparse
+from subbayes import plots, sparse
 from subbayes.likelihoods import Gaussian
 from subbayes.reports import sparse as sparse_report
 
@@ -68,59 +66,6 @@ def test_the_history_is_drawn_with_and_without_accuracy():
     assert len(plots.sparse_history(history | {"accuracy": []})[1].lines) == 1
 
 
-def test_trade_off_sorts_by_density():
-    ax = plots.trade_off({"a": [0.5, 0.1, 0.2], "b": 1.0}, {"a": [0.9, 0.7, 0.8], "b": 0.95})
-    assert [line.get_xydata().tolist() for line in ax.lines] == [
-        [[0.1, 0.7], [0.2, 0.8], [0.5, 0.9]],
-        [[1.0, 0.95]],
-    ]
-
-
-def test_trade_off_with_density_zero():
-    ax = plots.trade_off({"a": [0.0, 0.01, 0.1]}, {"a": [0.3, 0.8, 0.9]})
-    assert ax.get_xscale() == "symlog"
-    assert ax.get_xlim()[0] == 0
-    assert plots.trade_off({"a": [0.0]}, {"a": [0.3]}).get_xscale() == "symlog"
-
-
-@pytest.mark.parametrize(
-    ("densities", "expected"),
-    [
-        ([0.1, 0.5, 0.052], ["5%", "10%", "20%", "50%"]),
-        ([0.41, 0.44], ["41%", "42%", "43%", "44%"]),
-        ([0.05], ["1%", "2%", "5%", "10%"]),
-        ([0.0], ["0%", "2%", "4%"]),
-        ([0.01, 1.0], ["1%", "3%", "10%", "30%", "100%"]),
-        ([0.0, 0.05, 0.5], ["0%", "1%", "2%", "5%", "10%", "20%", "50%"]),
-        ([1e-4, 1e-3, 1.0], ["0.01%", "0.1%", "1%", "10%", "100%"]),
-    ],
-)
-def test_density_labels_do_not_overlap(densities, expected):
-    ax = plots.trade_off({"a": densities}, {"a": [0.5] * len(densities)})
-    ax.figure.draw_without_rendering()
-    low, high = ax.get_xlim()
-    shown = [tick for tick in ax.xaxis.get_major_ticks() if low <= tick.get_loc() <= high]
-    assert [tick.label1.get_text() for tick in shown] == expected
-    assert not any(text.get_text() for text in ax.get_xticklabels(minor=True))
-    boxes = [tick.label1.get_window_extent() for tick in shown]
-    assert all(one.x1 < other.x0 for one, other in zip(boxes, boxes[1:], strict=False))
-
-
-def test_networks_and_fitted_estimators_are_accepted():
-    X = pd.DataFrame(np.random.default_rng(0).normal(size=(20, 2)), columns=["age", "dose"])
-    model = SparseRegressor(**nested(hidden=(), epochs=3, random_state=0, sparse=True)).fit(
-        X, X["dose"]
-    )
-    for given in (model, model.model_):
-        assert len(plots.inclusion(given)) == 1
-        drawn = plots.sparse_history(given)[0].lines[0].get_ydata()
-        assert drawn.tolist() == model.model_.history["elbo"]
-    for given, names in ((model, {"age", "dose"}), (model.model_, {"input 0", "input 1"})):
-        ax = plots.feature_inclusion(given)
-        assert {text.get_text() for text in ax.get_yticklabels()} == names
-        assert sorted(ax.collections[-1].get_offsets()[:, 0]) == sorted(model.feature_inclusion_)
-
-
 def test_feature_inclusion_sorts_inputs():
     p = pd.Series({"a": 0.1, "b": 0.9, "c": 0.6, "d": 0.2})
     ax = plots.feature_inclusion(p, most=3)
@@ -129,4 +74,4 @@ def test_feature_inclusion_sorts_inputs():
     assert [text.get_text() for text in ax.texts] == ["3 of 4 inputs"]
     for unnamed in (np.array([0.3, 0.7]), [0.3, 0.7]):
         ax = plots.feature_inclusion(unnamed)
-        assert [text.get_text() for text in ax.get_yticklabels()] == ["input 1", "input 0"]
+        assert [text.get_text() for text in ax.get_yticklabels()] == ["1", "0"]
