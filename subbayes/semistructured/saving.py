@@ -19,10 +19,10 @@ from subbayes.networks.attributes import attribute_tensors, set_attributes
 from subbayes.networks.mlp import MLP, MLPSettings
 from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.priors import Normal
+from subbayes.regression.given_objects import check_log_likelihood
 from subbayes.regression.saving import (
     RegressionFacts,
     SpaceFacts,
-    checked_state,
     common_facts,
     damaged,
     mode_of,
@@ -66,11 +66,6 @@ class SemiStructuredFacts(RegressionFacts, kw_only=True):
     effects: Literal["population", "sample"]
     networks: dict[Name, DeepFacts]
     space: JointSpaceFacts
-
-    @property
-    @override
-    def other_columns(self) -> list[str]:
-        return [name for network in self.networks.values() for name in network.columns or ()]
 
     @override
     def arrays(self) -> Arrays:
@@ -133,7 +128,7 @@ def state_from(
     """
     given = dict(deep or {})
     check_network_names("deep", given, facts.networks)
-    settings, own = specification_settings(facts, family, priors)
+    settings = specification_settings(facts, family, priors or {})
     networks = {
         name: _network(name, network, strip_prefix(f"network{i}", tensors), given.get(name))
         for i, (name, network) in enumerate(facts.networks.items())
@@ -155,7 +150,7 @@ def state_from(
     _check_sizes(space, rows)
     joint = JointPosterior(rows, space, facts.seed, mode_of(facts))
     state = JointState(joint, Draws.from_state(tensors, facts.draws))
-    checked_state(state, facts, {"deep": given, "family": family, "priors": own})
+    check_log_likelihood(joint, state.draws, {"deep": given, "family": family, "priors": priors})
     return state
 
 

@@ -27,9 +27,7 @@ from subbayes.regression import (
     Regression,
     StudentT,
 )
-from subbayes.regression.priors import reading
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
-from subbayes.semistructured.specification import Specification
 
 QUICK = {
     "inference": "elliptical-slice",
@@ -243,7 +241,6 @@ DAMAGED = [
     (("columns", 0, "name"), "g"),
     (("columns", 0, "dtype"), "complex128"),
     (("columns", 0, "dtype"), "category"),
-    (("columns", 0, "dtype"), "int64"),
     (("columns", 0, "dtype"), "datetime64[ns]"),
     (("columns", 0), {"name": "y"}),
     (("columns", 0), {"name": "y", "dtype": "object", "levels": ["a"]}),
@@ -322,17 +319,6 @@ def test_numbers_are_saved_as_numbers(small):
     assert now["x"] == NormalPrior(0.0, 2.0)
 
 
-def test_splines_are_counted_before_they_are_evaluated(small, monkeypatch):
-    model, folder = small
-    saved = artifact.read(model.save(folder / "model", overwrite=True))
-    monkeypatch.setattr(Specification, "prepare", None)
-    smooths = " + ".join(f"s( x, degree={i}, df = 900)" for i in range(1, 11))
-    inside = smooths.replace("s(", "offset(x):bs(")
-    for formula in (f"y ~ {smooths}", {"mu": "y ~ x", "sigma": f"~ {smooths}"}, f"y ~ {inside}"):
-        with pytest.raises(InputError, match="at most [0-9]* effects, got at least 898[0-9]"):
-            reloaded(saved, folder / "forged", replaced(saved.facts, ("formula",), formula))
-
-
 def test_splines_that_a_formula_leaves_out_are_not_counted(tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"x": rng.normal(size=60), "y": rng.normal(size=60)})
@@ -388,15 +374,6 @@ def test_a_file_does_not_start_a_compiler(small):
 def scipy_prior(**changes):
     options = {"distribution": "norm", "args": [], "kwds": {}, "factor": 1.0} | changes
     return {"name": "scipy", "options": options}
-
-
-def test_names_of_priors_are_checked_before_any_prior_is_built(small, monkeypatch):
-    model, folder = small
-    saved = artifact.read(model.save(folder / "model", overwrite=True))
-    monkeypatch.setattr(reading, "prior_from", None)
-    facts = replaced(saved.facts, ("priors", "z"), scipy_prior())
-    with pytest.raises(InputError, match=r"priors: expected names of terms.*got 'z'"):
-        reloaded(saved, folder / "forged", facts)
 
 
 def test_few_priors_of_a_file_have_tables_and_terms_share_them(small):
@@ -455,10 +432,9 @@ def test_objects_of_the_fitted_model_are_accepted(with_own, prior):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"w": stats.skewnorm(30)}, r"priors\['w'\]: expected the saved skewnorm\(3\), got skew"),
-        ({"w": stats.norm(0, 50)}, r"priors\['w'\]: expected the saved skewnorm\(3\), got norm"),
-        ({"v": NormalPrior(0, 50)}, r"priors\['v'\]: expected the saved laplace\(scale=0.5\)"),
-        ({"x": NormalPrior(0, 1)}, r"priors\['x'\]: expected the saved Own\("),
+        ({"w": stats.skewnorm(30)}, "family or priors: expected those of the fitted model, under"),
+        ({"v": NormalPrior(0, 50)}, "family or priors: expected those of the fitted model, under"),
+        ({"x": NormalPrior(0, 1)}, "family or priors: expected those of the fitted model, under"),
         ({"x": own_prior(2.0)}, "family or priors: expected those of the fitted model, under"),
         ({"X": 1.0}, r"priors: expected names of priors in the file: x, w, v, got 'X'. Did you"),
         ({"v": "wide"}, r"priors\['v'\]: expected a prior, a number"),
@@ -490,7 +466,7 @@ def test_objects_that_contradict_the_file_are_refused(small):
     same = {"family": NormalFamily(), "priors": {"sigma": 0.5, "C(g)": StudentT(3, 1.0)}}
     assert repr(load(path, **same)) == repr(model)
     for given, message in {
-        "family": (StudentTFamily(), "family: expected the saved .*'normal'.*Leave it out"),
+        "family": (StudentTFamily(), "family: expected the saved normal"),
         "priors": (
             {"C(g)": StudentT(4, 1.0)},
             r"expected the saved StudentT\(df=3, scale=1\), got",

@@ -119,7 +119,6 @@ class Factor:
             takes unlimited time.
         functions: functions that it calls, without their module.
         splines: the largest number of splines or powers that its options ask for.
-        least: the fewest columns of its splines; at most two are lost to constraints.
         is_python: whether it is more than a name, and read by Python's parser.
     """
 
@@ -129,7 +128,7 @@ class Factor:
         self.compared: set[str] = set()
         self.numeric: set[str] = set()
         self.functions = {CONVERSION}  # which evaluation adds
-        self.splines = self.least = 1
+        self.splines = 1
         self.aliases: dict[str, str] = {}
         self.is_python = False
 
@@ -302,8 +301,6 @@ class Factor:
             size = len(value) if isinstance(value, (list, tuple)) else value
             if isinstance(size, int):
                 self.splines = max(self.splines, size)
-                if name in ("df", "knots"):
-                    self.least = max(self.least, size - 2)
 
     def _is_coding(self, node: ast.expr) -> bool:
         """Whether an option is contrasts, such as `Treatment('a')`, whose options it checks."""

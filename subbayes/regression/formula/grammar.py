@@ -72,7 +72,9 @@ def check_formula(
         factor.check_with(columns, frame)
     _check_size(argument, text)
     widths = {factor.text: factor.width(frame) for factor in factors}
-    _check_width(argument, text, widths, len(frame))
+    terms = DefaultFormulaParser().get_terms(text)
+    total = sum(math.prod(widths.get(one.expr, 1) for one in term.factors) for term in terms)
+    check_size(argument, text, total, len(frame))
     return columns
 
 
@@ -89,28 +91,6 @@ def _check_names(argument: str, factors: list[Factor], frame: pd.DataFrame) -> N
             expected = "names in calls that Python does not change"
             got = f"{changed[hit[0]]!r} in {factor.text!r}, which Python reads as {hit[0]!r}"
             fail(argument, expected, got, "Rename the column")
-
-
-def least_columns(argument: str, text: str) -> int:
-    """The fewest effects that a formula can give, by its splines, without evaluating it.
-
-    Args:
-        argument: name of the argument, for errors.
-        text: the right-hand side of a formula.
-
-    Raises:
-        InputError: as `check_formula`, which says what else is wrong with columns.
-
-    Example:
-        >>> least_columns("formula", "age + bs(bmi, df=12) - age + offset(risk)")
-        11
-    """
-    with formula_errors(argument, text):
-        least = {factor.text: factor.least for factor in _factors(argument, text, False)}
-        _check_size(argument, text)
-        terms = DefaultFormulaParser().get_terms(text)
-        offsets = sum(str(term).startswith("offset(") and len(term.factors) == 1 for term in terms)
-        return _n_columns(text, least) - offsets  # of one column each, which is no effect
 
 
 def _factors(argument: str, text: str, response: bool) -> list[Factor]:
@@ -222,11 +202,6 @@ def _check_size(argument: str, text: str) -> None:
             fail(argument, f"interactions of at most {_ORDER} factors", f"more, from {text!r}")
 
 
-def _check_width(argument: str, text: str, widths: dict[str, int], rows: int) -> None:
-    """Raise `InputError` if the terms have many columns, given those of each factor."""
-    check_size(argument, text, _n_columns(text, widths), rows)
-
-
 def check_size(argument: str, text: str, total: int, rows: int) -> None:
     """Raise `InputError` for a design matrix that is too large.
 
@@ -240,12 +215,6 @@ def check_size(argument: str, text: str, total: int, rows: int) -> None:
         fail(argument, f"at most {_COLUMNS:,} columns", f"up to {total:,} from {text!r}")
     what = f"a design matrix of {rows} rows and up to {total} columns"
     check_memory(argument, what, 8 * rows * total, "Use fewer splines or levels")
-
-
-def _n_columns(text: str, widths: dict[str, int]) -> int:
-    """Number of columns of all terms, given those of each factor."""
-    terms = DefaultFormulaParser().get_terms(text)
-    return sum(math.prod(widths.get(factor.expr, 1) for factor in term.factors) for term in terms)
 
 
 def _expanded(argument: str, node: ASTNode, parts: list[tuple[int, int]]) -> tuple[int, int]:

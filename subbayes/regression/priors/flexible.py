@@ -126,16 +126,6 @@ class Flexible(EffectPrior):
             raise TypeError(f"a distribution of scipy.stats, one of {', '.join(QUICK)}")
         return cls(getattr(stats, given.distribution)(*given.args, **given.kwds), given.factor)
 
-    @classmethod
-    @override
-    def comparable(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """With all parameters of the distribution by name."""
-        shapes = getattr(getattr(stats, options["distribution"], None), "shapes", None) or ""
-        names = [*shapes.replace(",", " ").split(), "loc", "scale"]
-        by_place = dict(zip(names, options["args"], strict=False))
-        given = {"loc": 0, "scale": 1} | by_place | options["kwds"]
-        return {**options, "args": [], "kwds": given}
-
     def __repr__(self) -> str:
         times = "" if self.factor == 1 else f"{self.factor:g} * "
         return times + scipy_text(self.distribution)

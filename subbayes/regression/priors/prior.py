@@ -78,11 +78,6 @@ class EffectPrior(ABC):
             raise TypeError(f"the parameters of {cls.name!r}, {' and '.join(known)}")
         return msgspec.convert(dict(options), cls)
 
-    @classmethod
-    def comparable(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields in a file, equal for equal priors."""
-        return dict(options)
-
     def __repr__(self) -> str:
         values = ", ".join(
             f"{name}={value:.4g}"

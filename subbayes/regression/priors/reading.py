@@ -1,12 +1,8 @@
-"""Priors from numbers, distributions of SciPy, text such as "normal(0, 1)", and files.
-
-A distribution of SciPy takes milliseconds and its table 65 kB, so that no prior of a file is built
-before all names of priors are known to be those of the model.
-"""
+"""Priors from numbers, distributions of SciPy, text such as "normal(0, 1)", and files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +17,6 @@ from subbayes.regression.priors.normal import NormalPrior
 from subbayes.regression.priors.prior import EffectPrior
 from subbayes.utils.checks import check_positive, closest, fail, fail_type
 from subbayes.utils.registry import PRIORS
-from subbayes.utils.text_table import without_addresses
 
 # --- of numbers and objects -----------------------------------------------------------------------
 
@@ -137,18 +132,6 @@ class PriorFacts(Facts):
         if self.name is not None and self.name not in PRIORS:
             raise ValueError(f"expected one of {', '.join(PRIORS)} as the name of a prior")
 
-    def is_of(self, prior: EffectPrior) -> bool:
-        """Whether a prior is the one described, by its text if its class is not in `PRIORS`."""
-        facts = prior_facts(prior)
-        assert isinstance(facts, PriorFacts)
-        if self.name is None or self.name != facts.name:
-            return (facts.name, without_addresses(facts.shown)) == (
-                self.name,
-                without_addresses(self.shown),
-            )
-        comparable = PRIORS[self.name].comparable
-        return bool(comparable(self.options) == comparable(facts.options))
-
 
 def prior_facts(value: Any) -> float | PriorFacts:
     """Describe a number, a prior or a distribution of SciPy.
@@ -182,34 +165,29 @@ def prior_from(name: str, facts: float | PriorFacts) -> Any:
         fail(argument, str(error), f"{facts.name} of {facts.options}", remedy)
 
 
-class SavedPriors(Mapping[str, Any]):
-    """The priors of a file by name, each of which is built when it is first read.
-
-    Terms with the same distribution share it.
+def saved_priors(
+    facts: Mapping[str, float | PriorFacts], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The priors of a file by name; terms with the same distribution share it.
 
     Args:
         facts: description of each, see `prior_facts`.
         given: priors of the user, which replace those of the same names.
+
+    Raises:
+        InputError: a prior of the user that the file does not name, or that differs from its own.
     """
-
-    def __init__(self, facts: Mapping[str, float | PriorFacts], given: Mapping[str, Any]) -> None:
-        self._facts, self._given = facts, given
-        self._built: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        facts = self._facts[name]
-        if name in self._given:
-            return self._given[name]
-        key = repr(facts)
-        if key not in self._built:
-            self._built[key] = prior_from(name, facts)
-        return self._built[key]
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._facts  # without building it
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._facts)
-
-    def __len__(self) -> int:
-        return len(self._facts)
+    for name, value in given.items():
+        if name not in facts:
+            expected = "names of priors in the file: " + (", ".join(facts) or "there are none")
+            fail("priors", expected, repr(name), closest(name, facts))
+        saved, argument = facts[name], f"priors[{name!r}]"
+        if not isinstance(saved, PriorFacts) or saved.name in (None, Flexible.name):
+            continue  # log-likelihoods are compared later
+        if repr(prior_of(argument, value)) != saved.shown:
+            fail(argument, f"the saved {saved.shown}", repr(value), "Leave it out")
+    built: dict[str, Any] = {}
+    for name, description in facts.items():
+        if name not in given and (key := repr(description)) not in built:
+            built[key] = prior_from(name, description)
+    return {name: given[name] if name in given else built[repr(facts[name])] for name in facts}

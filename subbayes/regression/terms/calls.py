@@ -99,7 +99,7 @@ class CallTerm(WrittenTerm):
 
     @override
     def width(self, frame: pd.DataFrame) -> int:
-        return self.least
+        return 1
 
 
 def parse_call(argument: str, text: str, term: type[CallTerm]) -> Call:

@@ -52,9 +52,8 @@ class GaussianTerm(CallTerm):
         given, n = self.call.options.get("k"), len(self.call.columns)
         return list(given) if isinstance(given, (list, tuple)) else [given or _K[n]] * n
 
-    @property
-    def least(self) -> int:
-        """The number of functions."""
+    @override
+    def width(self, frame: pd.DataFrame) -> int:
         return math.prod(self.counts)
 
     @override
@@ -63,8 +62,8 @@ class GaussianTerm(CallTerm):
         if len(self.counts) != len(call.columns):
             expected = "a number" if len(call.columns) == 1 else "a number, or two,"
             fail(argument, f"{expected} as k= in gp(...)", repr(call.text))
-        if self.least > _MOST:
-            fail(argument, f"at most {_MOST} functions in gp(...)", f"{self.least} in {call.text}")
+        if (count := self.width(frame)) > _MOST:
+            fail(argument, f"at most {_MOST} functions in gp(...)", f"{count} in {call.text}")
         if "iso" in call.options and len(call.columns) == 1:
             fail(argument, "iso= for two columns in gp(...)", repr(call.text), "Leave it out")
         return super().check(argument, frame)
@@ -98,7 +97,7 @@ class GaussianTerm(CallTerm):
         )
         learned = GaussianColumns(
             name=name,
-            labels=tuple(f"{name}[{m}]" for m in range(1, self.least + 1)),
+            labels=tuple(f"{name}[{m}]" for m in range(1, self.width(frame) + 1)),
             variables=variables,
             law=law,
             middles=x.min(0) + halves,

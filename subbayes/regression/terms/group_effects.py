@@ -30,7 +30,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.data.levels import check_levels, levels_of
-from subbayes.regression.formula.grammar import check_formula, formula_errors, least_columns
+from subbayes.regression.formula.grammar import check_formula, formula_errors
 from subbayes.regression.formula.numbers import factor_column
 from subbayes.regression.formula.splitting import plain_name, split_at, within_brackets
 from subbayes.regression.terms import columns as formula_columns
@@ -79,11 +79,6 @@ class GroupTerm(WrittenTerm):
     @override
     def name(self) -> str:
         return f"({self.left} {'|' if self.correlated else '||'} {self.label})"
-
-    @property
-    def least(self) -> int:
-        """The columns of the left-hand side, of one group."""
-        return max(1, least_columns("formula", self.left))
 
     def check(self, argument: str, frame: pd.DataFrame) -> tuple[str, ...]:
         """Check the left-hand side without evaluating it, and return the columns that it reads."""

@@ -169,11 +169,6 @@ class WrittenTerm(ABC):
         """Names of columns that it reads which are expressions of columns, such as `log(x)`."""
         return ()
 
-    @property
-    def least(self) -> int:
-        """The fewest columns that it can have, from its options alone."""
-        return 1
-
     @abstractmethod
     def learn(
         self, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None

@@ -17,7 +17,6 @@ from subbayes.regression.formula.grammar import (
     check_length,
     check_size,
     formula_errors,
-    least_columns,
 )
 from subbayes.regression.formula.splitting import split_terms
 from subbayes.regression.terms import columns as formula_columns
@@ -77,8 +76,8 @@ class RightSide:
             InputError: wrong syntax, unknown options, or a term that occurs twice.
 
         Example:
-            >>> RightSide.of("formula", "s(x, df=12) + (1 | g)").least_effects
-            12
+            >>> RightSide.of("formula", "x + s(x, df=12) + (1 | g)").rest
+            'x'
         """
         check_length(argument, text)
         with formula_errors(argument, text):
@@ -129,12 +128,6 @@ class RightSide:
         labels = (label for term in learned for label in term.labels)
         check_different(self.argument, "effects", labels)
         return learned
-
-    @property
-    def least_effects(self) -> int:
-        """The fewest effects that it can give."""
-        of_rest = least_columns(self.argument, self.rest)
-        return of_rest + sum(term.least for term in self.terms)
 
 
 def _learn(

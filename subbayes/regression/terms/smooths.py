@@ -148,11 +148,6 @@ class SmoothTerm(CallTerm):
         k = call.options.get("k", call.options.get("df", 10 * len(call.columns)))
         return [(call.columns, call.options.get("bs", _BASES[len(call.columns)]), k)]
 
-    @property
-    def least(self) -> int:
-        """Columns that remain whatever the rows are."""
-        return max(1, int(np.prod([max(1, k - 2) for _, _, k in self.margins])))
-
     @override
     def width(self, frame: pd.DataFrame) -> int:
         """Columns of the full tensor product, for each level of a factor."""
