@@ -231,7 +231,7 @@ def _sharded_numbers(layers: int, width: int) -> list[float]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from subbayes.networks.sharded_network import ShardedNetwork
+    from subbayes.networks.sharded.network import ShardedNetwork
     from subbayes.subspaces.sharded_random import ShardedRandomSubspace
 
     with torch.device("meta"):

@@ -31,10 +31,10 @@ from subbayes.distributed.sharded_weights import joined_processes
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.target_parts import has_weights, one_copy_log_prob, split_targets
 from subbayes.networks.network import Network, check_network
-from subbayes.networks.reverse_mode import vjp
-from subbayes.networks.sharded_network import ShardedNetwork
+from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.networks.tracing import memory
 from subbayes.networks.tracing.layout import observations_last, takes_observations_last
+from subbayes.networks.tracing.reverse_mode import vjp
 from subbayes.networks.tracing.tracer import MODES, Mode, Tracer
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.networks.validation import check_divided_fit, check_gradients

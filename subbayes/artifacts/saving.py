@@ -60,7 +60,7 @@ _MODULES = {
     "recommendation": "subbayes.recommendation.recommended",
 }
 """The modules that register the kinds of this package, imported when a kind is read."""
-_SHARES = "subbayes.networks.sharded_saving"
+_SHARES = "subbayes.networks.sharded.saving"
 _GROUP = "subbayes.artifact"  # of entry points
 _ADAPTER, _CARDS = "adapter_config.json", ("README.md", "MODEL_CARD.md")
 _F = TypeVar("_F", bound=Callable[..., Any])

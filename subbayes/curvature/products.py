@@ -33,8 +33,8 @@ from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.network import Network
-from subbayes.networks.reverse_mode import check_transforms
 from subbayes.networks.tracing.memory import activation_bytes
+from subbayes.networks.tracing.reverse_mode import check_transforms
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.networks.validation import check_fit, check_gradients
 from subbayes.utils.checks import check_choice, check_count, fail

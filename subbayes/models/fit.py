@@ -35,7 +35,7 @@ from subbayes.models.processes import (
 from subbayes.models.settings import check_settings
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
-from subbayes.networks.sharded_network import network_of
+from subbayes.networks.sharded.network import network_of
 from subbayes.networks.token_outputs import output_for
 from subbayes.networks.validation import check_divided_fit
 from subbayes.posterior import Posterior

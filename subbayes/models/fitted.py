@@ -39,8 +39,8 @@ from subbayes.networks.saving import (
     network_from,
     network_tensors,
 )
-from subbayes.networks.sharded_network import ShardedNetwork
-from subbayes.networks.sharded_saving import save_together, sharded_network_from, sharded_tensors
+from subbayes.networks.sharded.network import ShardedNetwork
+from subbayes.networks.sharded.saving import save_together, sharded_network_from, sharded_tensors
 from subbayes.networks.token_outputs import output_for
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average

@@ -18,7 +18,7 @@ from subbayes.likelihoods import (
 )
 from subbayes.networks.mlp import MLP
 from subbayes.networks.network import Network
-from subbayes.networks.sharded_network import plain_module
+from subbayes.networks.sharded.network import plain_module
 
 
 def describe_network(network: Network) -> str:

@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.networks.adapter_reset import reset_adapter
-from subbayes.networks.adapters import tuner_layer
-from subbayes.networks.adapters_in_use import loaded_adapters
+from subbayes.networks.adapters.in_use import loaded_adapters
+from subbayes.networks.adapters.names import tuner_layer
+from subbayes.networks.adapters.reset import reset_adapter
 from subbayes.networks.module_copy import set_values, shared_copy
 from subbayes.networks.network import Network
 from subbayes.utils.checks import fail, fail_type

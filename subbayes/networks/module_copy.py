@@ -15,9 +15,9 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from subbayes.distributed.sharded_weights import is_sharded
-from subbayes.networks.adapters import is_of_base
+from subbayes.networks.adapters.layers import differentiate_layers_of_peft
+from subbayes.networks.adapters.names import is_of_base
 from subbayes.networks.embeddings import differentiate_embeddings
-from subbayes.networks.peft_layers import differentiate_layers_of_peft
 from subbayes.networks.tracing.private_torch import map_forward_hooks
 from subbayes.utils.checks import fail
 from subbayes.utils.seeding import torch_lock
@@ -103,7 +103,7 @@ def private_copy(
 
     Hooks of fine-tuning by which embeddings require gradients stay, for training with activation
     checkpointing, but do nothing under transforms of `torch.func`, which refuse them. Layers of
-    DoRA and LoHa, and embeddings, have the derivatives of their outputs, see `peft_layers` and
+    DoRA and LoHa, and embeddings, have the derivatives of their outputs, see `adapters.layers` and
     `embeddings`.
 
     Args:

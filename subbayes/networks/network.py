@@ -18,10 +18,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.data.data import Data
-from subbayes.networks.adapters import base_names_of, is_of_transformers
-from subbayes.networks.adapters_in_use import unused_names
-from subbayes.networks.architecture import architecture_of
-from subbayes.networks.attributes import attribute_tensors, set_attributes
+from subbayes.networks.adapters.in_use import unused_names
+from subbayes.networks.adapters.names import base_names_of, is_of_transformers
 from subbayes.networks.batch_statistics import collect_statistics, statistics_batches
 from subbayes.networks.embeddings import check_embeddings
 from subbayes.networks.global_state import (
@@ -29,6 +27,9 @@ from subbayes.networks.global_state import (
     outside_inference_mode,
     recurrence_without_fused_kernels,
 )
+from subbayes.networks.identity.architecture import architecture_of
+from subbayes.networks.identity.attributes import attribute_tensors, set_attributes
+from subbayes.networks.identity.shared_weights import SharedWeights
 from subbayes.networks.layer_kinds import (
     batch_norms,
     fixed_batch_norms,
@@ -44,7 +45,6 @@ from subbayes.networks.module_copy import (
 )
 from subbayes.networks.outputs import HALF, as_outputs, check_outputs
 from subbayes.networks.selection import Selection, aliases_of, select, selects_adapters
-from subbayes.networks.shared_weights import SharedWeights
 from subbayes.networks.token_outputs import check_decoder_inputs, without_virtual_tokens
 from subbayes.networks.tracing.private_torch import convert_dtype, count_bytes, uncompiled
 from subbayes.networks.tracing.vectorised import Vectorised, contiguous

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from subbayes.artifacts.arrays import ANY, Array, Arrays
 from subbayes.artifacts.facts import Facts, Name, as_facts
 from subbayes.artifacts.tensors import add_prefix, strip_prefix
-from subbayes.networks.adapters import check_active, has_adapters, settings_digest
-from subbayes.networks.adapters_in_use import (
+from subbayes.networks.adapters.in_use import (
     active_adapters,
     check_active_adapters,
     check_encoders,
@@ -26,14 +25,15 @@ from subbayes.networks.adapters_in_use import (
     warn_of_unsaved_prompts,
     without_unused,
 )
-from subbayes.networks.architecture import architecture_of
-from subbayes.networks.attributes import as_complex, as_real
-from subbayes.networks.hierarchical_mlp import HierarchicalMLP, HierarchicalMLPSettings
+from subbayes.networks.adapters.names import check_active, has_adapters, settings_digest
+from subbayes.networks.hierarchical.mlp import HierarchicalMLP, HierarchicalMLPSettings
+from subbayes.networks.identity.architecture import architecture_of
+from subbayes.networks.identity.attributes import as_complex, as_real
 from subbayes.networks.mlp import MLP, MLPSettings
 from subbayes.networks.module_copy import private_copy
 from subbayes.networks.network import Network
 from subbayes.networks.outputs import HALF
-from subbayes.networks.sharded_network import ShardedNetwork, plain_module
+from subbayes.networks.sharded.network import ShardedNetwork, plain_module
 from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.utils.checks import fail
 

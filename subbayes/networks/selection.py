@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from subbayes.networks.adapters import adapter_names, check_kinds
+from subbayes.networks.adapters.names import adapter_names, check_kinds
 from subbayes.utils.checks import InputTypeError, closest, fail, fail_type
 
 ADAPTERS, _ALL, LAST_LAYER = "adapters", "all", "last-layer"

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.likelihoods import Likelihood, as_likelihood
-from subbayes.networks.adapters import virtual_tokens
+from subbayes.networks.adapters.names import virtual_tokens
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Inputs
 

@@ -24,7 +24,7 @@ from subbayes.data.data import Data, check_rows, without_labels
 from subbayes.data.loaders import iterate_preserving_rng, sampler_of, sequential_loader
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
-from subbayes.networks.sharded_network import ShardedNetwork
+from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.networks.tracing.memory import REUSED_BYTES, reuse_memory
 from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.utils.checks import check_count, fail

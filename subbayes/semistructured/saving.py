@@ -14,8 +14,8 @@ from subbayes.artifacts.arrays import ANY, Array, Arrays
 from subbayes.artifacts.facts import Facts, Name, Size
 from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.draws import Draws
-from subbayes.networks.architecture import architecture_of
-from subbayes.networks.attributes import attribute_tensors, set_attributes
+from subbayes.networks.identity.architecture import architecture_of
+from subbayes.networks.identity.attributes import attribute_tensors, set_attributes
 from subbayes.networks.mlp import MLP, MLPSettings
 from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.priors import Normal

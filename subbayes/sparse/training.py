@@ -24,7 +24,7 @@ from subbayes.artifacts.tensors import add_prefix, fingerprint, strip_prefix
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.target_parts import has_weights, split_targets
 from subbayes.likelihoods.validation import warn_of_absent_classes
-from subbayes.networks.architecture import architecture_of
+from subbayes.networks.identity.architecture import architecture_of
 from subbayes.networks.layer_kinds import BATCH_NORMS, frozen_in_evaluation, set_training_mode
 from subbayes.networks.network import Network
 from subbayes.networks.validation import FirstOutputs

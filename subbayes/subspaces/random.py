@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from subbayes.networks.network import Network
 from subbayes.networks.selection import selects_adapters
-from subbayes.networks.sharded_network import ShardedNetwork
+from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.subspace import RandomSubspace, SparseRandomSubspace, Subspace
 from subbayes.subspaces.base import RankedMethod
 from subbayes.subspaces.sharded_random import ShardedRandomSubspace, ShardedSparseRandomSubspace

@@ -27,7 +27,7 @@ from subbayes.utils.checks import check_seed, fail
 from subbayes.utils.memory import check_memory
 
 if TYPE_CHECKING:
-    from subbayes.networks.sharded_network import ShardedNetwork
+    from subbayes.networks.sharded.network import ShardedNetwork
 
 
 _CHUNK = 2**18  # numbers of a direction that are generated at once

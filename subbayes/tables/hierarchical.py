@@ -25,9 +25,9 @@ from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.likelihoods import Categorical, Likelihood, Weighted, families
 from subbayes.models.fitted import FittedModel
 from subbayes.models.table_networks import in_units
-from subbayes.networks.hierarchical_mlp import HierarchicalMLP, Shape
+from subbayes.networks.hierarchical.mlp import HierarchicalMLP, Shape
+from subbayes.networks.hierarchical.rank_features import RankFeatures
 from subbayes.networks.network import Network
-from subbayes.networks.rank_features import RankFeatures
 from subbayes.posterior import Posterior
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal

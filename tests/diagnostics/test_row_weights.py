@@ -27,7 +27,7 @@ from subbayes.likelihoods import (
     Weighted,
 )
 from subbayes.likelihoods.families import FAMILIES, NormalFamily
-from subbayes.networks.sharded_network import ShardedDensity
+from subbayes.networks.sharded.network import ShardedDensity
 from subbayes.predictions.predictive import Predictive
 from subbayes.regression import Regression
 from subbayes.subspace import FullSubspace

@@ -15,7 +15,7 @@ from distributed.engine_cases import digest
 from distributed.sharded_cases import off, sharded
 from subbayes.data.data import Data
 from subbayes.likelihoods import Gaussian
-from subbayes.networks.sharded_network import ShardedNetwork
+from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.subspace import RandomSubspace
 from subbayes.subspaces.sharded_random import ShardedRandomSubspace
 

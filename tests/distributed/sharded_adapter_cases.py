@@ -20,7 +20,7 @@ from subbayes.artifacts.facts import encode
 from subbayes.distributed.sharded_weights import local_part
 from subbayes.likelihoods import Gaussian
 from subbayes.networks.saving import base_identity
-from subbayes.networks.sharded_network import ShardedNetwork
+from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.networks.token_outputs import TokenOutputs
 from subbayes.subspace import Subspace
 from subbayes.subspaces.random import Random

@@ -21,7 +21,7 @@ from subbayes.distributed.sharded_subspaces import sum_over_processes
 from subbayes.distributed.sharded_weights import local_part
 from subbayes.inference.engine import engine_of
 from subbayes.likelihoods import Gaussian
-from subbayes.networks.sharded_network import ShardedNetwork
+from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.subspace import RandomSubspace
 from subbayes.subspaces.random import Random
 from subbayes.subspaces.sharded_random import ShardedRandomSubspace

@@ -26,7 +26,7 @@ from subbayes.artifacts import tensors as tensors_module
 from subbayes.artifacts.tensors import fingerprint
 from subbayes.distributed import sharded_weights
 from subbayes.distributed.processes import Processes
-from subbayes.networks.sharded_network import ShardedNetwork
+from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.training.trajectory import TrajectoryRecorder
 
 

@@ -17,7 +17,7 @@ from subbayes.distributed.sharded_weights import (
     joined_processes,
     without_shards,
 )
-from subbayes.networks.sharded_network import network_of
+from subbayes.networks.sharded.network import network_of
 
 
 def slow(case):

@@ -21,8 +21,8 @@ from subbayes.artifacts.tensors import as_tensors, read_tensors
 from subbayes.baselines import point_estimate
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical
-from subbayes.networks.adapters import _peft_settings, settings_digest
-from subbayes.networks.adapters_in_use import replaced_names
+from subbayes.networks.adapters.in_use import replaced_names
+from subbayes.networks.adapters.names import _peft_settings, settings_digest
 
 TASKS = {"CausalLM": "causal-lm", "SequenceClassification": "categorical"}
 

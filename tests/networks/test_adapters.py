@@ -13,7 +13,7 @@ from torch import nn
 
 import subbayes
 from subbayes import InputError, Network
-from subbayes.networks.adapters import adapter_names
+from subbayes.networks.adapters.names import adapter_names
 from subbayes.networks.token_outputs import TokenOutputs
 
 

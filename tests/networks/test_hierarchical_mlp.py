@@ -10,8 +10,8 @@ import torch
 from scipy.stats import rankdata
 
 from subbayes import InputError, Network
-from subbayes.networks.hierarchical_mlp import HierarchicalMLP, Shape
-from subbayes.networks.rank_features import RankFeatures
+from subbayes.networks.hierarchical.mlp import HierarchicalMLP, Shape
+from subbayes.networks.hierarchical.rank_features import RankFeatures
 from subbayes.networks.saving import network_facts, network_from, network_tensors
 
 SHAPES = [Shape(-1.5, 1.5, varies=True), Shape(2.0, 0.5, least=math.log(1.5))]

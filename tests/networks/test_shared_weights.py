@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from subbayes.networks import shared_weights
-from subbayes.networks.shared_weights import SharedWeights
+from subbayes.networks.identity import shared_weights
+from subbayes.networks.identity.shared_weights import SharedWeights
 
 
 def tensors(dtype=torch.float32):

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from subbayes.artifacts.facts import Count, Facts, Finite, Positive
 from subbayes.artifacts.files import fail_damaged
-from subbayes.networks.rank_features import RankFeatures, RankFeaturesSettings
+from subbayes.networks.hierarchical.rank_features import RankFeatures, RankFeaturesSettings
 from subbayes.utils.checks import check_count
 from subbayes.utils.seeding import fork_rng
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from subbayes.networks.adapters import tuner_layer
+from subbayes.networks.adapters.names import tuner_layer
 from subbayes.utils.checks import fail
 
 _RESET = re.compile(r"reset_(\w+_)?parameters")

@@ -30,14 +30,14 @@ from subbayes.distributed.sharded_weights import (
 )
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.target_parts import one_copy_log_prob
-from subbayes.networks.adapters import base_names_of
-from subbayes.networks.adapters_in_use import unused_names
-from subbayes.networks.architecture import architecture_of
+from subbayes.networks.adapters.in_use import unused_names
+from subbayes.networks.adapters.layers import differentiable_layers_of_peft
+from subbayes.networks.adapters.names import base_names_of
 from subbayes.networks.embeddings import check_embeddings
 from subbayes.networks.global_state import outside_inference_mode
+from subbayes.networks.identity.architecture import architecture_of
 from subbayes.networks.layer_kinds import fixed_batch_norms, layers_in_training
 from subbayes.networks.network import Network, arguments
-from subbayes.networks.peft_layers import differentiable_layers_of_peft
 from subbayes.networks.selection import Selection, requiring_gradients, select, selects_adapters
 from subbayes.networks.token_outputs import without_virtual_tokens
 from subbayes.networks.tracing.memory import return_memory
@@ -61,7 +61,7 @@ class ShardedNetwork(Network):
 
     Attributes:
         layout: which weights this process holds.
-        identity: of the base model beside adapters, after `sharded_saving.identify_base`.
+        identity: of the base model beside adapters, after `sharded.saving.identify_base`.
 
     Raises:
         InputError: parameters that are not sharded beside others, another mesh, masks of

@@ -39,8 +39,8 @@ from subbayes.distributed.sharded_weights import (
     shard_layout,
     without_shards,
 )
-from subbayes.networks.adapters import check_active
-from subbayes.networks.adapters_in_use import check_active_adapters
+from subbayes.networks.adapters.in_use import check_active_adapters
+from subbayes.networks.adapters.names import check_active
 from subbayes.networks.network import Network
 from subbayes.networks.saving import (
     BaseFacts,
@@ -50,7 +50,7 @@ from subbayes.networks.saving import (
     names_left_out,
 )
 from subbayes.networks.selection import requiring_gradients
-from subbayes.networks.sharded_network import ShardedNetwork
+from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.utils.checks import check_finite, fail
 
 _Result = TypeVar("_Result")

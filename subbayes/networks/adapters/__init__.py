@@ -1,0 +1,1 @@
+"""Adapters of a fine-tuned module (LoRA and others)."""

@@ -1,0 +1,1 @@
+"""Perceptrons whose prior has scales of its own, and features of their inputs."""

@@ -1,0 +1,1 @@
+"""What a module is, beside its weights."""

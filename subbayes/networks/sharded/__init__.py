@@ -1,0 +1,1 @@
+"""Networks whose weights FSDP2 divides among processes."""
