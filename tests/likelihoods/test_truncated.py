@@ -22,13 +22,11 @@ from subbayes.likelihoods.families import (
     StudentTFamily,
     TruncatedFamily,
 )
-from subbayes.likelihoods.tails.tails import (
-    exponential_moments,
-    log_difference,
-    poisson_log_tails,
+from subbayes.likelihoods.tails.incomplete_integrals import (
     student_from_log_tails,
     student_log_tails,
 )
+from subbayes.likelihoods.tails.tails import log_difference, poisson_log_tails
 
 
 def row(*eta):
@@ -361,19 +359,6 @@ def test_student_tails_and_their_inverse(nu):
 def test_differences_of_nothing_are_nothing():
     none = torch.tensor([-math.inf, 0.0])
     assert log_difference(none, torch.full((2,), -math.inf)).tolist() == [-math.inf, 0.0]
-
-
-@pytest.mark.parametrize("width", [1e-6, 0.0499, 0.0501, 3.0, 900.0])
-def test_moments_of_exponential_pieces(width):
-    rate = torch.tensor(2.0, dtype=torch.float64)
-    log, mean, variance = exponential_moments(rate, rate * 0 + width)
-    with mpmath.workdps(40):
-        r, w = mpmath.mpf(2), mpmath.mpf(width)
-        expected = 1 / r - w / mpmath.expm1(r * w)
-        spread = 1 / r**2 - w**2 * mpmath.exp(r * w) / mpmath.expm1(r * w) ** 2
-    assert float(log) == pytest.approx(float(mpmath.log(-mpmath.expm1(-r * w))), abs=1e-12)
-    assert float(mean) == pytest.approx(float(expected), rel=1e-12)
-    assert float(variance) == pytest.approx(float(spread), rel=1e-9)
 
 
 # --- censoring -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.family import Family, family, moment
-from subbayes.likelihoods.tails.tails import Tails, exponential_moments, joined_moments
+from subbayes.likelihoods.tails.tails import Tails
 from subbayes.utils.checks import check_fraction
 from subbayes.utils.types import Curvatures, Outputs, Predictors
 
@@ -72,17 +72,6 @@ class AsymmetricLaplaceFamily(Family):
     def kinks(self, eta: Predictors) -> tuple[Tensor, ...]:
         """The quantile, at which the density has its peak."""
         return (eta[0],)
-
-    def truncated_moments(self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]) -> Tails:
-        """Mean and variance of responses between two bounds."""
-        peak = eta[0].clamp(lower, upper)
-        width = torch.stack([peak - lower, upper - peak], -1)
-        factors = torch.tensor([1 - self.quantile, self.quantile], dtype=peak.dtype)
-        rate = factors * (-eta[1]).exp().unsqueeze(-1)
-        log_share, mean, variance = exponential_moments(rate, width)
-        sides = mean * torch.tensor([-1.0, 1.0], dtype=peak.dtype)
-        mean, variance = joined_moments(log_share - rate.log(), sides, variance)
-        return peak + mean, variance
 
     def mean(self, outputs: Outputs) -> Moments:
         """The mean, which is not mu unless tau = 1/2."""

@@ -15,12 +15,11 @@ from typing_extensions import override
 from subbayes.likelihoods.base import Moments, in_float64
 from subbayes.likelihoods.family import Family, family, moment
 from subbayes.likelihoods.links import LINKS
-from subbayes.likelihoods.tails.tails import (
-    Tails,
+from subbayes.likelihoods.tails.incomplete_integrals import (
     student_from_log_tails,
-    student_log_constant,
     student_log_tails,
 )
+from subbayes.likelihoods.tails.tails import Tails, student_log_constant
 from subbayes.utils.types import Curvatures, Outputs, Predictors
 
 

@@ -14,13 +14,7 @@ from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments, in_float64
 from subbayes.likelihoods.family import Family, family, moment
-from subbayes.likelihoods.tails.tails import (
-    Tails,
-    exponential_log_below,
-    exponential_moments,
-    joined_moments,
-    total_from_log_tails,
-)
+from subbayes.likelihoods.tails.tails import Tails, exponential_log_below, total_from_log_tails
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers, RowWeights
 
@@ -266,18 +260,6 @@ class PiecewiseExponentialFamily(Family):
             used = left.minimum(hazard * width)
             time, left = time + used / hazard, left - used
         return time
-
-    def truncated_moments(self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]) -> Tails:
-        """Mean and variance of times between two bounds."""
-        rate, lower = self._hazards(eta).exp(), lower.clamp_min(0.0)
-        cuts = torch.tensor((0.0, *self.cuts, math.inf), dtype=rate.dtype)
-        cuts = cuts.clamp(lower.unsqueeze(-1), upper.unsqueeze(-1))
-        start, width = cuts[..., :-1] - lower.unsqueeze(-1), cuts.diff()
-        passed = (rate[..., :-1] * width[..., :-1]).cumsum(-1)
-        log_share, mean, variance = exponential_moments(rate, width)
-        log_alive = torch.nn.functional.pad(-passed, (1, 0))
-        mean, variance = joined_moments(log_alive + log_share, start + mean, variance)
-        return lower + mean, variance
 
     def _pieces(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """By interval: rate, start, share that reaches it, and width."""

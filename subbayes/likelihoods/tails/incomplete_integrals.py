@@ -1,4 +1,4 @@
-r"""Tail probabilities of gamma, beta, binomial, negative binomial and inverse Gaussian variables.
+r"""Tail probabilities of gamma, beta, Student's t, binomial and inverse Gaussian variables.
 
 Torch has no incomplete beta function and no derivative of the incomplete gamma function for its
 shape. Both are integrals of log-concave functions of $s$, the logarithm of a gamma variable or the
@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from subbayes.likelihoods.tails.tails import Tails, in_chunks, legendre
+from subbayes.likelihoods.tails.tails import Tails, legendre, student_log_constant
 from subbayes.utils.types import Predictors
 
 _NEGLIGIBLE = 40.0  # decrease of a log density, after which integrals end
+_AT_ONCE = 2**15  # probabilities by quadrature: their nodes take 16 MB
 _STIRLING = 100.0
+_SERIES, _LOG_LARGEST_X = 9, -3.5  # terms and fixed-point steps, for x of at most 0.03
 _LOG_LARGEST = 700.0  # of responses and their inverse
 _MOST_STEPS = 200
 _DOUBLINGS, _HALVINGS = 20, 6
@@ -41,7 +43,7 @@ def gamma_log_tails(log_ratio: Tensor, log_shape: Tensor) -> Tails:
         >>> round(below.exp().item(), 4), round(above.exp().item(), 4)  # 1 - 1/e and 1/e
         (0.6321, 0.3679)
     """
-    far = in_chunks(_gamma_log_far, log_ratio, log_shape)
+    far = _in_chunks(_gamma_log_far, log_ratio, log_shape)
     return _both(far, log_ratio < 0)
 
 
@@ -83,7 +85,7 @@ def beta_log_tails(logit: Tensor, log_a: Tensor, log_b: Tensor) -> Tails:
         (0.25, 0.75)
     """
     inside = logit.clamp(-_LOG_LARGEST, _LOG_LARGEST)
-    below, above = _both(in_chunks(_beta_log_far, inside, log_a, log_b), inside < log_a - log_b)
+    below, above = _both(_in_chunks(_beta_log_far, inside, log_a, log_b), inside < log_a - log_b)
     below = below.masked_fill(logit == -math.inf, -math.inf).masked_fill(logit == math.inf, 0.0)
     above = above.masked_fill(logit == math.inf, -math.inf).masked_fill(logit == -math.inf, 0.0)
     return below, above
@@ -134,6 +136,76 @@ def negative_binomial_log_tails(y: Tensor, log_mean: Tensor, log_shape: Tensor) 
     """
     k = (y.floor() + 1 + 0 * log_mean).detach()
     return beta_log_tails(log_shape - log_mean, log_shape, k.log() + 0 * log_mean)
+
+
+def student_log_tails(z: Tensor, nu: Tensor) -> Tails:
+    r"""Log P(Y <= z) and log P(Y > z) of Student's t with $\nu$ degrees of freedom.
+
+    $P(Y > |z|)$ is half of that of a beta variable with shapes $\nu / 2$ and 1/2 below
+    $\nu / (\nu + z^2)$ (Abramowitz and Stegun 26.7.1).
+
+    Args:
+        z: where.
+        nu: degrees of freedom, of the same shape.
+
+    Example:
+        >>> below, above = student_log_tails(torch.tensor(1.0), torch.tensor(1.0))
+        >>> round(below.exp().item(), 4), round(above.exp().item(), 4)
+        (0.75, 0.25)
+    """
+    distance = (z + torch.finfo(z.dtype).tiny ** 0.3).abs()  # not 0, where a logarithm has no slope
+    far, _ = _tails_of_odds(nu.log() - 2 * distance.log(), nu)
+    return _both(far - math.log(2), z < 0)
+
+
+def _tails_of_odds(logit: Tensor, nu: Tensor) -> Tails:
+    """Log tails of the logit of this beta variable."""
+    return beta_log_tails(logit, (nu / 2).log(), torch.full_like(nu, math.log(0.5)))
+
+
+def student_from_log_tails(below: Tensor, above: Tensor, nu: Tensor) -> Tensor:
+    """The inverse of `student_log_tails`: of a series far out, elsewhere SciPy's quantile.
+
+    The latter has few digits of tiny probabilities, of which it is solved for.
+    """
+    from scipy.special import stdtrit
+
+    below, above, nu = torch.broadcast_tensors(below, above, nu)
+    far = torch.minimum(below, above)
+    log_x = _student_log_x(far, nu)
+    z = nu.sqrt() * (-log_x / 2).exp() * (-torch.expm1(log_x)).sqrt()
+    near = ~(log_x < _LOG_LARGEST_X)
+    z[near] = -torch.from_numpy(np.asarray(stdtrit(nu[near].numpy(), far[near].exp().numpy())))
+    rare = near & (~z.isfinite() | (far < -100))
+    if bool(rare.any()):
+        log_far, degrees = far[rare] + math.log(2), nu[rare]
+        ratio = -2 * far[rare] / degrees  # of the bound (1 + z^2 / nu)^(-nu / 2) of the tail
+        log_beta = -student_log_constant(degrees) - 0.5 * degrees.log()
+        logit = solve_log_tails(
+            lambda v: _tails_of_odds(v, degrees),
+            lambda v: degrees / 2 * logsigmoid(v) + 0.5 * logsigmoid(-v) - log_beta,
+            log_far,
+            torch.log1p(-log_far.exp()),
+            -ratio - torch.log(-torch.expm1(-ratio)),
+        )
+        z[rare] = (0.5 * (degrees.log() - logit)).exp()
+    return torch.where(below < above, -z, z)
+
+
+def _student_log_x(log_far: Tensor, nu: Tensor) -> Tensor:
+    r"""The log of $x = \nu / (\nu + z^2)$ from log P(T > z), where x is small.
+
+    The tail is $\frac{x^{\nu / 2}}{\nu B(\nu / 2, 1/2)} \sum_n \frac{\nu}{\nu + 2n}
+    \frac{(1/2)_n}{n!} x^n$ (DLMF 8.17.7).
+    """
+    log_beta = -student_log_constant(nu) - 0.5 * nu.log()
+    first = found = 2 / nu * (log_far + nu.log() + log_beta)
+    for _ in range(_SERIES):
+        x, total = found.clamp_max(_LOG_LARGEST_X).exp(), torch.zeros_like(found)
+        for n in range(_SERIES, 0, -1):  # as by Horner
+            total = x * ((2 * n - 1) / (2 * n)) * (nu / (nu + 2 * n) + total)
+        found = first - 2 / nu * torch.log1p(total)
+    return found
 
 
 def _beta_log_far(logit: Tensor, log_a: Tensor, log_b: Tensor) -> Tensor:
@@ -371,6 +443,15 @@ def log_concave_moments(
     mean = (weight * found).sum(0)
     variance = (weight * (found - mean).square()).sum(0)
     return mean - change(start, torch.full_like(start, -math.inf)), variance
+
+
+def _in_chunks(function: Callable[..., Tensor], *values: Tensor) -> Tensor:
+    """An elementwise function whose memory is a multiple of its arguments, in parts."""
+    values = torch.broadcast_tensors(*values)
+    if values[0].numel() <= _AT_ONCE:
+        return function(*values)
+    parts = zip(*(value.reshape(-1).split(_AT_ONCE) for value in values), strict=True)
+    return torch.cat([function(*part) for part in parts]).reshape(values[0].shape)
 
 
 def _decreases(log_density: Callable[[Tensor], Tensor], v: Tensor, top: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ it is near 0. They run on the CPU, without gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -18,9 +17,6 @@ from torch import Tensor
 Tails = tuple[Tensor, Tensor]
 
 _NEGLIGIBLE = 40.0  # decrease of a log density, after which integrals end
-_AT_ONCE = 2**15  # probabilities by quadrature: their nodes take 16 MB
-_NEWTON_STEPS = 100
-_SERIES, _LOG_LARGEST_X = 9, -3.5  # terms and fixed-point steps, for x of at most 0.03
 _TERMS = 8  # of continued fractions
 _MANY = 200.0  # degrees of freedom
 
@@ -91,45 +87,6 @@ def truncated_normal_moments(mean: Tensor, sd: Tensor, bounds: Tails) -> Tails:
     return peak + sd * mean_t, sd_t.square() * (second - first.square())
 
 
-def exponential_moments(rate: Tensor, width: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Of $e^{-r t}$ between 0 and w: the log of its integral times r, mean and variance of t.
-
-    Example:
-        >>> rate = torch.tensor(2.0, dtype=torch.float64)
-        >>> [round(part.item(), 4) for part in exponential_moments(rate, rate * 0 + math.inf)]
-        [-0.0, 0.5, 0.25]
-    """
-    v = rate * width
-    near, far = v.clamp(1e-300, 0.05), v.clamp(0.05, 600.0)
-    square = near.square()
-    mean = torch.where(v < 0.05, 0.5 - near / 12, 1 / far - 1 / torch.expm1(far))
-    spread = torch.where(
-        v < 0.05,
-        1 / 12 - square / 240 + square.square() / 6048,
-        1 / far.square() - (2 * (far / 2).sinh()).pow(-2),
-    )
-    mean = torch.where(v < 0.05, mean + near * square / 720, mean)
-    scale = torch.where(v > 600.0, 600.0 / rate, width)
-    return exponential_log_below(v.log()), scale * mean, scale.square() * spread
-
-
-def joined_moments(log_weight: Tensor, mean: Tensor, variance: Tensor) -> Tails:
-    """Mean and variance of mixtures, over the last axis."""
-    weight = log_weight.softmax(-1)
-    joint = (weight * mean).sum(-1)
-    apart = (mean - joint.unsqueeze(-1)).square()
-    return joint, (weight * (variance + apart)).sum(-1)
-
-
-def in_chunks(function: Callable[..., Tensor], *values: Tensor) -> Tensor:
-    """An elementwise function whose memory is a multiple of its arguments, in parts."""
-    values = torch.broadcast_tensors(*values)
-    if values[0].numel() <= _AT_ONCE:
-        return function(*values)
-    parts = zip(*(value.reshape(-1).split(_AT_ONCE) for value in values), strict=True)
-    return torch.cat([function(*part) for part in parts]).reshape(values[0].shape)
-
-
 def legendre(like: Tensor) -> Tails:
     """Nodes in (0, 1) and log weights of Gauss and Legendre."""
     nodes, log_weights = _legendre_rule()
@@ -156,84 +113,6 @@ def student_log_constant(nu: Tensor) -> Tensor:
     # Stirling's series of both
     far = inverse * (inverse.square() / 24 - 0.25) - 0.5 * math.log(2 * math.pi)
     return torch.where(nu < _MANY, near, far)
-
-
-def student_log_tails(z: Tensor, nu: Tensor) -> Tails:
-    r"""The same for Student's t, by Gauss-Legendre quadrature.
-
-    With $t = \sqrt\nu \cot\theta$ the tail is $\propto \int \sin^{\nu - 1}\theta\, d\theta$ from 0
-    to $\operatorname{arccot}(|z| / \sqrt\nu)$, or from where the integrand is not negligible.
-    """
-    log_far = in_chunks(_student_log_far, z.abs(), nu)
-    log_near = torch.log1p(-log_far.exp())
-    return torch.where(z < 0, log_far, log_near), torch.where(z < 0, log_near, log_far)
-
-
-def _student_log_far(z: Tensor, nu: Tensor) -> Tensor:
-    """Log P(T > z) for z of at least 0."""
-    v, log_weight = legendre(z)
-    constant = student_log_constant(nu) + 0.5 * nu.log()
-    tiny = torch.finfo(z.dtype).tiny
-    end = torch.atan2(nu.sqrt(), z)
-    decay = (nu - 1) * z / nu.sqrt()  # of the integrand at the end, at least
-    width = end.minimum(12 / nu.sqrt()).minimum(_NEGLIGIBLE / decay.clamp_min(tiny**0.5))
-    # a power of v because the integrand has an infinite slope at 0
-    theta = (end - width).unsqueeze(-1) + width.unsqueeze(-1) * v.pow(4)
-    log_sine = torch.log(theta.sin().clamp_min(tiny))
-    terms = (nu - 1).unsqueeze(-1) * log_sine + log_weight + (4 * v.pow(3)).log()
-    return constant + width.log() + terms.logsumexp(-1)
-
-
-def student_from_log_tails(below: Tensor, above: Tensor, nu: Tensor) -> Tensor:
-    r"""The inverse of `student_log_tails`.
-
-    Far out it is the inverse of a series, or Newton's method for $\log P(T > e^v)$, which is
-    concave in v and converges from any point above; elsewhere SciPy's quantile.
-    """
-    from scipy.special import stdtrit
-
-    below, above, nu = torch.broadcast_tensors(below, above, nu)
-    far = torch.minimum(below, above)
-    log_x = _student_log_x(far, nu)
-    z = nu.sqrt() * (-log_x / 2).exp() * (-torch.expm1(log_x)).sqrt()
-    near = ~(log_x < _LOG_LARGEST_X)
-    z[near] = -torch.from_numpy(np.asarray(stdtrit(nu[near].numpy(), far[near].exp().numpy())))
-    unknown = near & (~z.isfinite() | (far < -100))  # where it has few digits
-    if bool(unknown.any()):
-        z[unknown] = _student_newton(far[unknown], nu[unknown])
-    return torch.where(below < above, -z, z)
-
-
-def _student_log_x(log_far: Tensor, nu: Tensor) -> Tensor:
-    r"""The log of $x = \nu / (\nu + z^2)$ from log P(T > z), where x is small.
-
-    The tail is $\frac{x^{\nu / 2}}{\nu B(\nu / 2, 1/2)} \sum_n \frac{\nu}{\nu + 2n}
-    \frac{(1/2)_n}{n!} x^n$ (DLMF 8.17.7).
-    """
-    log_beta = -student_log_constant(nu) - 0.5 * nu.log()
-    first = found = 2 / nu * (log_far + nu.log() + log_beta)
-    for _ in range(_SERIES):
-        x, total = found.clamp_max(_LOG_LARGEST_X).exp(), torch.zeros_like(found)
-        for n in range(_SERIES, 0, -1):  # as by Horner
-            total = x * ((2 * n - 1) / (2 * n)) * (nu / (nu + 2 * n) + total)
-        found = first - 2 / nu * torch.log1p(total)
-    return found
-
-
-def _student_newton(log_far: Tensor, nu: Tensor) -> Tensor:
-    # (1 + z^2 / nu)^(-nu / 2) is above the tail
-    ratio = -2 * log_far / nu
-    v = 0.5 * (nu.log() + ratio + torch.log(-torch.expm1(-ratio)))
-    constant = student_log_constant(nu)
-    for _ in range(_NEWTON_STEPS):
-        tail = in_chunks(_student_log_far, v.exp(), nu)
-        spread = torch.nn.functional.softplus(2 * v - nu.log())  # log(1 + z^2 / nu)
-        slope = (constant - 0.5 * (nu + 1) * spread + v - tail).exp()
-        step = (tail - log_far) / slope
-        v = v + torch.where(step.isfinite(), step, 0.0)
-        if not bool((step.abs() > 1e-12).any()):
-            break
-    return v.exp()
 
 
 def poisson_log_tails(y: Tensor, log_rate: Tensor, relative: bool = False) -> Tails:
