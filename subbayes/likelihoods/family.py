@@ -216,7 +216,10 @@ class Family(Likelihood):
         """Log density of responses (N,) at the predictors, each (..., N)."""
 
     def distribution(self, **values: np.ndarray) -> Any:
-        """The frozen SciPy distribution at values of the parameters."""
+        """The frozen SciPy distribution at values of the parameters.
+
+        A family with `log_tails` and their inverse `from_log_tails` needs none.
+        """
         raise NotImplementedError
 
     @property
@@ -527,12 +530,14 @@ class Family(Likelihood):
     # --- from the distribution of SciPy ---------------------------------------------------------
 
     def _distribution_at(self, outputs: Outputs) -> Any:
+        if type(self).distribution is Family.distribution:
+            return _OfTails(self, outputs.double().cpu().unbind(-1))
         values = self.values(outputs)
         return self.distribution(**{k: v.double().cpu().numpy() for k, v in values.items()})
 
     @property
     def _has_distribution(self) -> bool:
-        return type(self).distribution is not Family.distribution
+        return type(self).distribution is not Family.distribution or hasattr(self, "from_log_tails")
 
     @property
     @override
@@ -645,6 +650,36 @@ class Family(Likelihood):
             f"{name}: {link}" for name, link in zip(self.parameters, self.links, strict=True)
         )
         return f"{self.label}({shown})"
+
+
+@dataclass(frozen=True)
+class _OfTails:
+    """The distribution of a family at predictors by its log tails, with the methods of SciPy's."""
+
+    family: Any
+    eta: Predictors
+
+    def cdf(self, y: np.ndarray) -> np.ndarray:
+        """P(Y <= y)."""
+        value = torch.as_tensor(y, dtype=torch.float64)
+        inside = value > self.family.bounds[0]
+        value = torch.where(inside, value, self.family.response_within())
+        probability: Tensor = self.family.log_tails(value, self.eta)[0].exp()
+        return torch.where(inside, probability, 0.0).numpy()
+
+    def ppf(self, q: np.ndarray | float) -> np.ndarray:
+        """The quantile."""
+        below = torch.as_tensor(q, dtype=torch.float64)
+        return self._at(below.log(), torch.log1p(-below))
+
+    def isf(self, p: np.ndarray | float) -> np.ndarray:
+        """The response that is exceeded with this probability."""
+        above = torch.as_tensor(p, dtype=torch.float64)
+        return self._at(torch.log1p(-above), above.log())
+
+    def _at(self, below: Tensor, above: Tensor) -> np.ndarray:
+        found: Tensor = self.family.from_log_tails(below, above, self.eta)
+        return found.numpy()
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from subbayes.likelihoods.families.beta import BetaFamily
 from subbayes.likelihoods.families.gamma import GammaFamily
 from subbayes.likelihoods.families.log_normal import LogNormalFamily
 from subbayes.likelihoods.family import Family, Side, family, moment
-from subbayes.likelihoods.links import LINKS
 from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers, RowTargets, RowWeights
 
 _LEAST_SHARE = 0.01  # of a value, in predictors that suit responses
@@ -40,6 +39,7 @@ class _AtomsFamily(Family):
     base: Any
     atoms: ClassVar[tuple[float, ...]] = (0.0,)
     is_for_networks = False
+    _has_distribution = True
 
     @abstractmethod
     def _log_masses(self, eta: Sequence[Tensor]) -> list[Tensor]:
@@ -111,11 +111,6 @@ class _AtomsFamily(Family):
         masses = [mass.numpy() for mass in self._masses(outputs.double().cpu())]
         inner = self.base._distribution_at(outputs[..., : self._n_base])
         return _WithAtoms(inner, self.atoms, masses[:-1], masses[-1])
-
-    def distribution(self, **values: np.ndarray) -> Any:
-        """The distribution at values of the parameters, with `cdf` and `ppf`."""
-        eta = [LINKS[self.link(k)][0](torch.as_tensor(v)) for k, v in values.items()]
-        return self._distribution_at(torch.stack(torch.broadcast_tensors(*eta), -1))
 
     @override
     def component(self, parameter: str) -> tuple[Family, str]:

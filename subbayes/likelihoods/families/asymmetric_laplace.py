@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -98,14 +96,6 @@ class AsymmetricLaplaceFamily(Family):
         tau = self.quantile
         first = tau * (1 - tau) / self.values(outputs)["sigma"].square()
         return torch.diag_embed(torch.stack([first, torch.ones_like(first)], -1))
-
-    @override
-    def distribution(self, mu: np.ndarray, sigma: np.ndarray) -> Any:  # type: ignore[override]
-        from scipy import stats
-
-        tau = self.quantile
-        kappa = math.sqrt(tau / (1 - tau))
-        return stats.laplace_asymmetric(kappa, mu, sigma / math.sqrt(tau * (1 - tau)))
 
     def __repr__(self) -> str:
         return f"asymmetric-laplace(quantile={self.quantile:g})"

@@ -73,48 +73,6 @@ class WeibullFamily(Family):
         ratio = torch.expm1(torch.lgamma(1 + 2 / k) - 2 * torch.lgamma(1 + 1 / k))
         return moment(values["mu"].square() * ratio)
 
-    @override
-    def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
-        from scipy import special
-
-        # Gamma(1 + 1/k) overflows for small shapes, and the scale underflows.
-        with np.errstate(divide="ignore"):
-            return _Weibull(np.log(mu) - special.gammaln(1 + 1 / shape), shape)
-
-
-@dataclass(frozen=True)
-class _Weibull:
-    """A Weibull distribution, by the logarithm of its scale."""
-
-    log_scale: np.ndarray
-    shape: np.ndarray
-
-    def _hazard_sum(self, y: np.ndarray | float) -> np.ndarray:
-        """(y / s)^k, 0 for y up to 0."""
-        with np.errstate(divide="ignore", over="ignore"):
-            log_y = np.log(np.maximum(y, 0.0))
-            return np.exp(self.shape * (log_y - self.log_scale))
-
-    def sf(self, y: np.ndarray | float) -> np.ndarray:
-        """P(Y > y)."""
-        return np.exp(-self._hazard_sum(y))
-
-    def cdf(self, y: np.ndarray | float) -> np.ndarray:
-        """P(Y <= y)."""
-        return -np.expm1(-self._hazard_sum(y))
-
-    def _time(self, hazard_sum: np.ndarray | float) -> np.ndarray:
-        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-            return np.exp(self.log_scale + np.log(hazard_sum) / self.shape)
-
-    def isf(self, p: np.ndarray | float) -> np.ndarray:
-        """The time that a share survives."""
-        return self._time(-np.log(p))
-
-    def ppf(self, q: np.ndarray | float) -> np.ndarray:
-        """The quantile."""
-        return self._time(-np.log1p(-q))
-
 
 @family("log-logistic")
 @dataclass(frozen=True, repr=False)
@@ -298,52 +256,5 @@ class PiecewiseExponentialFamily(Family):
         v[:, 0] = 1.0
         return torch.einsum("...j,ja,jb->...ab", events, v, v).to(outputs)
 
-    def _distribution_at(self, outputs: Outputs) -> Any:
-        return _Piecewise(*(part.double().cpu().numpy() for part in self._pieces(outputs)))
-
-    def distribution(self, **values: np.ndarray) -> Any:
-        """The distribution at hazards, with `cdf` and `ppf`."""
-        eta = [np.log(values["mu"]), *(values[name] for name in self.parameters[1:])]
-        return self._distribution_at(torch.from_numpy(np.stack(np.broadcast_arrays(*eta), -1)))
-
     def __repr__(self) -> str:
         return f"piecewise-exponential(cuts={self.cuts})"
-
-
-@dataclass(frozen=True)
-class _Piecewise:
-    """A piecewise exponential distribution, by the pieces of its hazard."""
-
-    rate: np.ndarray
-    start: np.ndarray
-    alive: np.ndarray
-    width: np.ndarray
-
-    def sf(self, y: np.ndarray | float) -> np.ndarray:
-        """P(Y > y)."""
-        inside = np.clip(np.asarray(y)[..., None] - self.start, 0, self.width)
-        return np.exp(-(self.rate * inside).sum(-1))
-
-    def cdf(self, y: np.ndarray) -> np.ndarray:
-        """P(Y <= y)."""
-        return 1 - self.sf(y)
-
-    def isf(self, p: np.ndarray | float) -> np.ndarray:
-        """The time that a share survives."""
-        level = np.asarray(p)[..., None]
-        last = np.maximum((self.alive >= level).sum(-1) - 1, 0)[..., None]
-        picked = [
-            np.take_along_axis(
-                np.broadcast_to(
-                    part, np.broadcast_shapes(part.shape, last.shape[:-1] + part.shape[-1:])
-                ),
-                last,
-                -1,
-            )[..., 0]
-            for part in (self.start, self.alive, self.rate)
-        ]
-        return picked[0] + np.log(picked[1] / level[..., 0]) / picked[2]
-
-    def ppf(self, q: np.ndarray | float) -> np.ndarray:
-        """The quantile."""
-        return self.isf(1 - np.asarray(q))
