@@ -72,22 +72,6 @@ def to_numbers(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _likelihood_of_labels(y: Targets, n_outputs: int) -> str:
-    """How to pass the likelihood of targets that may be labels for so many outputs; else empty."""
-    if not isinstance(y, Tensor) or y.ndim not in (1, 2) or n_outputs < 2:
-        return ""
-    value = y.double()
-    if not bool((value == value.round()).all()):
-        return ""
-    if y.ndim == 1:
-        fits = bool(((value >= 0) & (value <= n_outputs)).all())
-        return '; for class labels pass likelihood="categorical"' if fits else ""
-    classes, rest = divmod(n_outputs, max(y.shape[1], 1))
-    if y.is_floating_point() or rest or classes < 2 or not bool((value < classes).all()):
-        return ""
-    return '; for labels of positions pass likelihood="causal-lm" or "tokens"'
-
-
 class UndefinedError(InputError):
     """A method that a likelihood of the user does not define."""
 
@@ -266,7 +250,9 @@ class Likelihood(ABC):
             outputs = f"{needed} output{'s' * (needed > 1)}"
             remedy = f"Give the last layer {outputs}"
             if self.kind == "regression":
-                remedy += _likelihood_of_labels(y, n_outputs)
+                remedy += (
+                    '; for class labels pass likelihood="categorical", "causal-lm" or "tokens"'
+                )
             fail("module", f"{outputs} for {self!r}", n_outputs, remedy)
 
     def check_parameters(self, n_outputs: int) -> None:  # noqa: B027 (most have none)

@@ -27,8 +27,56 @@ from subbayes.utils.types import Curvatures, Outputs, PerPoint, Targets
 _HUGE = 2.0**53  # rates whose counts are not all numbers of float64
 
 
+class ClassLikelihood(Likelihood):
+    """Base class of likelihoods of labels, whose mean are the probabilities of the classes."""
+
+    kind: ClassVar[Kind] = "classification"
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """Variance of each class indicator."""
+        p = self.mean(outputs)
+        return p * (1 - p)
+
+    @override
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        p = self.classes(outputs).double().cpu()
+        u = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)
+        return (u > p.cumsum(-1)[..., :-1]).sum(-1)
+
+
+class SoftmaxLikelihood(ClassLikelihood):
+    """Base class of likelihoods whose class probabilities are a softmax of the outputs."""
+
+    @override
+    def mean(self, outputs: Outputs) -> Moments:
+        return _softmax(outputs)
+
+    @override
+    def pooled(self, outputs: Outputs) -> Outputs:
+        return outputs.log_softmax(-1).logsumexp(0, keepdim=True) - math.log(len(outputs))
+
+    def curvature(self, outputs: Outputs) -> Curvatures:
+        r"""$\Lambda = \mathrm{diag}(p) - p p^\top$."""
+        return SoftmaxLikelihood.curvature_blocks(self, outputs).dense().squeeze(-3)
+
+    def curvature_blocks(self, outputs: Outputs) -> SoftmaxBlocks:
+        """One block, without matrices."""
+        return SoftmaxBlocks(_softmax(outputs).unsqueeze(-2))
+
+
+class BinaryLikelihood(Likelihood):
+    """Base class of likelihoods of 0 and 1, whose mean is the probability of 1."""
+
+    kind: ClassVar[Kind] = "classification"
+
+    @override
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        p = self.mean(outputs.cpu().double())[..., 0]
+        return (torch.rand(p.shape, generator=generator, dtype=torch.float64) < p).long()
+
+
 @dataclass(frozen=True)
-class Categorical(Likelihood):
+class Categorical(SoftmaxLikelihood):
     r"""Class labels: $y \sim \mathrm{Categorical}(\mathrm{softmax}(f))$.
 
     Args:
@@ -36,7 +84,6 @@ class Categorical(Likelihood):
     """
 
     n_classes: int | None = None
-    kind: ClassVar[Kind] = "classification"
 
     def __post_init__(self) -> None:
         if self.n_classes is not None:
@@ -57,33 +104,6 @@ class Categorical(Likelihood):
         index = y.long().expand(outputs.shape[:-1]).unsqueeze(-1)
         negative = -_softmax(outputs)
         return negative.scatter_add(-1, index, torch.ones_like(negative[..., :1]))
-
-    @override
-    def pooled(self, outputs: Outputs) -> Outputs:
-        return outputs.log_softmax(-1).logsumexp(0, keepdim=True) - math.log(len(outputs))
-
-    @override
-    def mean(self, outputs: Outputs) -> Moments:
-        return _softmax(outputs)
-
-    def variance(self, outputs: Outputs) -> Moments:
-        """Variance of each class indicator, shape (..., N, K)."""
-        p = _softmax(outputs)
-        return p * (1 - p)
-
-    def curvature(self, outputs: Outputs) -> Curvatures:
-        r"""$\Lambda = \mathrm{diag}(p) - p p^\top$."""
-        return Categorical.curvature_blocks(self, outputs).dense().squeeze(-3)
-
-    def curvature_blocks(self, outputs: Outputs) -> SoftmaxBlocks:
-        """One block, without matrices."""
-        return SoftmaxBlocks(_softmax(outputs).unsqueeze(-2))
-
-    @override
-    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        p = _softmax(outputs)
-        u = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)
-        return (u > p.double().cpu().cumsum(-1)[..., :-1]).sum(-1)
 
     def n_outputs(self, y: Targets) -> int:
         """One output per class."""
@@ -119,7 +139,8 @@ class Categorical(Likelihood):
             y,
             "whole-number labels of shape (N,)",
             lambda y: y.ndim == 1 and bool((y == y.long()).all()),
-            _remedy_of_labels(y),
+            "Encode the labels as 0..K-1: y[:, 0] of one column, y.argmax(1) of one column for "
+            "each class; for a label of each token use likelihood='causal-lm' or 'tokens'",
         )
         top = self.n_classes - 1 if self.n_classes else math.inf
         if bool((y < 0).any()) or bool((y > top).any()):
@@ -130,16 +151,6 @@ class Categorical(Likelihood):
                 bad,
                 "Encode the labels as 0..K-1",
             )
-
-
-def _remedy_of_labels(y: Targets) -> str:
-    """What to do about labels in a column, or in one column for each class."""
-    if not isinstance(y, Tensor) or y.ndim != 2:
-        return "Encode the labels as 0..K-1"
-    if y.shape[1] == 1:
-        return "Pass y[:, 0]"
-    tokens = "; for a label of each token use likelihood='causal-lm' or 'tokens'"
-    return f"Pass y.argmax(1) of one column for each class{tokens}"
 
 
 def _many_rows(outputs: Outputs) -> bool:
@@ -165,22 +176,9 @@ def _softmax(outputs: Outputs) -> Outputs:
     return by_class.softmax(-2)[..., :n].transpose(-1, -2)
 
 
-class _OneOutput(Likelihood):
-    """Base class of likelihoods with one output per target."""
-
-    def n_outputs(self, y: Targets) -> int:
-        """One output per target."""
-        return n_targets(y)
-
-    def _any_target(self, rows: Tensor) -> Tensor:
-        return torch.zeros_like(rows)
-
-
 @dataclass(frozen=True)
-class Bernoulli(_OneOutput):
+class Bernoulli(BinaryLikelihood):
     r"""Two classes from one logit: $P(y = 1) = \mathrm{sigmoid}(f)$."""
-
-    kind: ClassVar[Kind] = "classification"
 
     def n_outputs(self, y: Targets) -> int:
         """One logit."""
@@ -213,11 +211,6 @@ class Bernoulli(_OneOutput):
     def curvature(self, outputs: Outputs) -> Curvatures:
         return torch.diag_embed(self.variance(outputs))
 
-    @override
-    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        p = outputs.cpu().double().sigmoid()[..., 0]
-        return (torch.rand(p.shape, generator=generator, dtype=torch.float64) < p).long()
-
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets other than 0 and 1."""
         y = check_tensor(y, "labels 0 and 1 of shape (N,)", lambda y: y.shape[1:] in ((), (1,)))
@@ -231,10 +224,14 @@ class Bernoulli(_OneOutput):
 
 
 @dataclass(frozen=True)
-class Poisson(_OneOutput):
+class Poisson(Likelihood):
     r"""Counts with a log link: $y \sim \mathrm{Poisson}(e^f)$."""
 
     kind: ClassVar[Kind] = "count"
+
+    def n_outputs(self, y: Targets) -> int:
+        """One output per target."""
+        return n_targets(y)
 
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Log probability of each count, shape (..., N), evaluated in float64."""

@@ -642,9 +642,6 @@ class Family(Likelihood):
         """What `averaged` is, for figures."""
         return "mean"
 
-    def _any_target(self, rows: Tensor) -> Tensor:
-        return self.mean(rows)[..., 0].detach()
-
     def __repr__(self) -> str:
         shown = ", ".join(
             f"{name}: {link}" for name, link in zip(self.parameters, self.links, strict=True)

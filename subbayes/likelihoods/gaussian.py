@@ -47,14 +47,12 @@ def softplus_inverse(x: Tensor) -> Tensor:
     return x + torch.log(-torch.expm1(-x))
 
 
-class GaussianLike(Likelihood):
-    """Base class of likelihoods with Gaussian y | f, defined by mean and variance."""
+class NormalLikelihood(Likelihood):
+    """Base class of likelihoods with normal y | f, by `mean` and the standard deviations `_sd`."""
 
-    kind: ClassVar[Kind] = "regression"
-
-    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
-        """Log density of each observation, summed over targets, shape (..., N)."""
-        return _log_prob(column(y, outputs), self.mean(outputs), self.variance(outputs))
+    def _sd(self, outputs: Outputs) -> Moments:
+        """Standard deviations."""
+        return self.variance(outputs).sqrt()
 
     @override
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
@@ -64,16 +62,26 @@ class GaussianLike(Likelihood):
 
     @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        z = (column(y, outputs) - self.mean(outputs)) / self._sd(outputs)
-        return torch.special.ndtr(z)
+        return torch.special.ndtr((column(y, outputs) - self.mean(outputs)) / self._sd(outputs))
+
+    @override
+    def quantiles(self, outputs: Outputs, q: float) -> Moments:
+        level = torch.special.ndtri(torch.tensor(q, dtype=torch.float64)).to(outputs)
+        return self.mean(outputs) + self._sd(outputs) * level
 
     @override
     def components(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
         return self.mean(outputs), self._sd(outputs)
 
-    def _sd(self, outputs: Outputs) -> Moments:
-        """Standard deviations."""
-        return self.variance(outputs).sqrt()
+
+class GaussianLike(NormalLikelihood):
+    """Base class of likelihoods with Gaussian y | f, defined by mean and variance."""
+
+    kind: ClassVar[Kind] = "regression"
+
+    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
+        """Log density of each observation, summed over targets, shape (..., N)."""
+        return _log_prob(column(y, outputs), self.mean(outputs), self.variance(outputs))
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` unless the targets are (N,) or (N, T) numbers."""

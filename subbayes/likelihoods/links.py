@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from subbayes.likelihoods.tails.tails import exponential_log_below
+from subbayes.likelihoods.tails.tails import exponential_log_below, normal_log_tails
 
 LINKS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "identity": (lambda value: value, lambda eta: eta),
@@ -70,7 +70,7 @@ def log_probabilities(
         -804.608
     """
     if link == "probit":
-        return _log_normal_below(eta), _log_normal_below(-eta)
+        return normal_log_tails(eta)
     if link == "cloglog":
         return exponential_log_below(eta), -eta.clamp_max(_LARGEST).exp()
     if link == "cauchit":  # the angle of (-eta, 1) over pi
@@ -79,14 +79,6 @@ def log_probabilities(
             torch.atan2(one, eta) / math.pi
         )
     return F.logsigmoid(eta), F.logsigmoid(-eta)
-
-
-def _log_normal_below(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-    r"""$\log \Phi(x)$, by operations that `vmap` knows, which it does not of `log_ndtr`."""
-    far = x < -1.0
-    tail, rest = torch.where(far, x, -1.0), torch.where(far, 0.0, x)
-    below = torch.log(torch.special.erfcx(-tail * math.sqrt(0.5)) / 2) - tail.square() / 2
-    return torch.where(far, below, torch.log1p(-torch.special.erfc(rest * math.sqrt(0.5)) / 2))
 
 
 def log_odds(link: str, eta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:

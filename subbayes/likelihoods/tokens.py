@@ -10,8 +10,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Kind, Likelihood, Moments, check_tensor
+from subbayes.likelihoods.base import Likelihood, Moments, check_tensor
 from subbayes.likelihoods.curvature_blocks import SoftmaxBlocks
+from subbayes.likelihoods.discrete import ClassLikelihood
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.types import Curvatures, Outputs, PerPoint, Targets
 
@@ -19,7 +20,7 @@ _MOST_CURVATURE = 4096  # outputs of a row, whose curvature has the square of th
 
 
 @dataclass(frozen=True)
-class CategoricalTokens(Likelihood):
+class CategoricalTokens(ClassLikelihood):
     r"""Labels of the positions of a sequence, or of the pixels of an image, some of them ignored.
 
     $$ \log p(y \mid f) = \sum_{t:\, y_t \ne i} \log \mathrm{softmax}(f_t)_{y_t} $$
@@ -46,7 +47,6 @@ class CategoricalTokens(Likelihood):
     shift: bool = False
     ignore_index: int = -100
     kept: Bool[Tensor, "N L"] | None = field(default=None, repr=False)
-    kind: ClassVar[Kind] = "classification"
     per_position: ClassVar[bool] = True
     unsaved = ("kept",)
 
@@ -77,17 +77,6 @@ class CategoricalTokens(Likelihood):
     def mean(self, outputs: Outputs) -> Moments:
         """Probabilities of the classes of all positions, shape (..., N, L V)."""
         return self.classes(outputs).flatten(-2)
-
-    def variance(self, outputs: Outputs) -> Moments:
-        """Variance of each indicator of a class at a position, shape (..., N, L V)."""
-        p = self.mean(outputs)
-        return p * (1 - p)
-
-    def sample(self, outputs: Outputs, generator: torch.Generator) -> Int[Tensor, "*S N L"]:
-        """One label per position given the inputs, shape (..., N, L)."""
-        p = self.classes(outputs).double().cpu()
-        u = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)
-        return (u > p.cumsum(-1)[..., :-1]).sum(-1)
 
     def curvature(self, outputs: Outputs) -> Curvatures:
         r"""$\mathrm{diag}(p_t) - p_t p_t^\top$ for each position that counts, 0 between positions.

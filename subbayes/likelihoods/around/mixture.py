@@ -207,8 +207,8 @@ class MixtureFamily(Family):
 
     def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
         """By bisection between those of both; None if one of them is not known."""
-        parts = zip((self.first, self.second), self._split(outputs), strict=True)
-        first, second = (_quantiles_of(family, own, q) for family, own in parts)
+        a, b = self._split(outputs)
+        first, second = self.first.quantiles(a, q), self.second.quantiles(b, q)
         if first is None or second is None:
             return None
         low, high = torch.minimum(first, second), torch.maximum(first, second)
@@ -235,11 +235,3 @@ def _log_density_of(family: Family, y: Tensor, eta: Predictors) -> Tensor:
     allowed = family.allows(y)
     inside = family.log_density(torch.where(allowed, y, family.response_within()), eta)
     return torch.where(allowed, inside, -math.inf)
-
-
-def _quantiles_of(family: Family, outputs: Outputs, q: float) -> Moments | None:
-    parts = family.components(outputs)
-    if parts is None:
-        return family.quantiles(outputs, q)
-    level = torch.special.ndtri(torch.tensor(q, dtype=torch.float64))
-    return parts[0] + level.to(parts[0]) * parts[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +12,13 @@ from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Kind, Moments
-from subbayes.likelihoods.discrete import Categorical
+from subbayes.likelihoods.base import Moments
+from subbayes.likelihoods.discrete import (
+    BinaryLikelihood,
+    Categorical,
+    ClassLikelihood,
+    SoftmaxLikelihood,
+)
 from subbayes.likelihoods.family import (
     CLASSES,
     Family,
@@ -40,10 +45,9 @@ from subbayes.utils.types import (
 
 @family("bernoulli")
 @dataclass(frozen=True, repr=False)
-class BernoulliFamily(Family):
+class BernoulliFamily(BinaryLikelihood, Family):
     r"""Two classes, $P(y = 1) = \mu$."""
 
-    kind: ClassVar[Kind] = "classification"
     is_mean = True
     is_binary = True
     canonical = "logit"
@@ -85,15 +89,10 @@ class BernoulliFamily(Family):
     def curvature(self, outputs: Outputs) -> Curvatures:
         return torch.diag_embed(fisher_information(self.links[0], outputs))
 
-    @override
-    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        p = self.values(outputs.cpu().double())["mu"]
-        return (torch.rand(p.shape, generator=generator, dtype=torch.float64) < p).long()
-
 
 @family("ordinal", "cumulative")
 @dataclass(frozen=True, repr=False)
-class OrdinalFamily(Family):
+class OrdinalFamily(ClassLikelihood, Family):
     r"""Ordered classes 0..K-1: $P(y \le j) = F(c_j - \mu)$ with the inverse F of a link.
 
     The predictors are $\mu$ and the K - 1 thresholds $c_0 < c_1 < \dots$ (McCullagh 1980,
@@ -109,7 +108,6 @@ class OrdinalFamily(Family):
 
     n_classes: int = 2
     cumulative: str = "logit"
-    kind: ClassVar[Kind] = "classification"
     is_for_networks = False
     unsaved = ("links",)
     allowed = {"mu": ("identity",)}
@@ -169,16 +167,10 @@ class OrdinalFamily(Family):
 
     def _log_probabilities(self, outputs: Outputs) -> Tensor:
         """Log P(y = j), shape (..., N, K)."""
-        thresholds = _sorted(outputs[..., 1:])
-        below, above = log_probabilities(self.cumulative, thresholds - outputs[..., :1])
-        first, last = below[..., :1], above[..., -1:]
-        if self.n_classes == 2:
-            return torch.cat([first, last], -1)
-        lower, upper = thresholds[..., :-1], thresholds[..., 1:]
-        between = self._log_between(
-            lower, upper, (below[..., :-1], below[..., 1:]), (above[..., :-1], above[..., 1:])
-        )
-        return torch.cat([first, between, last], -1)
+        y, cuts = torch.arange(self.n_classes, device=outputs.device), _sorted(outputs[..., 1:])
+        lower = cuts[..., (y - 1).clamp_min(0)]
+        upper = cuts[..., y.clamp_max(self.n_thresholds - 1)]
+        return self._log_probability(y, outputs[..., :1], lower, upper)
 
     def _log_between(
         self,
@@ -252,20 +244,6 @@ class OrdinalFamily(Family):
     def mean(self, outputs: Outputs) -> Moments:
         return self._log_probabilities(outputs).exp()
 
-    def variance(self, outputs: Outputs) -> Moments:
-        """Variance of each class indicator."""
-        p = self.mean(outputs)
-        return p * (1 - p)
-
-    @override
-    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        p = self.mean(outputs).double().cpu()
-        u = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)
-        return (u > p.cumsum(-1)[..., :-1]).sum(-1)
-
-    def _any_target(self, rows: Tensor) -> Tensor:
-        return torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
-
     def curvature(self, outputs: Outputs) -> Curvatures:
         """Expected curvature: the classes' Hessians weighted by their probabilities."""
         rows = outputs.reshape(-1, outputs.shape[-1])
@@ -304,7 +282,7 @@ def _log_between(below: tuple[Tensor, Tensor], above: tuple[Tensor, Tensor]) -> 
 
 @family("categorical", "multinomial")
 @dataclass(frozen=True, repr=False)
-class CategoricalFamily(Family):
+class CategoricalFamily(SoftmaxLikelihood, Family):
     r"""Classes without an order: $P(y = k) \propto e^{\mu_k}$, with $\mu = 0$ for the first one.
 
     The formula of `mu` is that of all other classes, each with effects of its own, which are
@@ -315,7 +293,6 @@ class CategoricalFamily(Family):
     """
 
     labels: tuple[Any, ...] = (0, 1)
-    kind: ClassVar[Kind] = "classification"
     unsaved = ("links", "labels")
     allowed = {"mu": ("identity",)}
     support = "classes 0..K-1"
@@ -401,22 +378,6 @@ class CategoricalFamily(Family):
     def allows(self, y: Tensor) -> Tensor:
         """Whole numbers 0..K-1."""
         return (y >= 0) & (y < len(self.labels)) & (y == y.floor())
-
-    @override
-    def mean(self, outputs: Outputs) -> Moments:
-        return Categorical().mean(outputs)
-
-    def variance(self, outputs: Outputs) -> Moments:
-        """Variance of each class indicator."""
-        return Categorical().variance(outputs)
-
-    @override
-    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        return Categorical().sample(outputs, generator)
-
-    def curvature(self, outputs: Outputs) -> Curvatures:
-        r"""$\mathrm{diag}(p) - p p^\top$."""
-        return Categorical().curvature(outputs)
 
     def __repr__(self) -> str:
         return f"categorical(classes={len(self.labels)})"

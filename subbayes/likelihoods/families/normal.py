@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Moments, column, target_values
+from subbayes.likelihoods.base import Moments, target_values
 from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.gaussian import NormalLikelihood
 from subbayes.likelihoods.links import LINKS
 from subbayes.likelihoods.tails.tails import (
     Tails,
@@ -26,7 +27,7 @@ _OUTLYING = 100  # standard deviations of a normal response from the others
 
 @family("normal", "gaussian")
 @dataclass(frozen=True, repr=False)
-class NormalFamily(Family):
+class NormalFamily(NormalLikelihood, Family):
     r"""$y \sim N(\mu, \sigma^2)$."""
 
     is_mean = True
@@ -55,11 +56,6 @@ class NormalFamily(Family):
             LINKS[self.links[0]][1](eta[0]), eta[1].exp(), (lower, upper)
         )
 
-    @override
-    def quantiles(self, outputs: Outputs, q: float) -> Moments:
-        mean, sd = self.components(outputs)
-        return mean + sd * torch.special.ndtri(torch.tensor(q, dtype=torch.float64)).to(mean)
-
     def target_warnings(self, y: Targets) -> list[str]:
         """A line for the response that is farthest from the others, if it sets the fit alone."""
         value = target_values(y)
@@ -84,8 +80,8 @@ class NormalFamily(Family):
         return moment(self.values(outputs)["sigma"].square())
 
     @override
-    def components(self, outputs: Outputs) -> Tails:
-        return self.mean(outputs), moment(self.values(outputs)["sigma"])
+    def _sd(self, outputs: Outputs) -> Moments:
+        return moment(self.values(outputs)["sigma"])
 
     def curvature(self, outputs: Outputs) -> Curvatures:
         r"""$(\mu')^2 / \sigma^2$ and 2 on the diagonal."""
@@ -93,13 +89,3 @@ class NormalFamily(Family):
         slope = values["mu"] if self.links[0] == "log" else torch.ones_like(values["mu"])
         first = (slope / values["sigma"]).square()
         return torch.diag_embed(torch.stack([first, torch.full_like(first, 2.0)], -1))
-
-    @override
-    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        mean, sd = self.components(outputs)
-        return torch.special.ndtr((column(y, mean) - mean) / sd)
-
-    @override
-    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        mean, sd = (part.cpu() for part in self.components(outputs))
-        return mean + sd * torch.randn(mean.shape, generator=generator, dtype=mean.dtype)
