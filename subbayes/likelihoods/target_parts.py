@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.data.data import Data
-from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.base import Likelihood
 from subbayes.utils.types import Outputs, PerPoint, Targets
 
 

@@ -8,10 +8,12 @@ are not checked.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NoReturn, get_args
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.data.arrays import check_dense
@@ -26,7 +28,11 @@ from subbayes.utils.warning import warn_user
 
 _MOST_CLASSES = 20  # in a warning
 _DRAWS, _ROWS = 4, 5  # numbers that targets and outputs rarely have
-_ELEMENTWISE = "Compute it elementwise, without sums or means over rows"
+_ELEMENTWISE = (
+    "the log density of each row and draw on its own",
+    "one that depends on other rows or draws",
+    "Compute it elementwise, without sums or means",
+)
 _NUMBER = "a whole number of at least 1"
 
 
@@ -272,37 +278,24 @@ def _completed(likelihood: Likelihood, outputs: Tensor, y: Targets) -> Likelihoo
 
 def _check_log_prob(likelihood: Likelihood, f: Tensor, y: Targets) -> None:
     """Check the log density of rows, and of rows and draws."""
+    refuse = partial(_refuse, likelihood, "log_prob")
 
     def evaluate(f: Tensor, y: Targets) -> Tensor:
         quantity, shape = "one log density per row and draw", f.shape[:-1]
         found = _tensors(likelihood, "log_prob", quantity, shape, f, y, required=True)
         if len(found) != 1:
-            _refuse(likelihood, "log_prob", "one tensor", f"a tuple of {len(found)}")
-        if found[0].dtype.itemsize < 4:  # sums over rows would lose their digits
-            expected, remedy = "log densities in float32 or float64", "Compute it in float32"
-            _refuse(likelihood, "log_prob", expected, f"{found[0].dtype}", remedy)
+            refuse("one tensor", f"a tuple of {len(found)}")
         return found[0]
 
-    with torch.no_grad():
-        before, _ = evaluate(f, y), evaluate(f[0], y)
-        other = f.clone()
-        other[0, 0] += 0.1
-        after, alone = evaluate(other, y), evaluate(f[:, :1], take(y, slice(1)))
-    bad = ~(before[0] < math.inf)  # NaN too
-    if bool(bad.any()):
-        row = int(bad.nonzero()[0])
-        got = f"{before[0, row].item()} at the outputs {f[0, row].tolist()}"
-        _refuse(likelihood, "log_prob", "log densities that are numbers", got)
-    after[0, 0] = before[0, 0]
-    if not (_same(before, after) and _same(before[:, :1], alone)):
-        expected = "the log density of each row and draw on its own"
-        _refuse(likelihood, "log_prob", expected, "one that depends on others", _ELEMENTWISE)
-    with torch.enable_grad():
-        found = evaluate(f.clone().requires_grad_(), y)
-    if not found.requires_grad:
-        remedy = "Compute it in torch, and do not detach the outputs"
-        expected = "log densities that have gradients in the outputs"
-        _refuse(likelihood, "log_prob", expected, "some without gradients", remedy)
+    def place(row: int) -> str:
+        return f"the outputs {f[0, row].tolist()}"
+
+    evaluate(f[0], y)
+    check_density(refuse, partial(evaluate, y=y), f, place)
+    together, alone = evaluate(f, y)[:, :1], evaluate(f[:, :1], take(y, slice(1)))
+    tolerance = torch.finfo(alone.dtype).eps ** 0.5
+    if not torch.allclose(together, alone, rtol=tolerance, atol=tolerance, equal_nan=True):
+        refuse(*_ELEMENTWISE)
 
 
 def _check_derivatives(likelihood: Likelihood, f: Tensor, y: Targets) -> None:
@@ -340,7 +333,67 @@ def _check_moments(likelihood: Likelihood, f: Tensor, y: Targets) -> None:
         _tensors(likelihood, "components", quantity, shape, f, or_none=True)
 
 
-# --- calls ----------------------------------------------------------------------------------------
+# --- functions of the user ------------------------------------------------------------------------
+
+
+def check_result(
+    refuse: Callable[..., NoReturn],
+    name: str,
+    found: Any,
+    expected: str,
+    shapes: tuple[tuple[int, ...], ...],
+) -> Tensor:
+    """The result of a function of the user, if it is a tensor of real numbers of one of the shapes.
+
+    Args:
+        refuse: raises an error from what was expected, what came and the remedy.
+        name: of the function; draws may be whole numbers, and log densities need their digits.
+        found: the result.
+        expected: a description of such a result.
+        shapes: those allowed.
+    """
+    if not isinstance(found, Tensor):
+        refuse(expected, type(found).__name__, "Compute it in torch")
+    check_dense(name, found)
+    if found.shape not in shapes:
+        remedy = "Compute it elementwise, without sums or means"
+        refuse(expected, f"shape {tuple(found.shape)}", remedy)
+    if not (found.is_floating_point() or name.endswith(("sample", "draw"))):
+        refuse("numbers in floating point", f"{found.dtype}")
+    if name.endswith("log_prob") and found.dtype.itemsize < 4:  # sums over rows lose their digits
+        expected = "log densities in float32 or float64"
+        refuse(expected, f"{found.dtype}", "Compute it in float32")
+    return found
+
+
+def check_density(
+    refuse: Callable[..., NoReturn],
+    evaluate: Callable[[Tensor], Tensor],
+    f: Float[Tensor, "S n C"],
+    place: Callable[[int], str],
+) -> None:
+    """Check that log densities are numbers, have gradients and do not depend on other rows.
+
+    Args:
+        refuse: as for `check_result`.
+        evaluate: from outputs or predictors to the log density of each row and draw.
+        f: these outputs.
+        place: describes a row.
+    """
+    with torch.enable_grad():
+        f = f.clone().requires_grad_()
+        found = evaluate(f)
+        if not found.requires_grad:
+            remedy = "Compute it in torch, and do not detach its arguments"
+            refuse("log densities that have gradients", "some without gradients", remedy)
+        (gradient,) = torch.autograd.grad(found[0, 0], f)
+    bad = ~(found[0] < math.inf)  # NaN too
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        refuse("log densities that are numbers", f"{found[0, row].item()} at {place(row)}")
+    gradient[0, 0] = 0.0
+    if bool(gradient.nan_to_num(0.0).any()):
+        refuse(*_ELEMENTWISE)
 
 
 def _own(likelihood: Likelihood) -> Likelihood:
@@ -393,25 +446,15 @@ def _tensors(
     expected = f"{quantity}, shape {shape} for outputs {tuple(arguments[0].shape)}"
     parts = _parts(likelihood, name, expected, *arguments, required=required)
     parts = [part for part in parts if not (or_none and part is None)]
-    for part in parts:
-        remedy = "" if isinstance(part, Tensor) else "Compute it in torch"
-        if isinstance(part, Tensor):
-            check_dense(f"{_name(likelihood)}.{name}", part)
-        if not isinstance(part, Tensor) or part.shape not in (shape, *or_shapes):
-            _refuse(likelihood, name, expected, _described(part), remedy)
-        if not (part.is_floating_point() or name == "sample"):
-            plural = "log densities" if name == "log_prob" else "numbers"
-            _refuse(likelihood, name, f"{plural} in floating point", f"{part.dtype}")
-    return parts
+    refuse = partial(_refuse, likelihood, name)
+    return [
+        check_result(refuse, f"{_name(likelihood)}.{name}", part, expected, (shape, *or_shapes))
+        for part in parts
+    ]
 
 
 def _described(value: Any) -> str:
     return f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    tolerance = torch.finfo(a.dtype).eps ** 0.5
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
 def _refuse(

@@ -161,7 +161,11 @@ def normal(f, y):
             lambda s, f, y: normal(f, y) * torch.nan,
             "are numbers, got nan at the outputs",
         ),
-        ("log_prob", lambda s, f, y: normal(f, y).detach(), "gradients in the outputs, got some"),
+        (
+            "log_prob",
+            lambda s, f, y: normal(f, y).detach(),
+            "log densities that have gradients, got some",
+        ),
         ("log_prob", lambda s, f, y: normal(f, y).long(), "in floating point, got torch.int64"),
         (
             "log_prob",

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from subbayes.data.arrays import check_dense
 from subbayes.likelihoods.base import Moments, UndefinedError
 from subbayes.likelihoods.family import Family, moment
 from subbayes.likelihoods.links import LINKS
-from subbayes.utils.checks import check_choice, fail, fail_type
+from subbayes.likelihoods.validation import check_density, check_result
+from subbayes.utils.checks import check_choice, fail
 from subbayes.utils.types import Curvatures, Outputs, Predictors, Targets
 
 _RESULTS = {
@@ -130,11 +131,7 @@ class Custom(Family):
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         found = self.log_prob_of(y, **self.values(torch.stack(eta, -1)))
         shape = torch.broadcast_shapes(y.shape, eta[0].shape)
-        found = _checked("log_prob", "log density", found, shape)
-        if found.dtype.itemsize < 4:  # sums over rows would lose their digits
-            expected, remedy = "log densities in float32 or float64", "Compute it in float32"
-            fail("log_prob", expected, f"a tensor of {found.dtype}", remedy)
-        return found
+        return _checked("log_prob", "log density", found, shape)
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for responses outside the support, or a density that cannot be used.
@@ -152,39 +149,25 @@ class Custom(Family):
 
     def _check_density(self, y: Tensor, start: Tensor) -> None:
         """Check the density of responses at two equal draws of predictors that suit them."""
-        with torch.enable_grad():
-            eta, used = start.expand(2, len(y), -1).clone().requires_grad_(), y.clone()
+        refuse = partial(fail, "log_prob")
+
+        def evaluate(eta: Tensor) -> Tensor:
+            used = y.clone()
             found = self.log_density(used, eta.unbind(-1))
             if not torch.equal(used, y):
-                fail(
-                    "log_prob",
+                refuse(
                     "a function that does not change its arguments",
                     "one that changes them",
                     "Replace operations in place, such as y.clamp_(0), by y.clamp(0)",
                 )
-            if not found.requires_grad:
-                fail(
-                    "log_prob",
-                    "a function of torch that has gradients in the parameters",
-                    "a log density without gradients",
-                    "Do not detach the parameters, nor convert them to NumPy",
-                )
-            (gradient,) = torch.autograd.grad(found[0, 0], eta)
-        bad = ~(found[0] < math.inf)  # NaN too
-        if bool(bad.any()):
-            row = int(bad.nonzero()[0])
-            at = {name: values[0, row] for name, values in self.values(eta.detach()).items()}
-            shown = ", ".join(f"{name} = {value:.4g}" for name, value in at.items())
-            got = f"{found[0, row].item()} at row {row}: y = {y[row]:.4g}, {shown}"
-            fail("log_prob", "log densities that are numbers", got)
-        gradient[0, 0] = 0.0
-        if bool(gradient.nan_to_num(0.0).any()):
-            fail(
-                "log_prob",
-                "the log density of each row and draw on its own",
-                "one that depends on other rows or draws",
-                "Compute it elementwise, without sums or means",
-            )
+            return found
+
+        def place(row: int) -> str:
+            values = self.values(start).items()
+            shown = ", ".join(f"{name} = {value:.4g}" for name, value in values)
+            return f"row {row}: y = {y[row]:.4g}, {shown}"
+
+        check_density(refuse, evaluate, start.expand(2, len(y), -1), place)
 
     def _called(self, name: str, outputs: Outputs, *others: Any) -> Tensor:
         function = getattr(self, name)
@@ -254,17 +237,5 @@ class Custom(Family):
 
 def _checked(name: str, quantity: str, found: Any, shape: tuple[int, ...]) -> Tensor:
     """A result of a function of the user, if it is a tensor of numbers of this shape."""
-    if not isinstance(found, Tensor):
-        fail_type(name, f"a tensor, one {quantity} per row and draw", found, "Compute it in torch")
-    check_dense(name, found)
-    if found.shape != shape:
-        fail(
-            name,
-            f"one {quantity} per row and draw, shape {tuple(shape)}",
-            f"shape {tuple(found.shape)}",
-            "Compute it elementwise, without sums or means",
-        )
-    if not (found.is_floating_point() or name == "draw"):  # responses may be counts
-        plural = "log densities" if name == "log_prob" else f"a {quantity}"
-        fail(name, f"{plural} in floating point", f"a tensor of {found.dtype}")
-    return found
+    expected = f"one {quantity} per row and draw, shape {tuple(shape)}"
+    return check_result(partial(fail, name), name, found, expected, (shape,))
