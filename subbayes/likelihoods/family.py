@@ -575,32 +575,35 @@ class Family(Likelihood):
 
     # --- the Fisher information -----------------------------------------------------------------
 
-    def _rule(self, outputs: Outputs) -> tuple[Float[Tensor, "m *S N"], Float[Tensor, "m *S N"]]:
+    def _rule(
+        self, outputs: Float[Tensor, "n K"], generator: torch.Generator
+    ) -> tuple[Float[Tensor, "m n"], Float[Tensor, "m n"]]:
         r"""Responses, and the weights of a sum over them that is an expectation.
 
         For counts, those below 64 with their probabilities, which keep their digits where counts
         above 0 are rare, and of the others the quantiles at the midpoints of 1025 levels. For
         numbers, with $y = F^{-1}(\Phi(x))$ it is an integral over $x \sim N(0, 1)$, of which the
-        trapezoidal rule has a small error for continuous responses.
+        trapezoidal rule has a small error for continuous responses. Without a distribution, draws.
         """
+        if not self._has_distribution:
+            y = self.sample(outputs.cpu().expand(_DRAWS, *outputs.shape), generator)[..., 0]
+            return y, torch.full(y.shape, 1 / _DRAWS)
         if self.kind == "count":
             return self._rule_of_counts(outputs)
-        frozen, shape = self._distribution_at(outputs), (-1, *[1] * (outputs.ndim - 1))
-        x = torch.linspace(-_END, _END, _NODES, dtype=torch.float64).reshape(shape)
+        frozen = self._distribution_at(outputs)
+        x = torch.linspace(-_END, _END, _NODES, dtype=torch.float64).unsqueeze(-1)
         lower = torch.special.ndtr(-x.abs()).numpy()
-        y = np.where(x.numpy() < 0, frozen.ppf(lower), frozen.isf(lower))
-        weight = (-0.5 * x.square()).softmax(0)
-        return torch.from_numpy(y), weight.expand(y.shape)
+        y = torch.from_numpy(np.where(x.numpy() < 0, frozen.ppf(lower), frozen.isf(lower)))
+        return y, (-0.5 * x.square()).softmax(0).expand(y.shape)
 
     def _rule_of_counts(self, outputs: Outputs) -> tuple[Tensor, Tensor]:
-        at, shape = outputs.detach().double().cpu(), (-1, *[1] * (outputs.ndim - 1))
+        at = outputs.double().cpu()
         frozen = self._distribution_at(at)
-        few = torch.arange(_SUMMED, dtype=torch.float64).reshape(shape)
-        few = few.expand(_SUMMED, *at.shape[:-1])
+        few = torch.arange(_SUMMED, dtype=torch.float64).unsqueeze(-1).expand(_SUMMED, len(at))
         below = np.asarray(frozen.cdf(few[-1].numpy()))
         rest = np.where(1 - below > _NO_REST, 1 - below, 0.0)
         levels = torch.linspace(0, 1, 2 * _LEVELS + 1, dtype=torch.float64)[1::2]
-        upper = frozen.ppf(below + rest * levels.reshape(shape).numpy())
+        upper = frozen.ppf(below + rest * levels.unsqueeze(-1).numpy())
         many = torch.from_numpy(np.where(rest > 0, np.maximum(upper, _SUMMED), _SUMMED))
         share = torch.from_numpy(rest / _LEVELS).expand(many.shape)
         probability = self.log_density(few, at.unbind(-1)).exp()
@@ -614,24 +617,16 @@ class Family(Likelihood):
         relative standard error is about 1/32 times the standard deviation of squared scores over
         their mean; it decreases in averages over rows, whose draws are independent.
         """
-        if self._has_distribution:
-            return self._summed_information(outputs, *self._rule(outputs))
         generator = torch.Generator().manual_seed(0)
+        known = [name in self.known for name in self.parameters]
         flat, found = outputs.detach().reshape(-1, outputs.shape[-1]), []
         for rows in flat.split(_AT_ONCE // _DRAWS):
-            y = self.sample(rows.cpu().expand(_DRAWS, *rows.shape), generator)[..., 0].to(rows)
-            found.append(self._summed_information(rows, y, torch.full_like(y, 1 / _DRAWS)))
-        return torch.cat(found).reshape(*outputs.shape, outputs.shape[-1])
-
-    def _summed_information(
-        self, outputs: Outputs, y: Float[Tensor, "m *S N"], weight: Float[Tensor, "m *rows"]
-    ) -> Curvatures:
-        """The Fisher information as a weighted sum over m responses of each distribution."""
-        wide = in_float64(outputs.detach()).expand(len(y), *outputs.shape)
-        y, weight = (part.to(wide) for part in (y, weight))
-        score = torch.func.grad(lambda f: self.log_density(y, f.unbind(-1)).sum())(wide)
-        found = torch.einsum("m...,m...a,m...b->...ab", weight.expand(y.shape), score, score)
-        return found.to(outputs)
+            y, weight = (part.to(in_float64(rows)) for part in self._rule(rows, generator))
+            wide = in_float64(rows).expand(len(y), *rows.shape)
+            score = torch.func.grad(lambda f, y=y: self.log_density(y, f.unbind(-1)).sum())(wide)
+            score[..., known] = 0.0
+            found.append(torch.einsum("mn,mna,mnb->nab", weight, score, score))
+        return torch.cat(found).reshape(*outputs.shape, outputs.shape[-1]).to(outputs)
 
     def averaged(self, outputs: Outputs) -> Moments:
         """What marginal means, contrasts, slopes and conditional effects are about: the mean."""

@@ -21,7 +21,7 @@ from subbayes.likelihoods.around.around import AroundFamily
 from subbayes.likelihoods.around.truncated import TruncatedFamily
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.family import Family, Side, family
-from subbayes.likelihoods.tails.tails import Tails, log_between, tails_between
+from subbayes.likelihoods.tails.tails import Tails, log_between
 from subbayes.utils.checks import fail
 from subbayes.utils.types import (
     Curvatures,
@@ -173,28 +173,36 @@ class CensoredFamily(AroundFamily):
     def completed(
         self, outputs: Float[Tensor, "S n C"], y: Float[Tensor, "n m"], generator: torch.Generator
     ) -> Float[Tensor, "S n"] | None:
-        inner: Any = self.family
-        if self.kind == "count":
-            possible = not self._is_truncated or not inner.known
-        else:
-            possible = hasattr(self.innermost, "from_log_tails")
-        if not possible:
+        if self.kind != "count" and not hasattr(self.innermost, "from_log_tails"):
             warn_user(
-                f"{inner!r} has no from_log_tails: censored responses are compared as they are "
-                "with replicates that are not censored, which makes replicates larger or smaller"
+                f"{self.family!r} has no from_log_tails: censored responses are compared as they "
+                "are with replicates that are not censored, which makes replicates larger or "
+                "smaller"
             )
             return None
         y = y.double()
         found = y[:, 0].expand(len(outputs), -1).clone()
         rows = torch.nonzero(y[:, 1] != 0)[:, 0]
         if len(rows):
-            draw = _counts if self.kind == "count" else _numbers
-            found[:, rows] = draw(self, outputs[:, rows].double(), y[rows], generator)
+            found[:, rows] = self._drawn(outputs[:, rows].double(), y[rows], generator)
         return found
 
-    @property
-    def _is_truncated(self) -> bool:
-        return isinstance(self.family, TruncatedFamily)
+    def _drawn(
+        self, outputs: Float[Tensor, "S n C"], y: Float[Tensor, "n m"], generator: torch.Generator
+    ) -> Float[Tensor, "S n"]:
+        """Draws of the family truncated to what is known of each response."""
+        value, status = y[:, 0], y[:, 1]
+        upper = torch.where(status == 1, math.inf, y[:, -1] if y.shape[1] == 3 else value)
+        upper = torch.where(status == -1, value, upper).expand(outputs.shape[:-1])
+        first = value + 1 if self.kind == "count" else value  # of more than the value
+        lower = torch.where(status == -1, -math.inf, first).expand(outputs.shape[:-1])
+        inner: Family = self.family
+        if isinstance(inner, TruncatedFamily):
+            outputs, least, most = inner.split_outputs(outputs)
+            lower, upper, inner = lower.maximum(least), upper.minimum(most), inner.family
+        within = TruncatedFamily(family=inner, lower="lower", upper="upper")
+        predictors = torch.cat([outputs, lower.unsqueeze(-1), upper.unsqueeze(-1)], -1)
+        return within.sample(predictors, generator)[..., 0].double()
 
     def one_sided(self, y: Float[np.ndarray, "n m"], trials: RowWeights) -> dict[str, Side]:
         """As the family for rows that are seen; others bound the location on one side."""
@@ -279,49 +287,3 @@ def _status_values(column: Any) -> np.ndarray:
     if values.dtype == object and all(isinstance(v, (int, float, np.number)) for v in values):
         values = values.astype(np.float64)
     return values
-
-
-def _known_ends(y: Float[Tensor, "n m"]) -> Tails:
-    """The ends of what is known of censored responses."""
-    value, status = y[:, 0], y[:, 1]
-    upper = torch.where(status == 1, math.inf, y[:, -1] if y.shape[1] == 3 else value)
-    return torch.where(status == -1, -math.inf, value), torch.where(status == -1, value, upper)
-
-
-def _numbers(
-    family: CensoredFamily, outputs: Tensor, y: Tensor, generator: torch.Generator
-) -> Float[Tensor, "S n"]:
-    lower, upper = _known_ends(y)
-    eta, value = outputs.unbind(-1), y[:, 0]
-    u = torch.rand(outputs.shape[:-1], generator=generator, dtype=torch.float64).clamp_min(1e-300)
-    zero = torch.zeros_like(u)
-    none = zero - math.inf
-    low, high = (
-        family.log_tails(torch.where(end.isinf(), value, end), eta) for end in (lower, upper)
-    )
-    low = torch.where(lower.isinf(), none, low[0]), torch.where(lower.isinf(), zero, low[1])
-    high = torch.where(upper.isinf(), zero, high[0]), torch.where(upper.isinf(), none, high[1])
-    tails = tails_between(low, high, u.log(), torch.log1p(-u))
-    found: Tensor = family.family.from_log_tails(*tails, eta)
-    possible = log_between(low, high) > -math.inf  # or all of it is at the bound
-    return torch.where(possible, found.maximum(lower).minimum(upper), value)
-
-
-def _counts(
-    family: CensoredFamily, outputs: Tensor, y: Tensor, generator: torch.Generator
-) -> Float[Tensor, "S n"]:
-    found = torch.empty(outputs.shape[:-1], dtype=torch.float64)
-    ends, inner = torch.stack(_known_ends(y), 1), family.family
-    least, most = -math.inf, math.inf
-    if isinstance(inner, TruncatedFamily):
-        inner, (least, most) = inner.family, inner.bounds
-    for lower, upper in ends.unique(dim=0).tolist():
-        rows = (ends == ends.new_tensor([lower, upper])).all(1)
-        first, last = math.ceil(max(lower + 1, least, 0.0)), min(upper, most)
-        last = math.floor(last) if last < math.inf else last
-        if first == last:  # the only count that is possible
-            found[:, rows] = first
-            continue
-        within = TruncatedFamily(family=inner, lower=first, upper=last)
-        found[:, rows] = within.sample(outputs[:, rows], generator)[..., 0].double()
-    return found

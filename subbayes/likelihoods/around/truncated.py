@@ -32,7 +32,7 @@ from subbayes.likelihoods.tails.counts import (
 )
 from subbayes.likelihoods.tails.tails import log_between, log_difference, tails_between
 from subbayes.utils.checks import fail
-from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers, RowTargets
+from subbayes.utils.types import Outputs, Predictors, RowNumbers, RowTargets
 
 _ENDS = ("lower", "upper")
 
@@ -203,9 +203,11 @@ class TruncatedFamily(AroundFamily):
         own = eta[: len(self.family.parameters)]
         return own, ends.get("lower", self.lower), ends.get("upper", self.upper)
 
-    def _of_family(self, outputs: Outputs) -> Outputs:
-        """The predictors of the family, shape (..., N, K)."""
-        return outputs[..., : len(self.family.parameters)]
+    def split_outputs(self, outputs: Outputs) -> tuple[Outputs, Tensor, Tensor]:
+        """The predictors of the family, (..., N, K), and both bounds, (..., N)."""
+        own, lower, upper = self._split(outputs.unbind(-1))
+        zero = torch.zeros_like(outputs[..., 0])
+        return torch.stack(own, -1), zero + lower, zero + upper
 
     @property
     def _bounded(self) -> tuple[bool, bool]:
@@ -328,23 +330,17 @@ class TruncatedFamily(AroundFamily):
         if self.kind == "count":
             return None
         eta = outputs.detach().double().cpu()
-        size = max(1, _AT_ONCE // len(eta))
-        ends = [self._all_tails(part.unbind(-1)) for part in eta.split(size, 1)]
-        stacked = torch.cat([torch.stack([*low, *high]) for low, high in ends], -1)
+        low, high = self._all_tails(eta.unbind(-1))
+        stacked = torch.stack([*low, *high])
 
         def evaluate(y: Tensor, rows: Tensor) -> Tails:
-            parts = []
-            for at, row in zip(y[:, 0].double().split(size), rows.split(size), strict=True):
-                own, bounds = eta[:, row].unbind(-1), stacked[:, :, row]
-                tails = (bounds[0], bounds[1]), (bounds[2], bounds[3])
-                lower, upper = self._ends(own)
-                outside = (at < self.family.bounds[0]) | (at < lower) | (at > upper)
-                log_density = self.family.log_density(at, self._split(own)[0])
-                density = (log_density - log_between(*tails)).exp()
-                density = density.masked_fill(outside, 0.0)
-                parts.append(torch.stack([self._probability(at, own, tails), density]))
-            probability, density = torch.cat(parts, -1).to(y)
-            return probability, density
+            value, own, bounds = y[:, 0].double(), eta[:, rows].unbind(-1), stacked[:, :, rows]
+            tails = (bounds[0], bounds[1]), (bounds[2], bounds[3])
+            lower, upper = self._ends(own)
+            outside = (value < self.family.bounds[0]) | (value < lower) | (value > upper)
+            log_density = self.family.log_density(value, self._split(own)[0])
+            density = (log_density - log_between(*tails)).exp().masked_fill(outside, 0.0)
+            return self._probability(value, own, tails).to(y), density.to(y)
 
         return evaluate
 
@@ -496,7 +492,7 @@ class TruncatedFamily(AroundFamily):
     def has_moment(self, outputs: Outputs, order: int) -> Tensor:
         """As the family where a tail remains."""
         if self._has_tail:
-            return self.family.has_moment(self._of_family(outputs), order)
+            return self.family.has_moment(self.split_outputs(outputs)[0], order)
         return super().has_moment(outputs, order)
 
     def has_finite_parameters(self, outputs: Outputs) -> bool:
@@ -516,19 +512,10 @@ class TruncatedFamily(AroundFamily):
         mean, variance = _in_blocks(self._moments, outputs, _CELLS).to(outputs)
         return moment(mean), moment(variance)
 
-    def curvature(self, outputs: Outputs) -> Curvatures:
-        """The Fisher information, as an integral over quantiles."""
-        flat = outputs.detach().reshape(-1, outputs.shape[-1])
-        found = []
-        for rows in flat.split(_AT_ONCE // _CELLS):
-            eta = rows.double().cpu()  # responses near a bound need its digits
-            y, weight = self._rule_of_levels(eta.unbind(-1), heavy=False)
-            score = torch.func.grad(lambda f, y=y: self.log_density(y, f.unbind(-1)).sum())(
-                eta.expand(len(y), *eta.shape)
-            )
-            score[..., [name in self.known for name in self.parameters]] = 0.0
-            found.append(torch.einsum("mn,mna,mnb->nab", weight, score, score))
-        return torch.cat(found).reshape(*outputs.shape, outputs.shape[-1]).to(outputs)
+    @override
+    def _rule(self, outputs: Float[Tensor, "n K"], generator: torch.Generator) -> Tails:
+        eta = outputs.double().cpu()  # responses near a bound need its digits
+        return self._rule_of_levels(eta.unbind(-1), heavy=False)
 
 
 def _per_mass(log_part: Tensor, log_mass: Tensor, otherwise: Tensor | float) -> Tensor:
