@@ -16,7 +16,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, TypeVar, cast, runtime_checkable
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    NamedTuple,
+    NoReturn,
+    Protocol,
+    TypeVar,
+    cast,
+    runtime_checkable,
+)
 
 import msgspec
 import numpy as np
@@ -24,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from subbayes.artifacts import folder
-from subbayes.artifacts.arrays import ANY, Arrays, check_tensors
+from subbayes.artifacts.arrays import ANY, Arrays, check_tensors, under
 from subbayes.artifacts.facts import Facts, as_facts, decode, encode
 from subbayes.artifacts.files import (
     StrPath,
@@ -37,7 +47,7 @@ from subbayes.artifacts.files import (
     read_start,
 )
 from subbayes.artifacts.folder import Artifact
-from subbayes.artifacts.tensors import Kept, as_tensors, whole_tensors
+from subbayes.artifacts.tensors import Kept, as_tensors, strip_prefix, whole_tensors
 from subbayes.utils.checks import CheckpointError, InputError, InputTypeError, fail, fail_type
 
 BESIDE = "subbayes"
@@ -142,6 +152,47 @@ class Nested(Facts):
     def arrays(self) -> Arrays:
         """Those of the object."""
         return cast(KindFacts, self.facts).arrays()
+
+    def rebuild(self, tensors: dict[str, Any], **options: Any) -> Any:
+        """The object of its tensors, with the arguments of `load` that are not None."""
+        return rebuild(self.kind, tensors, self.facts, options)
+
+
+class WrappedFacts(KindFacts):
+    """Base class of the facts of an object around a model, of which all its tensors are."""
+
+    kinds: ClassVar[tuple[str, ...]]  # of the model
+
+    model: Nested
+
+    def __post_init__(self) -> None:
+        self.model.check_kind(*self.kinds)
+
+    def arrays(self) -> Arrays:
+        """Those of the model."""
+        return self.model.arrays()
+
+
+class MembersFacts(KindFacts):
+    """Base class of the facts of a mixture, whose tensors are those of its members."""
+
+    kind_of_members: ClassVar[str]
+
+    members: Annotated[list[Nested], msgspec.Meta(min_length=1, max_length=100)]
+
+    def __post_init__(self) -> None:
+        for member in self.members:
+            member.check_kind(self.kind_of_members)
+
+    def arrays(self) -> Arrays:
+        """Those of each member, under its number."""
+        each = [under(str(m), member.arrays()) for m, member in enumerate(self.members)]
+        return {name: array for arrays in each for name, array in arrays.items()}
+
+    def rebuild_members(self, tensors: dict[str, Any], **options: Any) -> tuple[Any, ...]:
+        """The members, with the arguments of `load` that are not None."""
+        numbered = enumerate(self.members)
+        return tuple(one.rebuild(strip_prefix(str(m), tensors), **options) for m, one in numbered)
 
 
 def checked_facts(kind: str, tensors: Mapping[str, Any], facts: Any) -> Any:
@@ -293,8 +344,7 @@ def load(
     if module is not None and not isinstance(module, nn.Module):
         fail_type("module", "a torch.nn.Module", module)
     tensors, facts, kind = _read_for(module, path, device)
-    options = {name: value for name, value in given.items() if value is not None}
-    return rebuild(kind, tensors, facts, options, path)
+    return rebuild(kind, tensors, facts, given, path)
 
 
 def _read_for(module: nn.Module | None, path: StrPath, device: torch.device | str) -> Artifact:
@@ -382,7 +432,7 @@ def rebuild(
 ) -> Any:
     """Rebuild an object of a kind from its tensors and facts, perhaps in their class already.
 
-    `options` are the arguments of `load` that were given, `path` where it was read, for errors;
+    `options` are the arguments of `load`, None if not given, `path` where it was read, for errors;
     None for an object inside of another one.
 
     Raises:
@@ -390,6 +440,7 @@ def rebuild(
     """
     known = _kind_named(kind)
     assert known is not None
+    options = {name: value for name, value in options.items() if value is not None}
     taken = inspect.signature(known.rebuild).parameters
     for option in options:
         if option not in taken and not any(p.kind is p.VAR_KEYWORD for p in taken.values()):

@@ -19,9 +19,8 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.artifacts.arrays import Arrays
 from subbayes.artifacts.facts import Finite, Positive
-from subbayes.artifacts.saving import KindFacts, Nested, artifact, rebuild
+from subbayes.artifacts.saving import Nested, WrappedFacts, artifact
 from subbayes.baselines.map import point_estimate
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
@@ -37,21 +36,15 @@ from subbayes.utils.types import Outputs, Targets
 _PRIOR_SCALE = 0.5  # of the logarithm of the temperature of classes
 
 
-class ScaledFacts(KindFacts):
+class ScaledFacts(WrappedFacts):
     """What an artifact holds of `TemperatureScaled` beside the tensors of its base."""
 
-    model: Nested
+    kinds = ("fitted-model", "sparse-network", "weight-samples", "mc-dropout")
+
     temperature: Positive
     gain: Finite | None
     error: Finite | None
     averaged: bool
-
-    def __post_init__(self) -> None:
-        self.model.check_kind("fitted-model", "sparse-network", "weight-samples", "mc-dropout")
-
-    def arrays(self) -> Arrays:
-        """Those of the base."""
-        return self.model.arrays()
 
 
 def temperature_scaling(
@@ -203,7 +196,7 @@ def rebuild_scaled(
     tensors: dict[str, Tensor], facts: ScaledFacts, **options: Any
 ) -> TemperatureScaled:
     """Rebuild a scaled predictor from its artifact; `options` are those of the base."""
-    base = rebuild(facts.model.kind, tensors, facts.model.facts, options)
+    base = facts.model.rebuild(tensors, **options)
     return TemperatureScaled(base, facts.temperature, facts.gain, facts.error, facts.averaged)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from subbayes.artifacts.saving import save
+from subbayes.artifacts.tensors import add_prefix
 from subbayes.data.arrays import is_list_of_dicts, to_tensor
 from subbayes.data.cache import concatenate
 from subbayes.data.data import Data, join_targets
@@ -328,6 +329,27 @@ class Predictor(ABC):
     def card(self, scores: Mapping[str, float] | None = None) -> str:
         """A model card in Markdown: what the model is, its scores, and how to load it."""
         return model_card(self.describe(), self.fit_summary(), scores or {})
+
+
+class Members(Predictor):
+    """A mixture of models with one likelihood, saved as these."""
+
+    members: tuple[Any, ...]
+
+    @property
+    def network(self) -> Any:
+        """The network of the first member."""
+        return self.members[0].network
+
+    @property
+    def likelihood(self) -> Any:
+        """p(y | f), of all members."""
+        return self.members[0].likelihood
+
+    def tensors(self) -> dict[str, Tensor | np.ndarray]:
+        """Those of each member, under its number."""
+        each = [add_prefix(str(m), member.tensors()) for m, member in enumerate(self.members)]
+        return {name: tensor for tensors in each for name, tensor in tensors.items()}
 
 
 def _as_many_rows(data: Data) -> tuple[Any, Int[Tensor, "_"]]:

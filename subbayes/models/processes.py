@@ -210,8 +210,7 @@ def restored(
         likelihood: replaces the one in the facts; None keeps that.
         device: where to put the model.
     """
-    arguments = {"module": module, "output": output, "likelihood": likelihood}
-    options = {name: value for name, value in arguments.items() if value is not None}
+    options = {"module": module, "output": output, "likelihood": likelihood}
     model: FittedModel = rebuild(FittedModel.kind, to_device(tensors, device), facts, options)
     return model
 

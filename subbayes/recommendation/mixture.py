@@ -7,20 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from msgspec import Meta
 from torch import Tensor, nn
 from typing_extensions import override
 
-from subbayes.artifacts.arrays import Array, Arrays, under
-from subbayes.artifacts.saving import KindFacts, Nested, artifact
-from subbayes.artifacts.saving import rebuild as rebuild_model
-from subbayes.artifacts.tensors import add_prefix, strip_prefix
-from subbayes.diagnostics.predictor import Predictor
+from subbayes.artifacts.saving import MembersFacts, Nested, artifact
+from subbayes.diagnostics.predictor import Members
 from subbayes.inference.laplace.linearised import LinearisedPosterior
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import Moments, WrappedLikelihood
@@ -29,21 +25,10 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.utils.types import Outputs
 
 
-class MixtureFacts(KindFacts):
-    """A mixture but for its tensors, which are those of its members."""
+class MixtureFacts(MembersFacts):
+    """A mixture but for its tensors."""
 
-    members: Annotated[list[Nested], Meta(min_length=1, max_length=100)]
-
-    def __post_init__(self) -> None:
-        for member in self.members:
-            member.check_kind("linearised-laplace")
-
-    def arrays(self) -> Arrays:
-        """Those of each member, under its number."""
-        found: dict[str, Array] = {}
-        for m, member in enumerate(self.members):
-            found |= under(str(m), member.arrays())
-        return found
+    kind_of_members = "linearised-laplace"
 
 
 @dataclass(frozen=True)
@@ -98,7 +83,7 @@ class MixturePredictive(Predictive):
 
 
 @dataclass(frozen=True)
-class Mixture(Predictor):
+class Mixture(Members):
     """Linearised posteriors of several networks, with equal weights.
 
     Attributes:
@@ -110,16 +95,6 @@ class Mixture(Predictor):
     label: ClassVar[str] = "ensemble of linearised posteriors"
 
     members: tuple[LinearisedPosterior, ...]
-
-    @property
-    def network(self) -> Any:
-        """The network of the first member."""
-        return self.members[0].network
-
-    @property
-    def likelihood(self) -> Any:
-        """p(y | f), of all members."""
-        return self.members[0].likelihood
 
     @property
     @override
@@ -134,13 +109,6 @@ class Mixture(Predictor):
         outputs = torch.cat([one.outputs for one in each])
         variances = [torch.from_numpy(one.epistemic).reshape(len(one), -1) for one in each]
         return MixturePredictive(outputs, self.likelihood, torch.stack(variances))
-
-    def tensors(self) -> dict[str, Tensor | np.ndarray]:
-        """Those of each member, under its number."""
-        found: dict[str, Tensor | np.ndarray] = {}
-        for m, member in enumerate(self.members):
-            found |= add_prefix(str(m), member.tensors())
-        return found
 
     def facts(self) -> MixtureFacts:
         """The members."""
@@ -157,10 +125,6 @@ def rebuild(
     output: Callable[[Any], Tensor] | None = None,
 ) -> Mixture:
     """Rebuild a mixture from its artifact; see `subbayes.load`."""
-    given = {"module": module, "likelihood": likelihood, "output": output}
-    options = {name: value for name, value in given.items() if value is not None}
-    members = [
-        rebuild_model(one.kind, strip_prefix(str(m), tensors), one.facts, options)
-        for m, one in enumerate(facts.members)
-    ]
-    return Mixture(tuple(members))
+    return Mixture(
+        facts.rebuild_members(tensors, module=module, likelihood=likelihood, output=output)
+    )

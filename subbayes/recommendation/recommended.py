@@ -14,10 +14,8 @@ from typing_extensions import override
 from subbayes.artifacts.arrays import Array, Arrays, under
 from subbayes.artifacts.facts import Finite, Line
 from subbayes.artifacts.saving import KindFacts, Nested, artifact
-from subbayes.artifacts.saving import rebuild as rebuild_model
 from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.diagnostics.predictor import Predictor
-from subbayes.inference.laplace.linearised import LinearisedPosterior
 from subbayes.likelihoods import Likelihood
 from subbayes.predictions.predictive import Predictive
 from subbayes.recommendation.unlike import Unlike
@@ -181,19 +179,13 @@ def rebuild(
     output: Callable[[Any], Tensor] | None = None,
 ) -> Recommendation:
     """Rebuild a recommendation from its artifact; see `subbayes.load`."""
-    given = {"module": module, "likelihood": likelihood, "output": output}
-    options = {name: value for name, value in given.items() if value is not None}
-
-    def part(name: str, nested: Nested) -> Any:
-        return rebuild_model(nested.kind, strip_prefix(name, tensors), nested.facts, options)
-
+    given: Any = {"module": module, "likelihood": likelihood, "output": output}
     score = None
     if facts.posterior is not None:
-        posterior = part(_POSTERIOR, facts.posterior)
-        assert isinstance(posterior, LinearisedPosterior)
+        posterior = facts.posterior.rebuild(strip_prefix(_POSTERIOR, tensors), **given)
         score = Unlike(posterior, tensors["marks"])
     return Recommendation(
-        model=part(_MODEL, facts.model),
+        model=facts.model.rebuild(strip_prefix(_MODEL, tensors), **given),
         rows=facts.rows,
         reference=facts.reference,
         gain=facts.gain,

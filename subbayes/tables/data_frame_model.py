@@ -13,9 +13,8 @@ from jaxtyping import Shaped
 from msgspec import structs
 from torch import Tensor
 
-from subbayes.artifacts.arrays import Arrays
 from subbayes.artifacts.facts import Count, Facts, Name, as_facts
-from subbayes.artifacts.saving import KindFacts, Nested, artifact, read, save
+from subbayes.artifacts.saving import Nested, WrappedFacts, artifact, read, save
 from subbayes.artifacts.saving import rebuild as rebuild_model
 from subbayes.artifacts.tensors import fingerprint
 from subbayes.data.encoder import TabularEncoder
@@ -55,29 +54,23 @@ class RowsFacts(Facts):
     targets: str
 
 
-class DataFrameFacts(KindFacts):
-    """A `DataFrameModel` but for its tensors, which are those of its model."""
+class DataFrameFacts(WrappedFacts):
+    """A `DataFrameModel` but for its tensors."""
 
-    model: Nested
+    kinds = (
+        "fitted-model",
+        "sparse-network",
+        "weight-samples",
+        "mc-dropout",
+        "temperature-scaled",
+        "stack",
+    )
+
     column: Name
     target: Target
     encoder: EncoderFacts
     rows: RowsFacts | None
     notes: dict[str, Any]
-
-    def __post_init__(self) -> None:
-        self.model.check_kind(
-            "fitted-model",
-            "sparse-network",
-            "weight-samples",
-            "mc-dropout",
-            "temperature-scaled",
-            "stack",
-        )
-
-    def arrays(self) -> Arrays:
-        """Those of the model."""
-        return self.model.arrays()
 
 
 @dataclass(frozen=True)
@@ -373,7 +366,7 @@ def rebuild(tensors: dict[str, Tensor], facts: DataFrameFacts) -> DataFrameModel
     if facts.target.task == "classification" and facts.model.kind != "stack":
         check_saved_size("n_outputs", len(facts.target.classes), facts.model)
     return DataFrameModel(
-        rebuild_model(facts.model.kind, tensors, facts.model.facts, {}),
+        facts.model.rebuild(tensors),
         TabularEncoder.from_config(facts.encoder),
         facts.target,
         facts.column,

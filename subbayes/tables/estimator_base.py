@@ -24,10 +24,9 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor
 
-from subbayes.artifacts.arrays import Arrays
 from subbayes.artifacts.facts import DrawCount, Finite, Name, Positive, check_known
 from subbayes.artifacts.files import fail_damaged
-from subbayes.artifacts.saving import KindFacts, Nested, read, rebuild, save
+from subbayes.artifacts.saving import Nested, WrappedFacts, read, rebuild, save
 from subbayes.data.arrays import check_not_masked, native_array
 from subbayes.data.data import check_weights
 from subbayes.data.encoder_state import EncoderFacts
@@ -59,11 +58,12 @@ class _Params(TypedDict, total=False):
     draws: DrawCount
 
 
-class EstimatorFacts(KindFacts):
-    """An estimator but for its tensors, which are those of its model."""
+class EstimatorFacts(WrappedFacts):
+    """An estimator but for its tensors."""
+
+    kinds = ("fitted-model", "sparse-network", "stack")
 
     estimator: str
-    model: Nested
     params: dict[str, Any]
     seed: int
     mean: list[Finite]
@@ -74,15 +74,11 @@ class EstimatorFacts(KindFacts):
     encoder: EncoderFacts | None = None  # of tables
 
     def __post_init__(self) -> None:
-        self.model.check_kind("fitted-model", "sparse-network", "stack")
+        super().__post_init__()
         check_known(self.params, _Params)
         lists = (self.mean, self.scale, self.feature_names or self.mean)
         if len({len(values) for values in lists}) > 1:
             raise ValueError("expected a mean, a scale and a name of each column")
-
-    def arrays(self) -> Arrays:
-        """Those of the model."""
-        return self.model.arrays()
 
 
 class Estimator(BaseEstimator):

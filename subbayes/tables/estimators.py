@@ -16,7 +16,6 @@ from torch import Tensor
 from subbayes.artifacts.facts import as_facts
 from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import artifact
-from subbayes.artifacts.saving import rebuild as rebuild_model
 from subbayes.data.encoder import TabularEncoder
 from subbayes.data.encoder_state import EncoderFacts
 from subbayes.data.to_pandas import to_pandas
@@ -506,7 +505,7 @@ def rebuild(tensors: dict[str, Tensor], facts: EstimatorFacts) -> Estimator:
     if unknown := sorted(facts.params.keys() - set(cls._get_param_names())):
         fail_damaged(f"parameters of {cls.__name__}", repr(unknown[0]))
     estimator = cls(**decode_parameters(facts.params, cls._defaults))
-    estimator.model_ = rebuild_model(facts.model.kind, tensors, facts.model.facts, {})
+    estimator.model_ = facts.model.rebuild(tensors)
     if facts.encoder is None:
         check_saved_size("n_inputs", len(facts.mean), facts.model)
     if (facts.encoder is not None) != issubclass(cls, _TableEstimator):

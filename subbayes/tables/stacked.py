@@ -11,22 +11,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from msgspec import Meta
 from torch import Tensor
 from typing_extensions import override
 
-from subbayes.artifacts.arrays import Array, Arrays, under
 from subbayes.artifacts.facts import Count
 from subbayes.artifacts.files import fail_damaged
-from subbayes.artifacts.saving import KindFacts, Nested, artifact
-from subbayes.artifacts.saving import rebuild as rebuild_model
-from subbayes.artifacts.tensors import add_prefix, strip_prefix
-from subbayes.diagnostics.predictor import Predictor
+from subbayes.artifacts.saving import MembersFacts, Nested, artifact
+from subbayes.diagnostics.predictor import Members
 from subbayes.models.fitted import FittedModel
 from subbayes.predictions.predictive import Predictive
 
@@ -37,29 +33,22 @@ _ERRORS = 3.0  # standard errors, from which the coverage is warned of
 _ROUNDS, _LEAST_GAIN = 1000, 1e-9  # of the ascent of stacking weights, and nats a row to go on for
 
 
-class StackFacts(KindFacts):
-    """A stack but for its tensors, which are those of its members."""
+class StackFacts(MembersFacts):
+    """A stack but for its tensors."""
 
-    members: Annotated[list[Nested], Meta(min_length=1, max_length=100)]
+    kind_of_members = "fitted-model"
+
     counts: list[Count]
     record: dict[str, Any]
 
     def __post_init__(self) -> None:
-        for member in self.members:
-            member.check_kind("fitted-model")
+        super().__post_init__()
         if len(self.counts) != len(self.members):
             raise ValueError("expected a number of draws of each member")
 
-    def arrays(self) -> Arrays:
-        """Those of each member, under its number."""
-        found: dict[str, Array] = {}
-        for m, member in enumerate(self.members):
-            found |= under(str(m), member.arrays())
-        return found
-
 
 @dataclass(frozen=True)
-class Stack(Predictor):
+class Stack(Members):
     """A mixture of fitted models with one likelihood.
 
     Attributes:
@@ -76,16 +65,6 @@ class Stack(Predictor):
     members: tuple[FittedModel, ...]
     counts: tuple[int, ...]
     record: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def network(self) -> Any:
-        """The network of the first member."""
-        return self.members[0].network
-
-    @property
-    def likelihood(self) -> Any:
-        """p(y | f), of all members."""
-        return self.members[0].likelihood
 
     @property
     @override
@@ -126,13 +105,6 @@ class Stack(Predictor):
     def describe(self) -> dict[str, str]:
         return self.members[0].describe()
 
-    def tensors(self) -> dict[str, Tensor | np.ndarray]:
-        """Those of each member, under its number."""
-        found: dict[str, Tensor | np.ndarray] = {}
-        for m, member in enumerate(self.members):
-            found |= add_prefix(str(m), member.tensors())
-        return found
-
     def facts(self) -> StackFacts:
         """The members, their numbers of draws, and what was compared."""
         return StackFacts(
@@ -145,10 +117,7 @@ class Stack(Predictor):
 @artifact("stack", StackFacts)
 def rebuild(tensors: dict[str, Tensor], facts: StackFacts) -> Stack:
     """Rebuild a stack from its artifact; see `subbayes.load`."""
-    members = tuple(
-        rebuild_model(one.kind, strip_prefix(str(m), tensors), one.facts, {})
-        for m, one in enumerate(facts.members)
-    )
+    members = facts.rebuild_members(tensors)
     for member, count in zip(members, facts.counts, strict=True):
         if count > member.default_draws:
             fail_damaged(f"at most {member.default_draws} draws of a member", f"{count}")
