@@ -10,13 +10,10 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float32, Float64
 from sklearn.base import BaseEstimator, TransformerMixin
-from sklearn.compose import ColumnTransformer
-from sklearn.impute import MissingIndicator, SimpleImputer
-from sklearn.pipeline import Pipeline
-from sklearn.preprocessing import OneHotEncoder, StandardScaler
+from sklearn.impute import SimpleImputer
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import check_is_fitted
 
-from subbayes.artifacts.facts import as_facts
 from subbayes.data.columns import (
     MANY_ROWS,
     as_labels,
@@ -28,14 +25,13 @@ from subbayes.data.columns import (
     mask_markers,
     warn_about_row_numbers,
 )
-from subbayes.data.encoder_state import EncoderFacts, one_row
+from subbayes.data.encoder_state import CategoriesFacts, EncoderFacts, EncoderOptions, NumbersFacts
 from subbayes.data.frames import LEAST_SCALE, as_frame, by_label, quote
 from subbayes.utils.checks import check_choice, check_count, closest, fail
 from subbayes.utils.warning import warn_user
 
 __all__ = ["TabularEncoder"]
 
-_FORMAT = 1
 _OTHERS = "(others)"  # the category of rare ones
 
 
@@ -70,7 +66,6 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
     Attributes:
         columns_: names of the columns in `fit`.
         dropped_: names of the columns dropped because they have a single value.
-        pipeline_: the fitted `sklearn.compose.ColumnTransformer`.
 
     Raises:
         InputError: in `fit` and `transform`, a table that cannot be encoded.
@@ -133,14 +128,18 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         warn_about_row_numbers(table)
         self._named = labels == "names"
         self.columns_, self.dropped_ = list(frame.columns), dropped
-        self._set_sklearn_names()
-        self._build(
-            table,
-            {name: sorted(table[name].dropna().unique()) for name in _text_columns(table)},
-            self._with_indicator(table),
+        self._numbers = _numbers_of(table.drop(columns=_text_columns(table)))
+        self._categories = _categories_of(table[_text_columns(table)])
+        self._flagged = (
+            []
+            if not self.missing_indicator
+            else [str(name) for name, is_missing in table.isna().any().items() if is_missing]
         )
-        scales = np.sqrt(self._scaling()["variance"])
-        odd = np.array(self._numeric)[~((scales > LEAST_SCALE) & (scales < 1 / LEAST_SCALE))]
+        self._set_sklearn_names()
+        scales = np.sqrt(self._numbers.variance)
+        odd = np.array(self._numbers.columns)[
+            ~((scales > LEAST_SCALE) & (scales < 1 / LEAST_SCALE))
+        ]
         if len(odd):
             fail(
                 "X",
@@ -157,13 +156,14 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             >>> TabularEncoder().fit([[0.0], [2.0]]).transform([[3.0]])
             array([[2.]], dtype=float32)
         """
-        check_is_fitted(self, "pipeline_")
-        table = self._grouped(self._typed(self._select(X), self._levels), self._levels)
+        check_is_fitted(self, "columns_")
+        levels = self._categories.by_column()
+        table = self._grouped(self._typed(self._select(X), levels), levels)
         self._check_missing(table)
         if self.unknown == "error":
             self._check_known(table)
         with np.errstate(over="ignore"):
-            matrix = self.pipeline_.transform(table).astype(np.float32)
+            matrix = self._matrix(table)
         if not np.isfinite(matrix).all():
             column = int((~np.isfinite(matrix)).any(0).argmax())
             fail(
@@ -181,10 +181,11 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             >>> TabularEncoder().fit([[0.0, True], [2.0, False]]).get_feature_names_out().tolist()
             ['x0', 'x1=False', 'x1=True']
         """
-        check_is_fitted(self, "pipeline_")
-        levels = [f"{name}={value}" for name, values in self._levels.items() for value in values]
+        check_is_fitted(self, "columns_")
+        by_column = self._categories.by_column().items()
+        levels = [f"{name}={value}" for name, values in by_column for value in values]
         flags = [f"{name} missing" for name in self._flagged]
-        return np.array([*self._numeric, *levels, *flags], dtype=object)
+        return np.array([*self._numbers.columns, *levels, *flags], dtype=object)
 
     def scales(self) -> tuple[Float64[np.ndarray, "features"], Float64[np.ndarray, "features"]]:
         """The mean that is subtracted from each feature and the scale that divides it.
@@ -193,66 +194,44 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             >>> TabularEncoder().fit([[0.0, "a"], [2.0, "b"], [4.0, "b"]]).scales()[0]
             array([2., 0., 0.])
         """
-        others = len(self.get_feature_names_out()) - len(self._numeric)  # numbers come first
-        scaling = self._scaling()
-        mean = np.append(scaling["mean"], np.zeros(others))
-        return mean, np.append(scaling["scale"], np.ones(others))
+        numbers = self._numbers
+        others = len(self.get_feature_names_out()) - len(numbers.columns)  # numbers come first
+        return np.append(numbers.mean, np.zeros(others)), np.append(numbers.scale, np.ones(others))
 
-    def to_config(self) -> dict[str, Any]:
-        """The options and the fitted state as values that JSON can hold.
-
-        Example:
-            >>> TabularEncoder().fit([[0.0], [2.0]]).to_config()["numeric"]
-            {'columns': ['x0'], 'median': [1.0], 'mean': [1.0], 'variance': [1.0], 'scale': [1.0]}
-        """
-        check_is_fitted(self, "pipeline_")
-        options = {
-            **self.get_params(deep=False),
-            "missing_values": list(self.missing_values),
-            "categorical": list(self.categorical),
-        }
-        imputed = self._imputed_values()
-        return {
-            "format": _FORMAT,
-            "options": options,
-            "columns": self.columns_,
-            "named": self._named,
-            "dropped": self.dropped_,
-            "numeric": {
-                "columns": self._numeric,
-                "median": [imputed[name] for name in self._numeric],
-                **self._scaling(),
-            },
-            "categorical": {
-                "columns": list(self._levels),
-                "levels": list(self._levels.values()),
-                "most_frequent": [imputed[name] for name in self._levels],
-            },
-            "flagged": self._flagged,
-        }
+    def facts(self) -> EncoderFacts:
+        """The options and the fitted state, for an artifact."""
+        check_is_fitted(self, "columns_")
+        options = self.get_params(deep=False)
+        options |= {name: list(options[name]) for name in ("missing_values", "categorical")}
+        return EncoderFacts(
+            format=1,
+            options=EncoderOptions(**options),
+            columns=self.columns_,
+            named=self._named,
+            dropped=self.dropped_,
+            numeric=self._numbers,
+            categorical=self._categories,
+            flagged=self._flagged,
+        )
 
     @classmethod
-    def from_config(cls, config: dict[str, Any] | EncoderFacts) -> TabularEncoder:
-        """The encoder of a configuration from `to_config`; its output is bitwise the same.
-
-        The scikit-learn transformers are fitted to one row of the stored medians and most frequent
-        categories and then receive the stored means and scales, so that the configuration does not
-        depend on the scikit-learn version.
-
-        Raises:
-            InputError: entries that are missing or inconsistent.
+    def from_facts(cls, facts: EncoderFacts) -> TabularEncoder:
+        """The encoder of `facts`; its output is bitwise the same.
 
         Example:
             >>> encoder = TabularEncoder().fit([[0.0], [2.0]])
-            >>> TabularEncoder.from_config(encoder.to_config()).transform([[3.0]])
+            >>> TabularEncoder.from_facts(encoder.facts()).transform([[3.0]])
             array([[2.]], dtype=float32)
         """
-        try:
-            facts = as_facts(config, EncoderFacts)
-        except msgspec.ValidationError as error:
-            fail("config", "what TabularEncoder.to_config gives", error)
         encoder = cls(**msgspec.structs.asdict(facts.options))
-        encoder._set_state(facts)
+        encoder._named, encoder.columns_, encoder.dropped_ = (
+            facts.named,
+            facts.columns,
+            facts.dropped,
+        )
+        encoder._numbers, encoder._categories = facts.numeric, facts.categorical
+        encoder._flagged = facts.flagged
+        encoder._set_sklearn_names()
         return encoder
 
     def __sklearn_tags__(self) -> Any:
@@ -352,40 +331,6 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                 table[name] = column.where(column.isin(kept) | column.isna(), _OTHERS)
         return table
 
-    def _with_indicator(self, table: pd.DataFrame) -> list[str]:
-        """Columns of which an indicator shows the missing values."""
-        if self.missing != "impute" or not self.missing_indicator:
-            return []
-        return [str(name) for name, is_missing in table.isna().any().items() if is_missing]
-
-    def _build(self, table: pd.DataFrame, levels: dict[str, list[str]], flagged: list[str]) -> None:
-        """Fit the scikit-learn transformers to a typed table with known categories."""
-        self._numeric = [name for name in table if name not in levels]
-        self._levels, self._flagged = levels, flagged
-        numbers = Pipeline(
-            [("impute", SimpleImputer(strategy="median")), ("scale", StandardScaler())]
-        )
-        encode = OneHotEncoder(
-            categories=[np.array(v, dtype=object) for v in levels.values()],
-            handle_unknown="ignore",
-            sparse_output=False,
-        )
-        categories = Pipeline(
-            [("impute", SimpleImputer(strategy="most_frequent")), ("encode", encode)]
-        )
-        # by position: scikit-learn searches names in lists, in the square of their number
-        place = {name: i for i, name in enumerate(table)}
-        pipeline = ColumnTransformer(
-            [
-                ("numeric", numbers, [place[name] for name in self._numeric]),
-                ("categorical", categories, [place[name] for name in levels]),
-                ("missing", MissingIndicator(features="all"), [place[name] for name in flagged]),
-            ],
-            sparse_threshold=0,
-        )
-        with np.errstate(over="ignore", invalid="ignore"):  # `fit` checks the variances
-            self.pipeline_ = pipeline.set_output(transform="default").fit(table)
-
     def _set_sklearn_names(self) -> None:
         """Set the attributes that scikit-learn expects; an array has no names."""
         self.n_features_in_ = len(self.columns_)
@@ -418,10 +363,24 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             )
         return frame[kept]
 
+    def _matrix(self, table: pd.DataFrame) -> Float32[np.ndarray, "n features"]:
+        """Standardised numbers, categories as zeros and ones, and flags of missing values."""
+        numbers = self._numbers
+        values = table[numbers.columns].to_numpy(dtype=np.float64)
+        values = np.where(np.isnan(values), numbers.median, values)
+        parts = [(values - np.array(numbers.mean)) / np.array(numbers.scale)]
+        modes = self._categories.most_frequent
+        for (name, levels), mode in zip(self._categories.by_column().items(), modes, strict=True):
+            column = table[name].where(table[name].notna(), mode)
+            indicators = np.eye(len(levels) + 1, len(levels))  # the last row is of unknown ones
+            parts.append(indicators[pd.Index(levels, dtype=object).get_indexer(column)])
+        parts.append(table[self._flagged].isna().to_numpy(dtype=np.float64))
+        return np.concatenate([part.astype(np.float32) for part in parts], axis=1)
+
     def _check_known(self, table: pd.DataFrame) -> None:
         """Raise for categories not seen in `fit`, by column and value."""
         found = []
-        for name, levels in self._levels.items():
+        for name, levels in self._categories.by_column().items():
             new = table[name][~table[name].isin(levels) & table[name].notna()]
             if len(new):
                 found.append(
@@ -438,21 +397,9 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
     @property
     def text_columns(self) -> list[str]:
         """Categorical columns of text, whose cells are text even where all are digits."""
-        check_is_fitted(self, "pipeline_")
-        return [name for name, levels in self._levels.items() if kind_of_labels(levels) == "text"]
-
-    # --- state ------------------------------------------------------------------------------
-
-    def _fitted_step(self, part: str, step: str) -> Any:
-        return self.pipeline_.named_transformers_[part].named_steps[step]
-
-    def _scaling(self) -> dict[str, list[float]]:
-        """Mean, variance and scale of the numeric columns."""
-        if not self._numeric:
-            return {"mean": [], "variance": [], "scale": []}
-        scaler = self._fitted_step("numeric", "scale")
-        parts = {"mean": scaler.mean_, "variance": scaler.var_, "scale": scaler.scale_}
-        return {name: values.tolist() for name, values in parts.items()}
+        check_is_fitted(self, "columns_")
+        levels = self._categories.by_column()
+        return [name for name in levels if kind_of_labels(levels[name]) == "text"]
 
     def fills(self) -> dict[str, Any]:
         """The imputed values by column; empty with `missing="error"`.
@@ -461,31 +408,40 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             >>> TabularEncoder(missing="impute").fit([[1, "a"], [None, "b"], [2, "b"]]).fills()
             {'x0': 1.5, 'x1': 'b'}
         """
-        check_is_fitted(self, "pipeline_")
-        return {} if self.missing == "error" else self._imputed_values()
-
-    def _imputed_values(self) -> dict[str, Any]:
-        """Medians and most frequent categories by column."""
-        values: dict[str, Any] = {}
-        for part, columns in (("numeric", self._numeric), ("categorical", list(self._levels))):
-            if columns:
-                statistics = self._fitted_step(part, "impute").statistics_
-                values |= zip(columns, statistics.tolist(), strict=True)
-        return values
-
-    def _set_state(self, config: EncoderFacts) -> None:
-        numeric = config.numeric
-        self._check_options()
-        self._named, self.columns_, self.dropped_ = config.named, config.columns, config.dropped
-        self._set_sklearn_names()
-        self._build(*one_row(config))
-        if self._numeric:
-            scaler = self._fitted_step("numeric", "scale")
-            scaler.mean_ = np.array(numeric.mean, dtype=np.float64)
-            scaler.var_ = np.array(numeric.variance, dtype=np.float64)
-            scaler.scale_ = np.array(numeric.scale, dtype=np.float64)
+        check_is_fitted(self, "columns_")
+        if self.missing == "error":
+            return {}
+        parts = self._numbers, self._categories
+        medians, modes = self._numbers.median, self._categories.most_frequent
+        names = [name for part in parts for name in part.columns]
+        return dict(zip(names, [*medians, *modes], strict=True))
 
 
 def _text_columns(table: pd.DataFrame) -> list[str]:
     is_text = pd.api.types.is_object_dtype
     return [str(name) for name, dtype in table.dtypes.items() if is_text(dtype)]
+
+
+def _numbers_of(table: pd.DataFrame) -> NumbersFacts:
+    """Medians, by which missing numbers are replaced, and means and scales after that."""
+    if not table.shape[1]:
+        return NumbersFacts(columns=[], median=[], mean=[], variance=[], scale=[])
+    impute, scale = SimpleImputer(strategy="median"), StandardScaler()
+    with np.errstate(over="ignore", invalid="ignore"):  # `fit` checks the variances
+        scale.fit(impute.set_output(transform="default").fit_transform(table))
+    return NumbersFacts(
+        columns=list(table),
+        median=impute.statistics_.tolist(),
+        mean=scale.mean_.tolist(),
+        variance=scale.var_.tolist(),
+        scale=scale.scale_.tolist(),
+    )
+
+
+def _categories_of(table: pd.DataFrame) -> CategoriesFacts:
+    """Levels in order, and the most frequent ones, which replace missing values."""
+    return CategoriesFacts(
+        columns=list(table),
+        levels=[sorted(table[name].dropna().unique()) for name in table],
+        most_frequent=[table[name].mode()[0] for name in table],
+    )

@@ -1,16 +1,17 @@
-"""The fitted state of a `TabularEncoder` in a configuration: its checks, and its row."""
+"""The options and the fitted state of a `TabularEncoder`, as an artifact holds them."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import pandas as pd
 from msgspec import Meta
 
 from subbayes.artifacts.facts import Facts, Finite, Name, Positive
 
 
-class _Options(Facts):
+class EncoderOptions(Facts):
+    """The arguments of a `TabularEncoder`."""
+
     unknown: Literal["error", "ignore"]
     missing: Literal["error", "impute"]
     missing_indicator: bool
@@ -20,48 +21,56 @@ class _Options(Facts):
     many: Literal["error", "group"] = "error"
 
 
-class _Numeric(Facts):
+class NumbersFacts(Facts):
+    """Medians, means, variances and scales of the numeric columns."""
+
     columns: list[Name]
     median: list[Finite]
     mean: list[Finite]
     variance: list[Annotated[float, Meta(ge=0, le=1e300)]]
     scale: list[Positive]
 
+    def __post_init__(self) -> None:
+        lists = self.columns, self.median, self.mean, self.variance, self.scale
+        if len(set(map(len, lists))) > 1:
+            raise ValueError("expected a number of each kind for each column")
 
-class _Categorical(Facts):
+
+class CategoriesFacts(Facts):
+    """Levels of the categorical columns, and the most frequent one of each."""
+
     columns: list[Name]
     levels: list[list[Name]]
     most_frequent: list[Name]
+
+    def __post_init__(self) -> None:
+        if not len(self.columns) == len(self.levels) == len(self.most_frequent):
+            raise ValueError("expected levels and a most frequent one for each column")
+
+    def by_column(self) -> dict[str, list[str]]:
+        """The levels of each column."""
+        return dict(zip(self.columns, self.levels, strict=True))
 
 
 class EncoderFacts(Facts):
     """Options and fitted state of a `TabularEncoder`."""
 
     format: Literal[1]
-    options: _Options
+    options: EncoderOptions
     columns: list[Name]
     named: bool
     dropped: list[Name]
-    numeric: _Numeric
-    categorical: _Categorical
+    numeric: NumbersFacts
+    categorical: CategoriesFacts
     flagged: list[Name]
 
+    def __post_init__(self) -> None:
+        encoded = {*self.numeric.columns, *self.categorical.columns}
+        if encoded != {*self.columns} - {*self.dropped} or not encoded.issuperset(self.flagged):
+            raise ValueError("expected numbers or levels of each column that is not dropped")
 
-def encoded_columns(config: EncoderFacts) -> int:
-    """Number of columns of the matrix that an encoder of a configuration gives."""
-    levels = sum(map(len, config.categorical.levels))
-    return len(config.numeric.columns) + levels + len(config.flagged)
-
-
-def one_row(config: EncoderFacts) -> tuple[pd.DataFrame, dict[str, list[str]], list[str]]:
-    """The arguments of `TabularEncoder._build`: a row of medians and modes, levels and flags."""
-    numeric, categorical = config.numeric, config.categorical
-    row: dict[str, Any] = {
-        n: [float(v)] for n, v in zip(numeric.columns, numeric.median, strict=True)
-    }
-    for name, value in zip(categorical.columns, categorical.most_frequent, strict=True):
-        row[name] = pd.Series([value], dtype=object)
-    dropped = set(config.dropped)
-    kept = [name for name in config.columns if name not in dropped]
-    levels = dict(zip(categorical.columns, map(list, categorical.levels), strict=True))
-    return pd.DataFrame({name: row[name] for name in kept}), levels, list(config.flagged)
+    @property
+    def n_features(self) -> int:
+        """Number of columns of the matrix."""
+        levels = sum(map(len, self.categorical.levels))
+        return len(self.numeric.columns) + levels + len(self.flagged)

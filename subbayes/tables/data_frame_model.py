@@ -13,12 +13,12 @@ from jaxtyping import Shaped
 from msgspec import structs
 from torch import Tensor
 
-from subbayes.artifacts.facts import Count, Facts, Name, as_facts
+from subbayes.artifacts.facts import Count, Facts, Name
 from subbayes.artifacts.saving import Nested, WrappedFacts, artifact, read, save
 from subbayes.artifacts.saving import rebuild as rebuild_model
 from subbayes.artifacts.tensors import fingerprint
 from subbayes.data.encoder import TabularEncoder
-from subbayes.data.encoder_state import EncoderFacts, encoded_columns
+from subbayes.data.encoder_state import EncoderFacts
 from subbayes.data.frames import row_index
 from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
@@ -320,7 +320,7 @@ class DataFrameModel:
             model=Nested.of(self.model),
             column=self.column,
             target=self.target,
-            encoder=as_facts(self.encoder.to_config(), EncoderFacts),
+            encoder=self.encoder.facts(),
             rows=None if self.rows is None else RowsFacts(**self.rows),
             notes=self.notes,
         )
@@ -362,12 +362,12 @@ class DataFrameModel:
 def rebuild(tensors: dict[str, Tensor], facts: DataFrameFacts) -> DataFrameModel:
     """Rebuild a model of data frames from its artifact; see `subbayes.load`."""
     if facts.model.kind != "stack":  # which knows its columns
-        check_saved_size("n_inputs", encoded_columns(facts.encoder), facts.model)
+        check_saved_size("n_inputs", facts.encoder.n_features, facts.model)
     if facts.target.task == "classification" and facts.model.kind != "stack":
         check_saved_size("n_outputs", len(facts.target.classes), facts.model)
     return DataFrameModel(
         facts.model.rebuild(tensors),
-        TabularEncoder.from_config(facts.encoder),
+        TabularEncoder.from_facts(facts.encoder),
         facts.target,
         facts.column,
         None if facts.rows is None else structs.asdict(facts.rows),

@@ -13,11 +13,9 @@ from jaxtyping import Float, Shaped
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from subbayes.artifacts.facts import as_facts
 from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import artifact
 from subbayes.data.encoder import TabularEncoder
-from subbayes.data.encoder_state import EncoderFacts
 from subbayes.data.to_pandas import to_pandas
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
@@ -217,13 +215,13 @@ class _TableEstimator(_TableParameters):
     def facts(self) -> EstimatorFacts:
         """The facts of any estimator, and the encoding of its columns."""
         facts = super().facts()
-        facts.encoder = as_facts(self.encoder_.to_config(), EncoderFacts)
+        facts.encoder = self.encoder_.facts()
         return facts
 
     def _restore(self, facts: EstimatorFacts) -> None:
         super()._restore(facts)
         assert facts.encoder is not None
-        self.encoder_ = TabularEncoder.from_config(facts.encoder)
+        self.encoder_ = TabularEncoder.from_facts(facts.encoder)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the posteriors of the members, which hold the training data."""
