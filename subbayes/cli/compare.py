@@ -199,7 +199,7 @@ def _with_own_draws(method: ComparedMethod, settings: TableSettings) -> Compared
     given = {
         own: getattr(settings.sampling, name)
         for own, name in names.items()
-        if settings.gives(f"sampling.{name}")
+        if f"sampling.{name}" in settings.given
     }
     return replace(method, **given)
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.utils.checks import check_choice, fail
 from subbayes.utils.types import Targets
-
-_NUMBERS = (Real, Tensor, np.generic)
 
 
 def class_weights(y: Targets, weights: str | Mapping[Any, float]) -> Float[Tensor, "n"]:

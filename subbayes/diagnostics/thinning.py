@@ -15,13 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Float
 
-__all__ = [
-    "TRANSITION_STATISTICS",
-    "interval_statistics",
-    "interval_types",
-    "thinned",
-    "thinned_ebfmi",
-]
+__all__ = ["TRANSITION_STATISTICS", "interval_statistics", "interval_types", "thinned_ebfmi"]
 
 TRANSITION_STATISTICS = ("divergent", "energy")
 """Statistics of which all transitions count."""
@@ -75,31 +69,6 @@ def interval_statistics(
     return found
 
 
-def thinned(stats: Mapping[str, np.ndarray], thin: int) -> dict[str, np.ndarray]:
-    """Statistics of the draws kept, from those of all transitions, shape (chains, draws x thin).
-
-    Args:
-        stats: statistics by name.
-        thin: transitions per draw; the last of them is kept.
-
-    Example:
-        >>> stats = thinned({"divergent": np.array([[True, False, False, False]])}, 2)
-        >>> stats["divergent"], stats["divergences"]
-        (array([[False, False]]), array([[1, 0]]))
-    """
-    kept = {name: values[:, thin - 1 :: thin] for name, values in stats.items()}
-    if thin == 1:
-        return kept
-    own = {
-        n: stats[n].reshape(len(stats[n]), -1, thin) for n in TRANSITION_STATISTICS if n in stats
-    }
-    before = None
-    if "energy" in kept:
-        before = np.full(kept["energy"].shape, np.nan)
-        before[:, 1:] = kept["energy"][:, :-1]
-    return kept | interval_statistics(own, before)
-
-
 def thinned_ebfmi(stats: Mapping[str, np.ndarray], thin: int) -> Float[np.ndarray, "chains"]:
     """`ebfmi` of all transitions of each chain.
 
@@ -108,9 +77,11 @@ def thinned_ebfmi(stats: Mapping[str, np.ndarray], thin: int) -> Float[np.ndarra
         thin: transitions per draw.
 
     Example:
+        >>> energy = np.random.default_rng(0).normal(size=(2, 100, 3))
+        >>> before = np.concatenate([np.full((2, 1), np.nan), energy[:, :-1, -1]], 1)
+        >>> stats = interval_statistics({"energy": energy}, before)
         >>> from subbayes.diagnostics import ebfmi
-        >>> energy = np.random.default_rng(0).normal(size=(2, 300))
-        >>> bool(np.allclose(thinned_ebfmi(thinned({"energy": energy}, 3), 3), ebfmi(energy)))
+        >>> bool(np.allclose(thinned_ebfmi(stats, 3), ebfmi(energy.reshape(2, -1))))
         True
     """
     mean = stats["energy_mean"]

@@ -9,10 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from typing import Any, Literal, TypeVar
-
-import numpy as np
 
 from subbayes.inference.configuration import Sampling
 from subbayes.models.configuration import change, to_mapping
@@ -175,24 +172,18 @@ class TableSettings:
             changes: values by dotted name. "subspace" and "inference" take a name, or a mapping of
                 settings that may include its "name".
         """
-        resolve = {"subspace": _subspace, "inference": _engine}
-        given = self.given | set(_leaf_names(changes))
-        rest = dict(changes)
-        parts: dict[str, dict[str, Any]] = {key: {} for key in resolve}
-        for path in changes:
-            key, _, name = path.partition(".")
-            if key in resolve and (name or isinstance(changes[path], Mapping)):
-                value = rest.pop(path)
-                parts[key] |= {name: value} if name else dict(value)
-        named = {key: rest.pop(key) for key in resolve if key in rest}
-        named |= {key: part.pop("name") for key, part in parts.items() if "name" in part}
-        found = {key: named.get(key, getattr(self, key)) for key in resolve}
-        found |= {
-            key: change(resolve[key](found[key]), part, f"{key}.")
-            for key, part in parts.items()
-            if part
-        }
-        return change(replace(self, **found), rest).with_given(given)
+        leaves = dict(_leaves(changes))
+        given = self.given.union(leaves)
+        settings = self
+        for key, resolve in (("subspace", _subspace), ("inference", _engine)):
+            inner = [path for path in leaves if path.startswith(f"{key}.")]
+            part = {path.removeprefix(f"{key}."): leaves.pop(path) for path in inner}
+            chosen = leaves.pop(key, getattr(self, key))
+            chosen = part.pop("name", chosen)
+            if part:
+                chosen = change(resolve(chosen), part, f"{key}.")
+            settings = replace(settings, **{key: chosen})
+        return change(settings, leaves).with_given(given)
 
     @property
     def given(self) -> frozenset[str]:
@@ -206,20 +197,6 @@ class TableSettings:
         """
         found: frozenset[str] = self.__dict__.get("_given", frozenset())
         return found
-
-    def gives(self, path: str) -> bool:
-        """Whether a setting was changed by name, or differs from its default.
-
-        Args:
-            path: its dotted name.
-
-        Example:
-            >>> settings = TableSettings(sampling=Sampling(draws=7, chains=8))
-            >>> settings.gives("sampling.draws"), settings.gives("sampling.chains")
-            (True, False)
-        """
-        value, default = (attrgetter(path)(one) for one in (self, TableSettings()))
-        return path in self.given or isinstance(value, np.ndarray) or bool(value != default)
 
     def with_given(self, names: Iterable[str]) -> TableSettings:
         """A copy of the settings, of which those with these dotted names count as given."""
@@ -265,13 +242,13 @@ class TableSettings:
         return replace(chosen, validation=chosen.validation or self.validation_fraction)
 
 
-def _leaf_names(changes: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted names of values in nested mappings."""
+def _leaves(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of nested mappings."""
     for name, value in changes.items():
         if isinstance(value, Mapping):
-            yield from _leaf_names(value, f"{prefix}{name}.")
+            yield from _leaves(value, f"{prefix}{name}.")
         else:
-            yield prefix + name
+            yield prefix + name, value
 
 
 def configured(name: str, value: Any, default: Any) -> Any:

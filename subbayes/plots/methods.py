@@ -14,7 +14,6 @@ from subbayes.inference.tempering import TemperatureChoice
 from subbayes.plots.style import (
     BLUE,
     GREY,
-    ORANGE,
     RED,
     REFERENCE,
     SKY,
@@ -113,18 +112,12 @@ def _best(score: str, values: np.ndarray, level: float) -> float:
     return float(np.nanmax(values) if better.startswith("higher") else np.nanmin(values))
 
 
-def temperature(
-    choice: TemperatureChoice | Mapping[str, Any],
-    *,
-    test: Mapping[float, float] | None = None,
-    ax: Axes | None = None,
-) -> Axes:
+def temperature(choice: TemperatureChoice | Mapping[str, Any], *, ax: Axes | None = None) -> Axes:
     """The score of each temperature, with its standard error, and the chosen one.
 
     Args:
         choice: result of `choose_temperature`, or its entries as in
             `FittedModel.settings["temperatures"]`.
-        test: log-likelihood of test rows at some temperatures, for comparison.
         ax: axes to draw on.
 
     Source: figure 11 of Izmailov et al. (2019).
@@ -141,9 +134,6 @@ def temperature(
     middle, half = np.asarray(choice.scores), np.asarray(choice.standard_errors)
     band(ax, choice.temperatures, middle - half, middle + half, SKY, 0.25, "± standard error")
     ax.plot(choice.temperatures, middle, "o-", color=BLUE, linewidth=1.6, markersize=5, label=how)
-    if test:
-        x, y = list(test), list(test.values())
-        ax.plot(x, y, "s--", color=ORANGE, linewidth=1.4, markersize=5, label="test rows")
     ax.axvline(choice.best, label=f"chosen: T = {choice.best:g}", **REFERENCE)
     ax.set_xscale("log")
     shown = choice.temperatures[:: -(-len(choice.temperatures) // 20)]

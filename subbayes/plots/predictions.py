@@ -23,7 +23,7 @@ from subbayes.plots.style import (
     new_axes,
 )
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.checks import check_count, fail
 
 
 def bands(
@@ -90,7 +90,6 @@ def intervals(
     predictive: Predictive,
     y: Any,
     *,
-    by: str = "mean",
     level: float = 0.95,
     target: int = 0,
     name: str = "y",
@@ -101,8 +100,6 @@ def intervals(
     Args:
         predictive: predictions of N rows.
         y: observed targets, (N,) or (N, T).
-        by: "mean" puts each row at its predicted mean, so that the mean is the diagonal;
-            "rank" spaces rows evenly in the order of their means.
         level: probability of the intervals.
         target: which target, if there are several.
         name: of the target, with its unit.
@@ -117,21 +114,19 @@ def intervals(
         >>> intervals(predictive, [0.0, 1.0, 3.0]).get_ylabel()
         'y, observed'
     """
-    check_choice("by", by, ("mean", "rank"))
     seen = observed(y, target)
     mean, lower, upper = _moments(predictive, level, target)
     low, high = _interval_of_means(predictive, level, target)
-    place = mean if by == "mean" else np.argsort(np.argsort(mean, kind="stable")) + 1.0
     inside = (lower <= seen) & (seen <= upper)
     ax = new_axes(ax)
     width = float(np.clip(300 / max(len(seen), 1), 0.6, 3.0))
-    ax.vlines(place, lower, upper, color=SKY, alpha=0.45, linewidth=width)
+    ax.vlines(mean, lower, upper, color=SKY, alpha=0.45, linewidth=width)
     if predictive.n_draws > 1:
-        ax.vlines(place, low, high, color=BLUE, alpha=0.8, linewidth=width)
-    ends = np.array([mean.min(), mean.max()]) if by == "mean" else place[np.argsort(mean)]
-    ax.plot(ends, ends if by == "mean" else np.sort(mean), color=BLUE, linewidth=1.2)
-    ax.plot(place[inside], seen[inside], "o", color=INK, markersize=3.2, markeredgewidth=0)
-    ax.plot(place[~inside], seen[~inside], "D", color=RED, markersize=4, markeredgewidth=0)
+        ax.vlines(mean, low, high, color=BLUE, alpha=0.8, linewidth=width)
+    ends = [mean.min(), mean.max()]
+    ax.plot(ends, ends, color=BLUE, linewidth=1.2)
+    ax.plot(mean[inside], seen[inside], "o", color=INK, markersize=3.2, markeredgewidth=0)
+    ax.plot(mean[~inside], seen[~inside], "D", color=RED, markersize=4, markeredgewidth=0)
     ax.set_ylim(*limits(np.concatenate([seen, lower, upper])))
     percent, share = f"{100 * level:g} %", 100 * float(inside.mean())
     handles = [
@@ -142,8 +137,7 @@ def intervals(
     ]
     if predictive.n_draws == 1:
         del handles[2]
-    where = f"{name}, predicted mean" if by == "mean" else "rows in the order of their means"
-    return legend(label_axes(ax, where, f"{name}, observed"), handles=handles)
+    return legend(label_axes(ax, f"{name}, predicted mean", f"{name}, observed"), handles=handles)
 
 
 def observed(y: Any, target: int = 0) -> np.ndarray:

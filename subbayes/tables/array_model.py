@@ -111,7 +111,7 @@ def fit_arrays(
         if method not in (None, SPARSE, HIERARCHICAL) and checkpoint is not None:
             fail("sampling.checkpoint", f"None for {method!r}", checkpoint, "Leave it out")
     sampling = dataclasses.replace(settings.sampling, checkpoint=checkpoint, progress=progress)
-    settings = dataclasses.replace(settings, sampling=sampling).with_given(settings.given)
+    settings = dataclasses.replace(settings, sampling=sampling)
     if method in (None, SPARSE, HIERARCHICAL):  # baselines ignore it
         on_first(lambda: check_checkpoint(checkpoint))
     if method == HIERARCHICAL:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypedDict, TypeVar
@@ -186,10 +186,7 @@ class Estimator(BaseEstimator):
             found[name] = configured(name, found[name], default)
         found["likelihood"] = found["likelihood"] or self._default_likelihood
         found["sampling"] = dataclasses.replace(found.get("sampling", Sampling()), seed=self.seed_)
-        params = self.get_params(deep=False)
-        dicts = {name for name in self._defaults if isinstance(params[name], Mapping)}
-        given = [f"{name}.{key}" for name in dicts for key in params[name]]
-        return TableSettings(**found).with_given(given)
+        return TableSettings(**found)
 
     def _check_X(self, X: Any, *, fitting: bool) -> Float[np.ndarray, "n d"]:
         """Check features and convert them to a finite float64 matrix."""

@@ -85,7 +85,6 @@ EVERY = {
     "bands": lambda ax: plots.bands(regression()[0], X, data=(X, regression()[1]), ax=ax),
     "bands with curves": lambda ax: plots.bands(regression()[0], X, curves=3, ax=ax),
     "intervals": lambda ax: plots.intervals(*regression(), ax=ax),
-    "intervals by rank": lambda ax: plots.intervals(*regression(), by="rank", ax=ax),
     "intervals of counts": lambda ax: plots.intervals(*counts(), ax=ax),
     "calibration": lambda ax: plots.calibration(*regression(), ax=ax),
     "calibration of classes": lambda ax: plots.calibration(*classes(), ax=ax),
@@ -224,10 +223,9 @@ def test_single_draw_has_no_epistemic_band():
     assert not any("epistemic" in label for label in labels)
 
 
-@pytest.mark.parametrize("by", ["mean", "rank"])
-def test_intervals_mark_observations_outside(by):
+def test_intervals_mark_observations_outside():
     predictive, y = regression()
-    ax = plots.intervals(predictive, y, by=by, level=0.5)
+    ax = plots.intervals(predictive, y, level=0.5)
     share = metrics.coverage(predictive, y, 0.5)
     labels = " ".join(t.get_text() for t in ax.get_legend().get_texts())
     assert f"inside ({100 * share:.0f} %)" in labels
@@ -240,8 +238,7 @@ def test_intervals_mark_observations_outside(by):
     lower, upper = predictive.interval(0.5)
     np.testing.assert_allclose([s[0][1] for s in segments], lower)
     np.testing.assert_allclose([s[1][1] for s in segments], upper)
-    place = predictive.mean if by == "mean" else stats.rankdata(predictive.mean)
-    np.testing.assert_allclose([s[0][0] for s in segments], place)
+    np.testing.assert_allclose([s[0][0] for s in segments], predictive.mean)
 
 
 def test_one_of_several_targets():
@@ -266,7 +263,6 @@ def test_one_of_several_targets():
             lambda: plots.bands(classes()[0], torch.zeros(80)),
             "expected a likelihood with an ordered",
         ),
-        (lambda: plots.intervals(*regression(), by="x"), "by: expected one of 'mean', 'rank'"),
     ],
 )
 def test_invalid_predictions_raise(call, message):
@@ -562,9 +558,9 @@ def test_temperature_marks_the_choice():
         "pareto_k": [0.3, 0.2],
     }  # as JSON gives it back
     for choice in (CHOICE, entries):
-        ax = plots.temperature(choice, test={1.0: -1.3, 10.0: -1.25})
+        ax = plots.temperature(choice)
         labels = [text.get_text() for text in ax.get_legend().get_texts()]
-        assert labels == ["± standard error", "leave-one-out", "test rows", "chosen: T = 10"]
+        assert labels == ["± standard error", "leave-one-out", "chosen: T = 10"]
         np.testing.assert_allclose(ax.lines[0].get_ydata(), [-1.2, -1.1])
 
 

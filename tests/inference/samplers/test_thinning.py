@@ -10,7 +10,7 @@ import pytest
 from densities import Toy
 
 from subbayes import diagnostics
-from subbayes.diagnostics.thinning import thinned, thinned_ebfmi
+from subbayes.diagnostics.thinning import TRANSITION_STATISTICS, interval_statistics, thinned_ebfmi
 from subbayes.draws import Draws
 from subbayes.inference.samplers.hmc import HMC
 from subbayes.inference.samplers.mams import MAMS
@@ -39,6 +39,19 @@ def run(engine, draws, thin, posterior=None, **options):
     options = {"chains": 3, "warmup": 0, "seed": 1, "progress": False} | options
     posterior = Cliff(2) if posterior is None else posterior
     return engine(step_size=0.5).sample(posterior, draws=draws, thin=thin, **options)
+
+
+def thinned(stats, thin):
+    """Statistics of the draws kept, from those of all transitions, shape (chains, draws x thin)."""
+    kept = {name: values[:, thin - 1 :: thin] for name, values in stats.items()}
+    own = {
+        n: stats[n].reshape(len(stats[n]), -1, thin) for n in TRANSITION_STATISTICS if n in stats
+    }
+    before = None
+    if "energy" in kept:
+        before = np.full(kept["energy"].shape, np.nan)
+        before[:, 1:] = kept["energy"][:, :-1]
+    return kept | interval_statistics(own, before)
 
 
 @pytest.mark.parametrize("warmup", [0, 30])
