@@ -26,6 +26,7 @@ from subbayes.cli.options import (
 )
 from subbayes.cli.settings_options import OPTIONS, POSTERIOR, with_settings
 from subbayes.models.settings import TableSettings
+from subbayes.utils.checks import check_seed, fail
 from subbayes.utils.registry import BASELINES, SUBSPACES
 
 if TYPE_CHECKING:
@@ -139,13 +140,9 @@ def compare(
         )
     check_output_file(out, overwrite, ".csv")
     check_other_file(out, table, test_rows.test)
-    names = _method_names(chosen.methods)
+    names = [name.strip() for name in chosen.methods.split(",") if name.strip()]
     if "mc-dropout" in names and not settings.network.dropout:
-        from subbayes.utils.checks import fail
-
         fail("dropout", "above 0 for mc-dropout", settings.network.dropout, "Pass dropout=0.1")
-    frame = source.read(table, target)
-    rows = _split(frame, target, test_rows, source, settings.sampling.seed)
     from subbayes.comparison.registry import named_methods
 
     compared = named_methods(
@@ -155,6 +152,8 @@ def compare(
         covariance=chosen.covariance,
         temperature=settings.temperature,
     )
+    frame = source.read(table, target)
+    rows = _split(frame, target, test_rows, source, settings.sampling.seed)
     if "mclmc" in names:
         for flag in given_options("chains"):
             print_line(f"warning: {flag} makes no difference to mclmc, which has --members chains")
@@ -175,18 +174,6 @@ def compare(
     )
     data = source.retype("target")
     console.hint(f"subbayes fit {shlex.quote(str(table))} {data} --out runs/{Path(table).stem}")
-
-
-def _method_names(methods: str) -> list[str]:
-    from subbayes.comparison.registry import METHODS
-    from subbayes.utils.checks import closest, fail, one_of
-
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    for name in names or [""]:
-        if name not in METHODS:
-            known = one_of(METHODS, "'subbayes compare --help'")
-            fail("methods", known, f"'{name}'", closest(name, METHODS))
-    return names
 
 
 def _with_own_draws(method: ComparedMethod, settings: TableSettings) -> ComparedMethod:
@@ -211,7 +198,6 @@ def _split(
     import numpy as np
 
     from subbayes.data.tables import read_table, text_columns
-    from subbayes.utils.checks import check_seed, fail
 
     if test.test is not None:
         return frame, read_table(

@@ -16,6 +16,7 @@ from subbayes.cli.files import (
     read_rows,
 )
 from subbayes.cli.options import Console, TextOptions
+from subbayes.utils.checks import fail
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +51,6 @@ def rank_models(
     from subbayes.artifacts.folder import kind_of
     from subbayes.cli.regression_model import KINDS
     from subbayes.comparison.posteriors import compare_posteriors
-    from subbayes.utils.checks import fail
 
     check_output_file(out, overwrite, ".csv")
     check_other_file(out, table)
@@ -82,7 +82,6 @@ def _ranked_regressions(
 ) -> tuple[pd.DataFrame, dict[str, Any], str]:
     """Leave-one-out scores of saved regressions: a data frame, values for JSON, and text."""
     from subbayes.cli.regression_model import RegressionModel
-    from subbayes.utils.checks import fail
 
     loaded = [RegressionModel.load(model_path(folder)) for folder in models]
     for folder, one in zip(models, loaded, strict=True):
@@ -106,7 +105,6 @@ def _posterior_and_draws(
     """The posterior of a saved model over the rows of the table, and its draws."""
     from subbayes.posterior import Posterior
     from subbayes.tables.data_frame_model import describe_row_mismatch
-    from subbayes.utils.checks import fail
 
     model = load_model(folder)
     fitted = model.fitted_model
@@ -147,8 +145,6 @@ def _check_rows(posterior: Posterior, draws: Draws, folder: Path) -> None:
 
 
 def _fail_rows(folder: Path, expected: str, got: str) -> NoReturn:
-    from subbayes.utils.checks import fail
-
     fail(
         "table",
         f"{expected} that '{folder}' was fitted to, for leave-one-out",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,8 @@ from typing import Any
 
 import typer
 
-from subbayes.utils.text_table import printable
+from subbayes.utils.checks import InputError, InputTypeError, MissingPackageError, message
+from subbayes.utils.text_table import json_value, printable
 from subbayes.utils.warning import is_first_process
 
 COMMAND: ContextVar[str] = ContextVar("COMMAND", default="subbayes")
@@ -71,7 +71,7 @@ def report_error(error: Exception) -> int:
         reason = _in_one_line(error.format_message())  # type: ignore[attr-defined]
         print_error(f"error: {reason} See '{command} --help'.")
         return _BAD_INPUT
-    if _is_of_library(error):
+    if isinstance(error, (InputError, InputTypeError, MissingPackageError)):
         print_error(f"error: {describe_error(error)}")
         return _BAD_INPUT
     if isinstance(error, OSError) and error.filename is not None:
@@ -85,14 +85,6 @@ def report_error(error: Exception) -> int:
         "see where."
     )
     return _UNEXPECTED
-
-
-def _is_of_library(error: Exception) -> bool:
-    """Whether it is an error of the library, without importing NumPy to know."""
-    checks = sys.modules.get("subbayes.utils.checks")
-    return checks is not None and isinstance(
-        error, (checks.InputError, checks.InputTypeError, checks.MissingPackageError)
-    )
 
 
 def _in_one_line(text: str) -> str:
@@ -111,8 +103,6 @@ def describe_error(error: Any) -> str:
         ...     describe_error(InputError("max_categories", "at least 1", "0"))
         '--max-categories: expected at least 1, got 0.'
     """
-    from subbayes.utils.checks import message
-
     if not error.argument:
         return _in_one_line(str(error))
     name = NAMES.get().get(error.argument.rpartition(".")[2], error.argument)
@@ -148,26 +138,13 @@ def _line_of(path: str, row: int) -> int | None:
     return None
 
 
-def _plain(value: Any) -> Any:
-    """Convert to values that JSON can represent; NaN and infinities become null."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if hasattr(value, "item"):
-        value = value.item()
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
-
-
 def print_json(facts: Mapping[str, Any]) -> None:
     """Print one JSON object to standard output."""
     print(_json(facts))
 
 
 def _json(value: Any) -> str:
-    return json.dumps(_plain(value), allow_nan=False)
+    return json.dumps(json_value(value), allow_nan=False)
 
 
 def print_json_batches(name: str, batches: Iterable[Iterable[Any]]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from subbayes.cli.console import naming, naming_table
+from subbayes.utils.checks import fail
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,7 +28,6 @@ def model_path(folder: Path) -> Path:
         InputError: no model there, or one whose fit was interrupted.
     """
     from subbayes.artifacts.folder import is_artifact
-    from subbayes.utils.checks import fail
 
     for path in (folder / "model", folder):
         if is_artifact(path):
@@ -108,7 +108,6 @@ def read_rows(
         InputError: a table that cannot be read.
     """
     from subbayes.data.tables import read_table
-    from subbayes.utils.checks import fail
 
     with naming_table(path):
         frame = read_table(
@@ -173,8 +172,6 @@ def check_other_file(out: Path | None, *read: Path | None) -> None:
     Raises:
         InputError: it is one of them, perhaps by another name.
     """
-    from subbayes.utils.checks import fail
-
     for path in read:
         if out is None or path is None or not (out.exists() and path.exists()):
             continue
@@ -190,7 +187,6 @@ def check_model_folder(out: Path, overwrite: bool) -> None:
     """
     from subbayes.artifacts.files import check_writable
     from subbayes.artifacts.folder import check_destination, is_artifact
-    from subbayes.utils.checks import fail
 
     if out.exists() and not out.is_dir():
         fail("out", "a folder", f"a file: '{out}'", "Choose another path")
@@ -209,7 +205,6 @@ def check_output_file(out: Path | None, overwrite: bool, *suffixes: str) -> None
         InputError: the file exists, has another suffix, or cannot be written there.
     """
     from subbayes.artifacts.files import check_writable
-    from subbayes.utils.checks import fail
 
     if out is None or out.is_char_device():
         return

@@ -22,7 +22,8 @@ from subbayes.cli.options import (
 )
 from subbayes.cli.settings_options import OPTIONS, POSTERIOR, subspace_name, with_settings
 from subbayes.models.settings import OF_TRAINED, TableSettings, unused_settings
-from subbayes.utils.registry import BASELINES
+from subbayes.utils.checks import CheckpointError, check_choice, fail
+from subbayes.utils.registry import BASELINES, SUBSPACES
 from subbayes.utils.text_table import aligned
 
 if TYPE_CHECKING:
@@ -73,12 +74,14 @@ def fit(
     resumes from it and returns the same draws, bit for bit, as an uninterrupted one.
     """
     chosen = method or _default_method(settings)
-    _check_method(chosen)
+    known = ["hierarchical", *SUBSPACES, *BASELINES]
+    check_choice("method", chosen, known, "'subbayes fit --help'")
     unused = (OPTIONS[path].parameter for path in unused_settings(chosen) if path in OPTIONS)
     for flag in given_options(*unused):
         print_line(f"warning: {flag} makes no difference to --method {chosen}")
     check_model_folder(out, overwrite)
     frame = source.read(table, target)
+    from subbayes.models.checkpoint import delete_checkpoint
     from subbayes.tables.data_frame_model import DataFrameModel
 
     checkpoint = out / "checkpoint"
@@ -89,7 +92,7 @@ def fit(
         target,
         settings,
         task=source.task and source.task.value,
-        method=None if _is_subspace(chosen) else chosen,
+        method=None if chosen in SUBSPACES else chosen,
         encoder=_encoder(source, chosen),
         checkpoint=checkpoint,
         progress=console.progress,
@@ -97,7 +100,7 @@ def fit(
     model = replace(_resume(train, checkpoint, overwrite), notes={"command": COMMAND.get()})
     with naming_out():
         model.save(out / "model", overwrite=overwrite)
-    _delete(checkpoint)
+    delete_checkpoint(checkpoint)
     facts = _facts(model, out, len(frame))
     for warning in facts["warnings"]:
         print_line(f"warning: {warning}")
@@ -109,12 +112,11 @@ def _check_unfinished(checkpoint: Path, method: str, overwrite: bool) -> None:
     """Check that a checkpoint in the folder is one from which the method resumes."""
     from subbayes.artifacts.files import quoted
     from subbayes.models.checkpoint import PARTS, STACK_PARTS, parts_of
-    from subbayes.utils.checks import fail
 
     own = {method} & {"sparse"}
     if method == "hierarchical":
         own = set(STACK_PARTS)
-    elif _is_subspace(method):
+    elif method in SUBSPACES:
         own = set(PARTS) - {"sparse", *STACK_PARTS}
     if not overwrite and parts_of(checkpoint) - own:
         fail(
@@ -143,26 +145,11 @@ def _default_method(settings: TableSettings) -> str:
     return "hierarchical" if is_default else subspace_name(settings)
 
 
-def _is_subspace(method: str) -> bool:
-    from subbayes.subspaces.registry import SUBSPACES
-
-    return method in SUBSPACES
-
-
-def _check_method(method: str) -> None:
-    from subbayes.comparison.registry import BASELINES
-    from subbayes.subspaces.registry import SUBSPACES
-    from subbayes.utils.checks import check_choice
-
-    known = ["hierarchical", *SUBSPACES, *BASELINES]
-    check_choice("method", method, known, "'subbayes fit --help'")
-
-
 def _resume(
     train: Callable[[], DataFrameModel], checkpoint: Path, overwrite: bool
 ) -> DataFrameModel:
     """Train, from the checkpoint if there is one; `overwrite` discards that of another fit."""
-    from subbayes.utils.checks import CheckpointError
+    from subbayes.models.checkpoint import delete_checkpoint
 
     resumed = checkpoint.exists()
     if resumed:
@@ -173,7 +160,7 @@ def _resume(
         if not (resumed and overwrite):
             raise
         print_line("starting again: the checkpoint belongs to another fit")
-        _delete(checkpoint)
+        delete_checkpoint(checkpoint)
         return train()
     except (KeyboardInterrupt, SystemExit):
         print_line(
@@ -182,12 +169,6 @@ def _resume(
             else "nothing was saved before the end of the training; the same command starts again"
         )
         raise
-
-
-def _delete(checkpoint: Path) -> None:
-    from subbayes.models.checkpoint import delete_checkpoint
-
-    delete_checkpoint(checkpoint)
 
 
 def _facts(model: DataFrameModel, out: Path, n_rows: int) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from subbayes.cli.console import COMMAND, NAMES, naming_table, print_json
+from subbayes.utils.checks import check_choice, closest, fail
 from subbayes.utils.text_table import printable
 from subbayes.utils.warning import is_first_process
 
@@ -186,7 +187,6 @@ class TableOptions(TextOptions):
             InputError: a table that cannot be read, or a column to ignore that is not there.
         """
         from subbayes.data.tables import read_table
-        from subbayes.utils.checks import closest, fail
 
         ignored = self.ignore or []
         with naming_table(path):
@@ -281,7 +281,6 @@ class PredictionOptions:
             InputError: `new_levels` for a model that is not a regression.
         """
         from subbayes.cli.regression_model import RegressionModel
-        from subbayes.utils.checks import check_choice, fail
 
         if self.new_levels is None:
             return self.arguments()

@@ -29,6 +29,7 @@ from subbayes.cli.options import (
     TextOptions,
     option,
 )
+from subbayes.utils.checks import closest, fail
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,8 +122,6 @@ def _is_terminal() -> bool:
 
 
 def _check_kept(columns: list[str], names: list[str]) -> None:
-    from subbayes.utils.checks import closest, fail
-
     for name in names:
         if name not in columns:
             fail("keep", "columns of the table", f"'{name}'", closest(name, columns))
@@ -133,8 +132,6 @@ def _check_kept(columns: list[str], names: list[str]) -> None:
 
 def _check_other_names(kept: list[str], predicted: list[str]) -> None:
     """Check that no column to keep has the name of a column of predictions."""
-    from subbayes.utils.checks import fail
-
     for name in kept:
         if name in predicted:
             expected = "columns with other names than those of the predictions"

@@ -11,6 +11,7 @@ import typer
 from subbayes.cli.console import COMMAND, naming_table
 from subbayes.cli.files import check_model_folder, check_output_file, naming_out
 from subbayes.cli.options import DATA, OUTPUT, Console, Level, Overwrite, Table, TextOptions, option
+from subbayes.utils.checks import fail
 from subbayes.utils.registry import PRIORS
 from subbayes.utils.text_table import aligned
 
@@ -130,7 +131,6 @@ class PosteriorOptions:
         """Settings of sampling; options take precedence over `--set`."""
         from subbayes.models.configuration import change
         from subbayes.regression.model import SAMPLING
-        from subbayes.utils.checks import fail
 
         pairs = dict(_pairs("--set", self.assignments))
         for name in pairs:

@@ -17,6 +17,7 @@ from subbayes.cli.console import NAMES
 from subbayes.cli.options import SPARSE, option, with_signature
 from subbayes.models.configuration import Setting, change, settings_of
 from subbayes.models.settings import PRIOR_SCALES, TableSettings
+from subbayes.utils.checks import fail
 from subbayes.utils.registry import ENGINES
 
 _COVARIANCE = "subspace.covariance"
@@ -197,8 +198,6 @@ def _settings(given: dict[str, str], config: Path | None, assignments: list[str]
     settings = settings.change(named)
     settings = settings.change({path: text for path, text in pairs.items() if path not in named})
     if settings.sampling.checkpoint is not None:
-        from subbayes.utils.checks import fail
-
         remedy = "Leave it out: fit keeps its checkpoint in the folder of --out"
         fail("sampling.checkpoint", "None", repr(settings.sampling.checkpoint), remedy)
     covariance = given.get(_COVARIANCE)

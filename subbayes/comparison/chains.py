@@ -6,19 +6,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from subbayes.comparison.methods import ComparedMethod, Setup, timed
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.models.ensemble_start import EnsembleStart, ensemble_settings
-from subbayes.models.fit import build, check_temperature, fit_settings, sample
+from subbayes.models.fit import as_prior, build, check_temperature, fit_settings, sample
 from subbayes.models.fitted import FittedModel
 from subbayes.models.table_networks import without_global_variance
 from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspaces.full import Full
-from subbayes.utils.checks import check_count, check_positive, fail
+from subbayes.utils.checks import fail
 
 _WARMUP = 4000
 
@@ -38,8 +40,22 @@ def timed_sampling(
     return model, {name: before[name] + after[name] for name in before}
 
 
+class SampledMethod(ComparedMethod):
+    """A posterior that is sampled, whose predictions average at most `most_draws`."""
+
+    most_draws: int
+
+    @override
+    def fit_model(self, setup: Setup) -> Any:
+        return self.fit(setup)[0]
+
+    @override
+    def predict(self, model: Any, inputs: Any, noise: Any) -> Predictive:
+        return model.predict(inputs, noise=noise, n_draws=self.most_draws)
+
+
 @dataclass(frozen=True)
-class MicrocanonicalEnsemble(ComparedMethod):
+class MicrocanonicalEnsemble(SampledMethod):
     """The posterior of all weights by MCLMC, each chain from a member of an ensemble.
 
     It is what `fit` does with `subspace="full"`, `Sampling(initial="ensemble")` and the engine
@@ -76,14 +92,6 @@ class MicrocanonicalEnsemble(ComparedMethod):
         if self.members < 2:
             expected = f"at least 2 for {self.key!r}, a chain from each"
             fail("members", expected, self.members, f"Raise it, or leave {self.key!r} out")
-        for name in ("draws_per_chain", "thin"):
-            check_count(name, getattr(self, name))
-        if self.warmup is not None:
-            check_count("warmup", self.warmup, 0)
-        if not isinstance(self.prior, Normal):
-            check_positive("prior", self.prior)
-        if not isinstance(self.temperature, str):
-            check_positive("temperature", self.temperature)
 
     @property
     def engine(self) -> MCLMC:
@@ -93,6 +101,7 @@ class MicrocanonicalEnsemble(ComparedMethod):
     def check(self, setup: Setup) -> None:
         """Check what `fit` checks."""
         setup.check_epochs(self.key, "the networks that chains start at")
+        as_prior(self.prior)
         check_temperature(self.temperature, setup.validation)
         if setup.network.has_batchnorm:
             expected = f"a module without BatchNorm for {self.key!r}"
@@ -103,12 +112,8 @@ class MicrocanonicalEnsemble(ComparedMethod):
         start.check(self.engine, self.prior)
         self.engine.check(start.network.size)
 
-    def fit_model(self, setup: Setup) -> Any:
-        """Train the ensemble and sample the posterior."""
-        return self.fit(setup)[0]
-
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
-        """Like `fit_model`, with seconds; those of the ensemble count as training."""
+        """Train the ensemble and sample the posterior; the ensemble counts as training."""
         setup = self._with_own_likelihood(setup)
         start = self._start(setup)
         settings = fit_settings(
@@ -119,10 +124,6 @@ class MicrocanonicalEnsemble(ComparedMethod):
         prepared, before = timed(lambda: start.fit(lambda: setup.trained, make), training=True)
         sampling = replace(start.sampling, initial=prepared.starts)
         return timed_sampling(prepared, before, setup, self.engine, sampling, self.temperature)
-
-    def predict(self, model: Any, inputs: Any, noise: Any) -> Predictive:
-        """Average over the draws."""
-        return model.predict(inputs, noise=noise, n_draws=self.most_draws)
 
     def config(self) -> dict[str, Any]:
         """The settings as values that JSON can represent."""

@@ -27,7 +27,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import InputError, check_choice, fail, fail_type
-from subbayes.utils.text_table import text_table
+from subbayes.utils.text_table import json_value, text_table
 from subbayes.utils.types import Targets
 
 SCORE_HEADINGS = {
@@ -116,10 +116,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """Scores, differences, warnings and settings, as values that JSON can represent."""
         rows = self.table.join(self.differences()[["difference", "se"]])
-        scores = [
-            {"key": key} | {name: _plain(value) for name, value in row.items()}
-            for key, row in rows.to_dict("index").items()
-        ]
+        scores = [{"key": key} | json_value(row) for key, row in rows.to_dict("index").items()]
         return {
             "scores": scores,
             "n_test": len(next(iter(self.predictives.values()))),
@@ -170,13 +167,6 @@ def format_score(score: str, value: float) -> str:
         score, min(max(3 - size, 0), 8)
     )
     return f"{value:.{digits}f}"
-
-
-def _plain(value: Any) -> str | float | None:
-    """A string, a float, or None for values that JSON cannot represent."""
-    if isinstance(value, str):
-        return value
-    return float(value) if np.isfinite(value) else None
 
 
 def compare_methods(

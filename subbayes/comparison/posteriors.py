@@ -26,6 +26,7 @@ from subbayes.diagnostics.loo_comparison import LooComparison, same_row_weights,
 from subbayes.diagnostics.monte_carlo import LEAST_IN_CHAIN, errors_of_means
 from subbayes.priors import Normal
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
+from subbayes.utils.text_table import json_value, text_table
 from subbayes.utils.trees import leaves
 
 if TYPE_CHECKING:
@@ -74,11 +75,6 @@ class ModelScore(LooComparison):
     n_rows: int
     reliable: bool
 
-    @property
-    def mostly_bad(self) -> bool:
-        """Whether more than half of the rows have an unreliable term."""
-        return self.n_bad > self.n_rows / 2
-
 
 @dataclass(frozen=True)
 class ModelComparison:
@@ -111,42 +107,26 @@ class ModelComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """The scores as values that JSON can hold; unknown numbers are None."""
-        rows = [
-            {
-                key: None if isinstance(value, float) and not np.isfinite(value) else value
-                for key, value in asdict(row).items()
-            }
-            for row in self.rows
-        ]
-        return {"n": self.n, "best": self.best, "rows": rows}
+        rows = [asdict(row) for row in self.rows]
+        return json_value({"n": self.n, "best": self.best, "rows": rows})
 
     def to_text(self) -> str:
         """A plain-text table."""
-        heads = ["", "elpd", "difference", "weight", "p_loo", "bad k", "log evidence", ""]
+        heads = ["", "elpd", "difference", "weight", "p_loo", "bad k", "log evidence"]
         cells = [
-            heads,
-            *(
-                [
-                    row.name,
-                    f"{row.elpd:.1f} ± {row.se:.1f}",
-                    f"{row.difference:.1f} ± {row.difference_se:.1f}",
-                    f"{row.weight:.2f}",
-                    f"{row.p_loo:.1f}",
-                    str(row.n_bad),
-                    _evidence_text(row),
-                    _remark(row),
-                ]
-                for row in self.rows
-            ),
+            [
+                row.name,
+                f"{row.elpd:.1f} ± {row.se:.1f}",
+                f"{row.difference:.1f} ± {row.difference_se:.1f}",
+                f"{row.weight:.2f}",
+                f"{row.p_loo:.1f}",
+                str(row.n_bad),
+                _evidence_text(row),
+            ]
+            for row in self.rows
         ]
-        widths = [max(len(row[j]) for row in cells) for j in range(len(heads))]
-        return "\n".join(
-            "  ".join(
-                cell.ljust(width) if j in (0, len(heads) - 1) else cell.rjust(width)
-                for j, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in cells
-        )
+        remarks = [f"{row.name}: {_remark(row)}." for row in self.rows if _remark(row)]
+        return "\n".join([text_table(heads, cells), *remarks])
 
     def __repr__(self) -> str:
         return self.to_text()
@@ -164,7 +144,7 @@ def _remark(row: ModelScore) -> str:
         return f"unreliable: Pareto k of the weights {row.weights_k:.2f}; sample it"
     if row.linearised:
         return "scored through the network, but predicts by its linearisation: score held-out rows"
-    if row.mostly_bad:
+    if 2 * row.n_bad > row.n_rows:
         what = f"Pareto k is too large at {row.n_bad} of {row.n_rows} rows"
         return f"unreliable: {what}; score held-out rows"
     return "" if row.reliable else "unreliable: the approximation misses a part"
@@ -193,6 +173,8 @@ class _Candidate:
         )
         evidence, error, k = self._evidence()
         linearised = self.draws.prediction != "network"
+        mostly_bad = 2 * result.n_bad > result.n_rows
+        unreliable = k > _BAD_K or self.draws.pareto_k > _BAD_K or linearised or mostly_bad
         score = ModelScore(
             name=self.name,
             elpd=result.elpd,
@@ -211,9 +193,9 @@ class _Candidate:
             draws=result.n_draws,
             linearised=linearised,
             n_rows=result.n_rows,
-            reliable=not (k > _BAD_K or self.draws.pareto_k > _BAD_K or linearised),
+            reliable=not unreliable,
         )
-        return replace(score, reliable=score.reliable and not score.mostly_bad), result
+        return score, result
 
     def _evidence(self) -> tuple[float, float, float]:
         """Log evidence, its error and the Pareto k of the weights, whose mean corrects it."""

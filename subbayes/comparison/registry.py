@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from subbayes.comparison.chains import timed_sampling
+from subbayes.comparison.chains import SampledMethod, timed_sampling
 from subbayes.comparison.methods import ComparedMethod, Setup, timed
 from subbayes.inference.engine import ENGINES, Engine, engine_of
 from subbayes.models.ensemble_start import starts_at_ensemble
 from subbayes.models.fit import as_prior, build, check_prior, check_temperature, fit_settings
 from subbayes.models.fitted import method_label
 from subbayes.networks.validation import check_fit
-from subbayes.predictions.predictive import Predictive
 from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import SubspaceMethod
 from subbayes.subspaces.registry import SUBSPACES, SubspaceChoice, subspace_method
@@ -33,7 +32,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class SubspaceInference(ComparedMethod):
+class SubspaceInference(SampledMethod):
     """A posterior in a subspace, as `fit` computes it from the shared training.
 
     Attributes:
@@ -89,12 +88,8 @@ class SubspaceInference(ComparedMethod):
         check_prior(as_prior(self.prior), method, network, setup.data, outputs)
         engine_of(self.inference).check(method.expected_rank(network))
 
-    def fit_model(self, setup: Setup) -> Any:
-        """Build the subspace and sample the posterior."""
-        return self.fit(setup)[0]
-
     def fit(self, setup: Setup) -> tuple[Any, dict[str, float]]:
-        """Like `fit_model`, with seconds; the time of a curve counts as training."""
+        """Build the subspace and sample the posterior; the time of a curve counts as training."""
         method, prior = self.method.with_factory(setup.factory), as_prior(self.prior)
         settings = fit_settings(
             setup.likelihood, method, prior, setup.training, setup.sampling.seed
@@ -103,10 +98,6 @@ class SubspaceInference(ComparedMethod):
         prepared, before = timed(lambda: build(setup.trained, method, prior, settings), trains)
         engine = engine_of(self.inference)
         return timed_sampling(prepared, before, setup, engine, setup.sampling, self.temperature)
-
-    def predict(self, model: Any, inputs: Any, noise: Any) -> Predictive:
-        """Average over the draws."""
-        return model.predict(inputs, noise=noise, n_draws=self.most_draws)
 
     def config(self) -> dict[str, Any]:
         """The settings as values that JSON can represent."""

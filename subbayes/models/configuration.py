@@ -15,9 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
-from subbayes.utils.checks import InputError, closest, fail, fail_type, one_of
+from subbayes.utils.checks import InputError, closest, fail, one_of
 
 C = TypeVar("C")
 _NONE = ("none", "null")
@@ -159,30 +157,6 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise InputError("config", "a file that can be read", f"'{path}'", str(error)) from None
     except (ValueError, RecursionError) as error:  # of TOML, UTF-8, or very long integers
         raise InputError("config", "a TOML file", f"'{path}' ({error})") from None
-
-
-def to_mapping(config: Any) -> Any:
-    """A configuration as values that JSON can represent; `change` reads them back.
-
-    Args:
-        config: a dataclass instance, or a value that one holds.
-
-    Raises:
-        InputTypeError: a value that JSON cannot represent.
-    """
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {f.name: to_mapping(getattr(config, f.name)) for f in dataclasses.fields(config)}
-    if isinstance(config, Mapping):
-        return {str(key): to_mapping(value) for key, value in config.items()}
-    if isinstance(config, np.ndarray):
-        return config.tolist()
-    if isinstance(config, (Sequence, set)) and not isinstance(config, str):
-        return [to_mapping(value) for value in config]
-    if isinstance(config, Path):
-        return str(config)
-    if config is None or isinstance(config, (bool, int, float, str)):
-        return config
-    return fail_type("configuration", "values that JSON can hold", config)
 
 
 def _is_configuration(value: Any) -> bool:

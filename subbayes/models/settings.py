@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from subbayes.inference.configuration import Sampling
-from subbayes.models.configuration import change, to_mapping
+from subbayes.models.configuration import change
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import (
     InputError,
@@ -298,9 +298,10 @@ def encode_parameters(params: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     """
     encoded = dict(params)
     for name, default in defaults.items():
-        encoded[name] = to_mapping(_without_checkpoint(configured(name, params[name], default)))
+        chosen = _without_checkpoint(configured(name, params[name], default))
+        encoded[name] = dataclasses.asdict(chosen)
     if dataclasses.is_dataclass(encoded.get("prior")):
-        encoded["prior"] = to_mapping(encoded["prior"])
+        encoded["prior"] = dataclasses.asdict(encoded["prior"])
     for name in ("subspace", "inference"):
         if name in encoded and not isinstance(encoded[name], (str, Mapping)):
             encoded[name] = _recorded(name, encoded[name])
@@ -317,11 +318,10 @@ def _recorded(key: str, value: Any) -> dict[str, Any] | str:
         value: an object of this library, or of the user: one of a subclass, or a function.
     """
     with suppress(AttributeError, InputError, InputTypeError, TypeError, ValueError):
-        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        if "inputs" in fields:  # arrays, which are not saved
-            del fields["inputs"]
+        if hasattr(value, "inputs"):  # arrays, which are not saved
             value = dataclasses.replace(value, inputs=None)
-        record = {"name": str(value.name), **to_mapping(fields)}
+        record = {"name": str(value.name), **dataclasses.asdict(value)}
+        record.pop("inputs", None)
         if getattr(TableSettings().change({key: record}), key) == value:
             return record
     name = getattr(value, "__name__", None)

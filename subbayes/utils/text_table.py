@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -102,3 +103,21 @@ def without_addresses(text: str) -> str:
         '<function area>'
     """
     return _ADDRESS.sub("", text)
+
+
+def json_value(value: Any) -> Any:
+    """Convert to values that JSON can represent; NaN and infinities become null.
+
+    Example:
+        >>> json_value({"score": float("nan"), "rank": (1, 2)})
+        {'score': None, 'rank': [1, 2]}
+    """
+    if isinstance(value, Mapping):
+        return {str(k): json_value(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(v) for v in value]
+    if hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)

@@ -1,12 +1,12 @@
 """Changes of configurations by dotted names, and reading from text, TOML and JSON."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import pytest
 
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import ENGINES
-from subbayes.models.configuration import change, parse, read_toml, settings_of, to_mapping
+from subbayes.models.configuration import change, parse, read_toml, settings_of
 from subbayes.models.settings import TableSettings
 from subbayes.subspaces.registry import SUBSPACES, subspace_method
 from subbayes.training.configuration import Training
@@ -91,7 +91,7 @@ def test_toml_and_json(tmp_path):
     path.write_text("rank = 3\n[training]\nepochs = 12\nbatch_size = 'none'\n")
     changed = change(Whole(), read_toml(path))
     assert (changed.rank, changed.training.epochs, changed.training.batch_size) == (3, 12, None)
-    assert change(Whole(), to_mapping(changed)) == changed
+    assert change(Whole(), asdict(changed)) == changed
     path.write_text("rank = = 3")
     with pytest.raises(InputError, match="config: expected a TOML file"):
         read_toml(path)
@@ -140,7 +140,7 @@ CONFIGURATIONS = {
 def test_every_configuration_is_read_back(name):
     config = CONFIGURATIONS[name]
     values = {
-        setting.path: to_mapping(setting.default)
+        setting.path: setting.default
         for setting in settings_of(config)
         if setting.default is not None
     }
