@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Int
+from scipy.special import logsumexp
 
 from subbayes import diagnostics
 from subbayes.draws import MAX_PARETO_K, Draws
@@ -101,6 +102,19 @@ def estimate_evidence(log_ratios: Float[np.ndarray, "S"]) -> tuple[float, float]
     ratios = np.exp(log_ratios - top)
     mean = float(ratios.mean())
     return top + float(np.log(mean)), float(ratios.std() / mean / np.sqrt(len(ratios)))
+
+
+def evidence_of_groups(logs: Float[np.ndarray, "groups"]) -> tuple[float, float]:
+    """The log of the mean of the groups' estimates, and its standard error (delta method).
+
+    Example:
+        >>> round(evidence_of_groups(np.log([1.0, 3.0]))[0], 4)
+        0.6931
+    """
+    log_mean = float(logsumexp(logs) - np.log(len(logs)))
+    if len(logs) == 1:
+        return log_mean, float("nan")
+    return log_mean, float(np.exp(logs - log_mean).std(ddof=1) / np.sqrt(len(logs)))
 
 
 def systematic_resampling(

@@ -13,10 +13,10 @@ from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from subbayes.inference.samplers.chains import Density, prior_scale
-from subbayes.utils.checks import check_choice, fail
+from subbayes.utils.checks import fail
 
 Metric = Literal["diagonal", "dense"]
 
@@ -86,52 +86,25 @@ def preferred_metric(rank: int) -> Metric:
     return "dense" if rank <= _DENSE else "diagonal"
 
 
-def initial_fields(
-    chains: int,
-    scale: Float[np.ndarray, "k"],
-    metric: Metric,
-    step: float | None,
-    laplace: tuple[Float[np.ndarray, "chains k k"], Bool[np.ndarray, "chains"]] | None = None,
-) -> dict[str, Any]:
-    """The initial fields of `Adaptation`.
+def begin(s: Any, scale: Float[np.ndarray, "k"], step: float | None) -> None:
+    """Set the first step size, and the mass matrix of the prior's scale, in place.
 
     The default step size is $k^{-1/4}$, which fits a standard normal.
 
     Args:
-        chains: number of chains.
-        scale: the prior's scale, the mass matrix of chains whose posterior's scale is unknown.
-        metric: "diagonal" or "dense".
+        s: the state.
+        scale: the prior's scale.
         step: the first step size; None takes the default.
-        laplace: D of the covariance $DD^T$ of each chain's Laplace approximation, and for which
-            chains it is known.
     """
-    check_choice("metric", metric, ("diagonal", "dense"))
-    k = len(scale)
-    shape = (chains, k) if metric == "diagonal" else (chains, k, k)
-    log_step = np.full(chains, np.log(float(step or k**-0.25)))
-    none = np.zeros(chains, dtype=np.int64)
-    factor = np.broadcast_to(scale if len(shape) == 2 else np.diag(scale), shape).copy()
-    target = np.zeros(shape)
-    if laplace is not None:
-        d, known = laplace[0][laplace[1]], laplace[1]
-        if metric == "diagonal":
-            target[known] = np.square(d).sum(2)
-            factor[known] = np.sqrt(target[known])
-        else:
-            target[known], factor[known] = d @ d.transpose(0, 2, 1), d
-    return {
-        "count": none,
-        "step": np.exp(log_step),
-        "log_step_mean": log_step,
-        "centre": log_step + np.log(2),
-        "excess": np.zeros(chains),
-        "updates": none,
-        "window": none,
-        "window_mean": np.zeros((chains, k)),
-        "window_spread": np.zeros(shape),
-        "factor": factor,
-        "target": target,
-    }
+    s.log_step_mean[:] = np.log(float(step or len(scale) ** -0.25))
+    s.step[:] = np.exp(s.log_step_mean)
+    s.centre[:] = s.log_step_mean + np.log(2)
+    s.factor[:] = scale if s.factor.ndim == 2 else np.diag(scale)
+
+
+def matrix_shape(metric: str, k: int) -> tuple[int, ...]:
+    """The axes of the mass matrix of a chain of k coordinates."""
+    return (k, k) if metric == "dense" else (k,)
 
 
 def apply_factor(
@@ -203,7 +176,7 @@ def update_window(s: Any, rows: Int[np.ndarray, "c"]) -> None:
 def _new_metric(s: Any, rows: np.ndarray, scale: Float[np.ndarray, "k"]) -> None:
     """Close a window: set the mass matrix and restart dual averaging."""
     dense, k = s.window_spread.ndim == 3, len(scale)
-    covariance = shrunk_covariance(s, rows, s.target, scale, _SHRINKAGE_DRAWS)
+    covariance = shrunk_covariance(s, rows, scale, _SHRINKAGE_DRAWS)
     s.factor[rows] = cholesky(covariance) if dense else np.sqrt(covariance)
     for name in ("window", "window_mean", "window_spread", "updates", "excess"):
         getattr(s, name)[rows] = 0
@@ -213,18 +186,14 @@ def _new_metric(s: Any, rows: np.ndarray, scale: Float[np.ndarray, "k"]) -> None
 
 
 def shrunk_covariance(
-    s: Any,
-    rows: np.ndarray,
-    laplace: Float[np.ndarray, "chains ..."],
-    scale: Float[np.ndarray, "k"],
-    draws: float,
+    s: Any, rows: np.ndarray, scale: Float[np.ndarray, "k"], draws: float
 ) -> Float[np.ndarray, "c ..."]:
     """Covariances of windows, shrunk towards that of a Laplace approximation or their diagonal.
 
     Args:
-        s: the state, with the windows.
+        s: the state, with the windows, and in `target` the covariances of Laplace approximations,
+            0 where there is none.
         rows: the chains.
-        laplace: the covariances of their Laplace approximations, 0 where there is none.
         scale: the prior's scale.
         draws: how many draws the target of the shrinkage counts as.
     """
@@ -233,8 +202,9 @@ def shrunk_covariance(
     covariance, weight = s.window_spread[rows] / np.maximum(n - 1, 1), n / (n + draws)
     least = LEAST_VARIANCE * (np.diag(scale**2) if dense else scale**2)
     diagonal = np.maximum(covariance * np.eye(len(scale)) if dense else covariance, least)
-    known = laplace[rows].reshape(len(rows), -1).any(1).reshape(n.shape)
-    return weight * covariance + (1 - weight) * np.where(known, laplace[rows], diagonal)
+    target = s.target[rows]
+    known = target.reshape(len(rows), -1).any(1).reshape(n.shape)
+    return weight * covariance + (1 - weight) * np.where(known, target, diagonal)
 
 
 def cholesky(covariance: Float[np.ndarray, "c k k"]) -> Float[np.ndarray, "c k k"]:

@@ -13,10 +13,9 @@ import signal
 import threading
 import time
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
 
@@ -34,29 +33,12 @@ from subbayes.draws import Draws
 from subbayes.inference.agreement import check_same_run
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.inference.samplers.random_numbers import copy_state
-from subbayes.networks.validation import FirstOutputs
-from subbayes.posterior import Posterior
+from subbayes.inference.samplers.states import copy_state
 from subbayes.priors import Normal
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.warning import warn_user
-
-__all__ = [
-    "Checkpoint",
-    "Density",
-    "FinishedChain",
-    "Info",
-    "Kernel",
-    "Sampler",
-    "Store",
-    "chain_generators",
-    "check_folder",
-    "prior_scale",
-    "run",
-    "start_points",
-]
 
 KIND = "sampling-checkpoint"
 _OF_DENSITY = 0.01  # relative error of sums over observations in 16 bits
@@ -132,24 +114,21 @@ class Store:
             return None
         return np.where(places > 0, energy[c, places - 1], np.nan)
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All arrays by name, whose first axis is the chain."""
+        arrays = {"z": self.z, "count": self.count} | add_prefix("stats", self.stats)
+        return arrays | add_prefix("transitions", self.transitions)
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, np.ndarray], evaluations: int) -> Store:
+        """The inverse of `arrays`."""
+        stats, transitions = (strip_prefix(name, arrays) for name in ("stats", "transitions"))
+        return cls(arrays["z"], stats, arrays["count"], evaluations, transitions)
+
     def gathered(self, groups: ChainGroups) -> Store:
         """The draws of the chains of all processes."""
-        rows = groups.gather_rows(
-            {"z": self.z, "count": self.count}
-            | add_prefix("s", self.stats)
-            | add_prefix("t", self.transitions)
-        )
         evaluations = max(groups.gather(self.evaluations))  # those of the longest chain
-        stats, transitions = strip_prefix("s", rows), strip_prefix("t", rows)
-        return Store(rows["z"], stats, rows["count"], evaluations, transitions)
-
-    def part(self, chains: slice) -> Store:
-        """The draws of some of the chains."""
-        stats, transitions = (
-            {name: values[chains] for name, values in arrays.items()}
-            for arrays in (self.stats, self.transitions)
-        )
-        return Store(self.z[chains], stats, self.count[chains], self.evaluations, transitions)
+        return Store.of(groups.gather_rows(self.arrays()), evaluations)
 
     def resized(self, draws: int) -> Store:
         """A copy with another number of draws, cut or padded with zeros."""
@@ -210,9 +189,10 @@ class Checkpoint:
             for name, value in chain.row.items():
                 getattr(state, name)[c] = value
         store = store.gathered(self.groups)
-        tensors = self.groups.gather_rows(add_prefix("state", vars(state)))
-        tensors |= add_prefix("stats", store.stats) | {"z": store.z, "count": store.count}
-        tensors |= add_prefix("transitions", store.transitions)
+        first = {"z": state.z[:1], "log_likelihood": self.posterior.log_likelihood(state.z[:1])}
+        checked = self.groups.gather(first)[0]
+        tensors = self.groups.gather_rows(add_prefix("state", vars(state))) | store.arrays()
+        tensors |= add_prefix("checked", checked)
         generators = [
             finished_chains[c].rng if c in finished_chains else rng.bit_generator.state
             for c, rng in enumerate(rngs)
@@ -222,9 +202,6 @@ class Checkpoint:
             "evaluations": store.evaluations,
             "rngs": [state for part in self.groups.gather(generators) for state in part],
         }
-        if (outputs := self._first_outputs) is not None:
-            tensors["first_outputs"] = outputs.values.numpy()
-            meta["device"] = outputs.device
         write(self.path, KIND, tensors, meta, overwrite=True)
 
     def read(self, rngs: Rngs) -> tuple[Any, Store] | None:
@@ -241,44 +218,23 @@ class Checkpoint:
             if meta["identity"].get(key) != value:
                 default = ", which follows draws unless it is given" if key == "warmup" else ""
                 fail_checkpoint(f"one made with the same {key}{default}", f"another in {self.path}")
-        outputs = tensors.pop("first_outputs", None)
-        if outputs is not None and (expected_outputs := self._first_outputs) is not None:
-            assert isinstance(self.posterior, Posterior)
-            saved = FirstOutputs(outputs, meta["device"])
-            if not saved.agrees_with(expected_outputs, self.posterior.network.rounding):
-                expected = "one of a module and output= that return the same outputs"
-                fail_checkpoint(expected, f"others at the same weights in {self.path}")
-        arrays, stats, transitions = (
-            {name: tensor.numpy() for name, tensor in strip_prefix(prefix, tensors).items()}
-            for prefix in ("state", "stats", "transitions")
-        )
-        self._check_density(self.kernel.state_type(**arrays))
-        store = Store(
-            tensors["z"].numpy(), stats, tensors["count"].numpy(), meta["evaluations"], transitions
-        )
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        self._check_density(**strip_prefix("checked", arrays))
         chains = self.groups.own
         for rng, rng_state in zip(rngs, meta["rngs"][chains], strict=True):
             rng.bit_generator.state = rng_state
-        state = self.kernel.state_type(**{name: array[chains] for name, array in arrays.items()})
-        return state, store.part(chains)
+        own = {name: array[chains] for name, array in arrays.items()}
+        state = self.kernel.state_type(**strip_prefix("state", own))
+        return state, Store.of(own, meta["evaluations"])
 
-    @cached_property
-    def _first_outputs(self) -> FirstOutputs | None:
-        """The outputs of the first rows; None of a density without a network in this process."""
-        if not isinstance(self.posterior, Posterior) or self.posterior.network.is_sharded:
-            return None
-        network = self.posterior.network
-        return FirstOutputs.of(network, self.posterior.subspace.shift, self.posterior.data)
-
-    def _check_density(self, state: Any) -> None:
-        """Check points and log densities of a state: code of the density may have changed since."""
-        densities = getattr(self.kernel, "densities", None)
-        if densities is None:
-            return
-        stored, computed = densities(self.posterior, state)
-        if not np.allclose(stored, computed, rtol=_OF_DENSITY, atol=_OF_DENSITY):
-            expected = "one of the same density, with its log densities at the points of the chains"
-            fail_checkpoint(expected, "other log densities")
+    def _check_density(
+        self, z: Float[np.ndarray, "one k"], log_likelihood: Float[np.ndarray, "one"]
+    ) -> None:
+        """Compute the density of the first chain again: its code may have changed since."""
+        computed = self.posterior.log_likelihood(z)
+        if not np.allclose(log_likelihood, computed, rtol=_OF_DENSITY, atol=_OF_DENSITY):
+            expected = "one of the same density, with its log-likelihood at the first chain"
+            fail_checkpoint(expected, f"another in {self.path}")
 
 
 Rngs = list[np.random.Generator]
@@ -358,9 +314,7 @@ class Kernel(Protocol):
 
     A kernel with settings is a dataclass of fields that JSON has; they are part of a checkpoint.
     The state is a frozen dataclass of NumPy arrays whose first axis is the chain, with a field
-    `z` of shape (chains, k). A method `densities(posterior, state)`, if there is one,
-    returns log densities as stored at the points of a state, and as computed again: a checkpoint in
-    which they differ is of another density.
+    `z` of shape (chains, k).
     """
 
     name: str

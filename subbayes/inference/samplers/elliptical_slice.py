@@ -23,7 +23,7 @@ from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.laplace import Laplace
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, check_folder
-from subbayes.inference.samplers.random_numbers import refill
+from subbayes.inference.samplers.states import blank_state, refill
 from subbayes.posterior import reject_undefined
 from subbayes.priors import Normal, check_normal
 from subbayes.utils.checks import check_positive, fail
@@ -56,26 +56,14 @@ class Kernel:
     name = "elliptical-slice"
     state_type = State
 
-    def densities(self, posterior: Density, s: State) -> tuple[np.ndarray, np.ndarray]:
-        """Log densities as stored at the points of a state, and as computed again."""
-        return s.log_likelihood, posterior.log_likelihood(s.z) / posterior.temperature
-
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state at start points z, each chain with a new ellipse."""
-        value = reject_undefined(posterior.log_likelihood(z)) / posterior.temperature
         chains, k = z.shape
-        none = np.zeros(chains, dtype=np.int64)
-        state = State(
-            z=z,
-            log_likelihood=value,
-            direction=np.zeros((chains, k)),
-            **dict.fromkeys(("threshold", "angle", "low", "high"), np.zeros(chains)),
-            evaluations=none,
-            uniforms=np.zeros((chains, _AHEAD)),
-            normals=np.zeros((chains, _AHEAD_NORMALS, k)),
-            n_uniforms=none + _AHEAD,
-            n_normals=none + _AHEAD_NORMALS,
-        )
+        sizes = {"ahead": _AHEAD, "ahead_normals": _AHEAD_NORMALS}
+        state = blank_state(State, chains=chains, k=k, **sizes)
+        state.z[:], state.n_uniforms[:], state.n_normals[:] = z, _AHEAD, _AHEAD_NORMALS
+        value = reject_undefined(posterior.log_likelihood(z)) / posterior.temperature
+        state.log_likelihood[:] = value
         return next_angles(posterior, state, np.ones(chains, dtype=bool), rngs)
 
     def step(self, posterior: Density, state: State, rngs: Rngs) -> tuple[State, Info]:

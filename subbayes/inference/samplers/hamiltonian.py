@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -37,13 +37,14 @@ from subbayes.inference.samplers.chains import (
     check_gradient,
     prior_scale,
 )
-from subbayes.inference.samplers.laplace_start import Points, laplace_start
+from subbayes.inference.samplers.laplace_start import start_chains
 from subbayes.inference.samplers.reparameterisation import run_reparameterised
+from subbayes.inference.samplers.states import blank_state
 from subbayes.utils.checks import check_choice, check_positive, fail
 
 DIVERGENCE = 1000.0
-CURVATURE = 50  # coordinates up to which chains start from a Laplace approximation
 _AHEAD, _AHEAD_NORMALS = 96, 16
+_S = TypeVar("_S")
 
 
 @dataclass(frozen=True)
@@ -148,37 +149,38 @@ class HamiltonianKernel:
     target_acceptance: float
     step_size: float | None
 
-    def densities(self, posterior: GradientDensity, s: State) -> tuple[np.ndarray, np.ndarray]:
-        """Log densities as stored at the points of a state, and as computed again."""
-        return s.value, posterior.value_and_grad(s.z)[0]
+    def start_state(
+        self,
+        kind: type[_S],
+        posterior: GradientDensity,
+        z: Float[np.ndarray, "chains k"],
+        rngs: Rngs,
+        **sizes: int,
+    ) -> _S:
+        """A state at start points z, which a warm-up moves, before its first trajectory.
 
-    def initial_fields(
-        self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
-    ) -> dict[str, Any]:
-        """The fields of `State` at start points z, which a warm-up moves; see `laplace_start`.
-
-        Raises:
-            InputError: a density that is not finite there.
+        Args:
+            kind: the class of the state, with the fields of `State`.
+            posterior: the density.
+            z: the start points.
+            rngs: a generator per chain.
+            sizes: of axes that other fields have; see `blank_state`.
         """
         chains, k = z.shape
-        start = Points.start(posterior, z)
-        scale, laplace = prior_scale(posterior), None
-        if self.warmup and k <= CURVATURE:
-            start, factor, has_mode = laplace_start(posterior, start, scale, rngs)
-            laplace = factor, has_mode
-        none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
-        return adaptation.initial_fields(chains, scale, self.metric, self.step_size, laplace) | {
-            "z": start.z,
-            "value": start.value,
-            "gradient": start.gradient,
-            "start_energy": blank,
-            "acceptance": blank,
-            "evaluations": none,
-            "uniforms": np.zeros((chains, _AHEAD)),
-            "normals": np.zeros((chains, _AHEAD_NORMALS, k)),
-            "n_uniforms": none + _AHEAD,
-            "n_normals": none + _AHEAD_NORMALS,
-        }
+        s: Any = blank_state(
+            kind,
+            chains=chains,
+            k=k,
+            kk=adaptation.matrix_shape(self.metric, k),
+            columns=Point.of(k).size,
+            ahead=_AHEAD,
+            ahead_normals=_AHEAD_NORMALS,
+            **sizes,
+        )
+        adaptation.begin(s, prior_scale(posterior), self.step_size)
+        start_chains(posterior, s, z, rngs, self.warmup > 0)
+        s.n_uniforms[:], s.n_normals[:] = _AHEAD, _AHEAD_NORMALS
+        return s
 
     def adapt(self, posterior: GradientDensity, s: State, rows: Int[np.ndarray, "c"]) -> None:
         """Count the finished draws, and adapt in warm-up."""

@@ -17,13 +17,16 @@ Each row of a batch belongs to its chain, and no chain depends on the others.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from subbayes.inference.samplers.chains import Differentiable, GradientDensity, Rngs
+from subbayes.inference.samplers.adaptation import apply_factor
+from subbayes.inference.samplers.chains import Differentiable, GradientDensity, Rngs, prior_scale
 from subbayes.utils.checks import fail
 
+_MOST_COORDINATES = 50  # up to which chains start from a Laplace approximation
 _ROUNDS = 50
 _TRIALS = 12  # of a line search
 _SUFFICIENT = 1e-4  # share of the predicted gain that a step has to reach
@@ -80,6 +83,33 @@ class Points:
         )
 
 
+def start_chains(
+    posterior: GradientDensity, s: Any, z: Float[np.ndarray, "chains k"], rngs: Rngs, adapts: bool
+) -> None:
+    """Set points, mass matrices, and the covariances that windows shrink to, in place.
+
+    Args:
+        posterior: the density.
+        s: the state, whose mass matrices are those of the prior.
+        z: start points, which a warm-up moves; see `laplace_start`.
+        rngs: a generator per chain.
+        adapts: whether there is a warm-up that adapts the mass matrix.
+
+    Raises:
+        InputError: a density that is not finite at the start points.
+    """
+    start = Points.start(posterior, z)
+    if adapts and z.shape[1] <= _MOST_COORDINATES:
+        start, factors, known = laplace_start(posterior, start, prior_scale(posterior), rngs)
+        d = factors[known]
+        if s.factor.ndim == 3:
+            s.target[known], s.factor[known] = d @ d.transpose(0, 2, 1), d
+        else:
+            s.target[known] = np.square(d).sum(2)
+            s.factor[known] = np.sqrt(s.target[known])
+    s.z[:], s.value[:], s.gradient[:] = start.z, start.value, start.gradient
+
+
 def laplace_start(
     posterior: GradientDensity, start: Points, scale: Float[np.ndarray, "k"], rngs: Rngs
 ) -> tuple[Points, Float[np.ndarray, "chains k k"], Bool[np.ndarray, "chains"]]:
@@ -98,18 +128,14 @@ def laplace_start(
     chains, k = start.z.shape
     mode, factor, has_mode = climb(posterior, start, scale)
     eps = np.stack([rng.standard_normal(k) for rng in rngs])
-    drawn = Points.at(posterior, np.where(has_mode[:, None], mode.z + _times(factor, eps), start.z))
+    drawn = Points.at(
+        posterior, np.where(has_mode[:, None], mode.z + apply_factor(factor, eps), start.z)
+    )
     # Of a Gaussian, mode minus draw is half a chi-squared variable: mean k / 2, variance k / 2.
     typical = 0.5 * k + 4 * np.sqrt(0.5 * k) + 3
     low = has_mode & (mode.value - start.value > typical)
     moved = drawn.where(mode.value - drawn.value <= 2 * typical, mode)
     return moved.where(low, start), factor, has_mode
-
-
-def _times(
-    factor: Float[np.ndarray, "chains k k"], vector: Float[np.ndarray, "chains k"]
-) -> Float[np.ndarray, "chains k"]:
-    return np.asarray((factor @ vector[:, :, None])[:, :, 0])
 
 
 def climb(
@@ -139,7 +165,7 @@ def climb(
         if has_mode.all():
             break
         waits = has_mode | (size == _STEEP).any(1)
-        points, reached = _line_search(posterior, points, _times(factor, slope), gain, waits)
+        points, reached = _line_search(posterior, points, apply_factor(factor, slope), gain, waits)
         # If no point along the step is higher, the curvature belongs to too long a distance.
         factor[~reached] *= 0.5
     return points, np.where(has_mode[:, None, None], factor, unknown), has_mode

@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from typing_extensions import override
 
-from subbayes.inference.samplers import hamiltonian, random_length
+from subbayes.inference.samplers import hamiltonian, hmc
 from subbayes.inference.samplers.chains import GradientDensity, Rngs
 from subbayes.inference.samplers.hamiltonian import Point
 from subbayes.inference.samplers.microcanonical import (
@@ -34,19 +34,18 @@ from subbayes.inference.samplers.microcanonical import (
     isokinetic_step,
     unit_vectors,
 )
-from subbayes.inference.samplers.random_length import RandomLengthKernel, RandomLengthSampler
 from subbayes.utils.checks import check_choice
 
 
 @dataclass(frozen=True)
-class State(random_length.State):
+class State(hmc.State):
     """The current trajectory of each chain; the momenta of its newest point are directions."""
 
     kinetic: Float[np.ndarray, "chains"]  # change of the kinetic energy since its start
 
 
 @dataclass(frozen=True)
-class Kernel(RandomLengthKernel):
+class Kernel(hmc.Kernel):
     """The transition: `init` and `step` on a density with gradients."""
 
     integrator: Integrator
@@ -60,28 +59,22 @@ class Kernel(RandomLengthKernel):
         return gradients_per_step(self.integrator)
 
     @override
-    def new_state(
-        self, fields: dict[str, Any], points: Float[np.ndarray, "chains columns"]
-    ) -> State:
-        return super().new_state(fields | {"kinetic": np.zeros(len(points))}, points)
-
-    @override
     def stats(
-        self, s: State, diverged: np.ndarray, moved: Int[np.ndarray, "m"], log_weight: np.ndarray
+        self, s: Any, diverged: np.ndarray, moved: Int[np.ndarray, "m"], log_weight: np.ndarray
     ) -> dict[str, np.ndarray]:
         stats = hamiltonian.stats(s, diverged, -log_weight)
         stats["energy_error"] = stats.pop("energy")
         stats["evaluations"] *= self.gradients
         return stats
 
-    def start(self, s: State, rows: Int[np.ndarray, "c"], rngs: Rngs) -> None:
+    def start(self, s: Any, rows: Int[np.ndarray, "c"], rngs: Rngs) -> None:
         """Start a trajectory of each given chain in a new direction."""
         super().start(s, rows, rngs)
         directions = Point.of(s.z.shape[1]).p
         s.end[rows, directions] = unit_vectors(s.end[rows, directions])
         s.kinetic[rows] = 0.0
 
-    def advance(self, posterior: GradientDensity, s: State) -> None:
+    def advance(self, posterior: GradientDensity, s: Any) -> None:
         """One step of isokinetic dynamics of every trajectory."""
         c = Point.of(s.z.shape[1])
         point = s.end
@@ -108,7 +101,7 @@ class Kernel(RandomLengthKernel):
 
 
 @dataclass(frozen=True)
-class MAMS(RandomLengthSampler):
+class MAMS(hmc.HMC):
     r"""Metropolis-adjusted microcanonical sampling, with adaptation in warm-up.
 
     See `HamiltonianSampler` for the other settings, the warm-up and the errors. The stats are

@@ -3,7 +3,7 @@ r"""The transition of microcanonical Langevin Monte Carlo; see `mclmc`."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -20,7 +20,6 @@ from subbayes.inference.samplers.microcanonical import (
     partial_refreshment,
     unit_vectors,
 )
-from subbayes.inference.samplers.random_numbers import copy_state
 
 _HUGE = 1000.0  # energy error, and as much again for every 1000 coordinates
 _SEARCHES = 40  # rounds of the search for a first step size
@@ -50,34 +49,18 @@ class Kernel(Tuner):
     name = "mclmc"
     state_type: ClassVar[type[State]] = State
 
-    def densities(self, posterior: GradientDensity, s: State) -> tuple[np.ndarray, np.ndarray]:
-        """Log densities as stored at the points of a state, and as computed again."""
-        return s.value, posterior.value_and_grad(s.z)[0]
-
-    def init(
-        self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
-    ) -> State:
+    def init(self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
         """The state at start points z, each chain with a uniform direction."""
-        start, fields = self.initial_fields(posterior, z, rngs)
-        none = np.zeros(len(z), dtype=np.int64)
-        s = copy_state(
-            State(
-                **fields,
-                z=start.z,
-                direction=_directions(rngs, z.shape[1]),
-                value=start.value,
-                gradient=start.gradient,
-                start=start.z,
-                failures=none,
-                consecutive=none,
-                restarts=none,
-            )
-        )
-        everyone = np.arange(len(z))
-        self.set_step(s, everyone, s.step)
+        s = self.start_state(self.state_type, posterior, z, rngs)
+        s.start[:] = s.z
+        s.direction[:] = _directions(rngs, z.shape[1])
         if self.warmup:
-            self._search_step(posterior, s, everyone)
+            self.first_search(posterior, s)
         return s
+
+    def first_search(self, posterior: GradientDensity, s: Any) -> None:
+        """Search the first step size of every chain."""
+        self._search_step(posterior, s, np.arange(len(s.z)))
 
     def step(self, posterior: GradientDensity, state: State, rngs: Rngs) -> tuple[State, Info]:
         """One step of every chain, in place; a step that fails is not a draw."""

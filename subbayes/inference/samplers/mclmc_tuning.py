@@ -18,7 +18,7 @@ Robnik and Seljak (2024), *Fluctuation without dissipation*, section 4; Sommer e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -27,12 +27,13 @@ from subbayes.diagnostics import ess_mean
 from subbayes.inference.samplers.adaptation import (
     LEAST_VARIANCE,
     cholesky,
+    matrix_shape,
     shrunk_covariance,
     update_window,
 )
 from subbayes.inference.samplers.chains import Density, GradientDensity, Rngs, prior_scale
-from subbayes.inference.samplers.hamiltonian import CURVATURE
-from subbayes.inference.samplers.laplace_start import Points, laplace_start
+from subbayes.inference.samplers.laplace_start import start_chains
+from subbayes.inference.samplers.states import blank_state
 
 _DECAY = 149 / 151  # of weights in a step: about 150 steps count
 _FAST_DECAY = 9 / 11  # before the first window, where chains come from start points far out
@@ -45,6 +46,7 @@ _TRACE, _TRACED = 512, 32  # points and coordinates of the autocorrelation
 _SHARE = 0.4  # of the autocorrelation length
 _WIDEST = 10.0  # factor between the tuned length and that of the scale
 _CORRELATED = 20.0  # steps of a window that count as one draw
+_S = TypeVar("_S")
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class Tuning:
     window_mean: Float[np.ndarray, "chains k"]
     window_spread: Float[np.ndarray, "chains *kk"]  # scatter: (chains, k), or (chains, k, k)
     factor: Float[np.ndarray, "chains *kk"]  # L of the inverse mass matrix, diagonal or dense
-    laplace: Float[np.ndarray, "chains *kk"]  # covariance that windows shrink to; 0 if unknown
+    target: Float[np.ndarray, "chains *kk"]  # covariance that windows shrink to; 0 if unknown
     trace: Float[np.ndarray, "chains points coordinates"]  # for the autocorrelation
 
 
@@ -140,42 +142,35 @@ class Tuner:
         """A step size that fits a standard normal density of k coordinates."""
         return float(self.step_size or 0.5 * np.sqrt(k) * self.first_target ** (1 / 6))
 
-    def initial_fields(
-        self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
-    ) -> tuple[Points, dict[str, Any]]:
-        """Start points, which a warm-up moves as in HMC, and the fields of `Tuning`.
+    def start_state(
+        self,
+        kind: type[_S],
+        posterior: GradientDensity,
+        z: Float[np.ndarray, "chains k"],
+        rngs: Rngs,
+    ) -> _S:
+        """A state at start points z, which a warm-up moves as in HMC.
 
-        Raises:
-            InputError: a density that is not finite there.
+        Args:
+            kind: the class of the state, with the fields of `Tuning`.
+            posterior: the density.
+            z: the start points.
+            rngs: a generator per chain.
         """
         (chains, k), scale = z.shape, prior_scale(posterior)
-        start = Points.start(posterior, z)
-        dense = self.metric == "dense"
-        shape = (chains, k, k) if dense else (chains, k)
-        factor = np.broadcast_to(np.diag(scale) if dense else scale, shape).copy()
-        laplace = np.zeros(shape)
-        if self.warmup and self.metric != "prior" and k <= CURVATURE:
-            start, d, has_mode = laplace_start(posterior, start, scale, rngs)
-            factors = d[has_mode]
-            laplace[has_mode] = (
-                factors @ factors.transpose(0, 2, 1) if dense else np.square(factors).sum(2)
-            )
-            factor[has_mode] = factors if dense else np.sqrt(laplace[has_mode])
-        none = np.zeros(chains, dtype=np.int64)
-        fields = {
-            "count": none,
-            "step": np.full(chains, self.first_step(k)),
-            "length": np.full(chains, self.length or np.sqrt(k)),
-            "error_sum": np.zeros(chains),
-            "weight_sum": np.zeros(chains),
-            "window": none,
-            "window_mean": np.zeros((chains, k)),
-            "window_spread": np.zeros(shape),
-            "factor": factor,
-            "laplace": laplace,
-            "trace": np.zeros((chains, self.phases.points, min(k, _TRACED))),
-        }
-        return start, fields
+        s: Any = blank_state(
+            kind,
+            chains=chains,
+            k=k,
+            kk=matrix_shape(self.metric, k),
+            points=self.phases.points,
+            coordinates=min(k, _TRACED),
+        )
+        s.factor[:] = scale if s.factor.ndim == 2 else np.diag(scale)
+        start_chains(posterior, s, z, rngs, self.warmup > 0 and self.metric != "prior")
+        s.length[:] = self.length or np.sqrt(k)
+        self.set_step(s, slice(None), np.full(chains, self.first_step(k)))
+        return s
 
     def set_step(self, s: Any, rows: Any, step: Any, weight: float = _SEED_WEIGHT) -> None:
         """Set step sizes of the chains `rows`, as if `weight` steps had suggested them."""
@@ -246,7 +241,7 @@ class Tuner:
         k, dense = len(scale), s.window_spread.ndim == 3
         if self.metric != "prior":
             draws = _CORRELATED * (k if dense else 1)
-            covariance = shrunk_covariance(s, rows, s.laplace, scale, draws)
+            covariance = shrunk_covariance(s, rows, scale, draws)
             if not dense:
                 covariance = np.maximum(covariance, LEAST_VARIANCE * scale**2)
             s.factor[rows] = cholesky(covariance) if dense else np.sqrt(covariance)

@@ -20,7 +20,7 @@ from jaxtyping import Bool, Float, Int
 from subbayes.inference.samplers import hamiltonian
 from subbayes.inference.samplers.chains import GradientDensity, Info, Rngs
 from subbayes.inference.samplers.hamiltonian import HamiltonianKernel, Point
-from subbayes.inference.samplers.random_numbers import copy_state, uniforms
+from subbayes.inference.samplers.states import uniforms
 from subbayes.utils.checks import check_count
 
 _LOG_HALF = np.log(0.5)
@@ -59,20 +59,8 @@ class Kernel(HamiltonianKernel):
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
     ) -> State:
         """The state at start points z, each chain with a new momentum."""
-        chains, k = z.shape
-        points = np.zeros((chains, Point.of(k).size))
-        none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
-        s = copy_state(
-            State(
-                **self.initial_fields(posterior, z, rngs),
-                ends=np.stack([points, points], 1),
-                **dict.fromkeys(("side", "depth", "leaf"), none),
-                **dict.fromkeys(("log_weight", "sub_log_weight"), blank),
-                **dict.fromkeys(("p_sum", "sub_p_sum"), np.zeros((chains, k))),
-                **dict.fromkeys(("proposal", "sub"), points),
-                levels=np.zeros((chains, self.max_depth + 1, 2, k)),
-            )
-        )
+        chains = len(z)
+        s = self.start_state(State, posterior, z, rngs, levels=self.max_depth + 1)
         log_u = np.log(uniforms(s, rngs, 1)[:, 0])
         _new_trajectories(s, np.arange(chains), rngs)
         _new_subtrees(s, np.ones(chains, dtype=bool), log_u)

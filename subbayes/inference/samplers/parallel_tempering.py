@@ -22,24 +22,27 @@ sampling.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from scipy.special import erfcinv
 from typing_extensions import override
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.samplers import elliptical_slice, evidence
+from subbayes.inference.importance_sampling import evidence_of_groups
+from subbayes.inference.samplers import elliptical_slice
 from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
-from subbayes.inference.samplers.ladder import equal_rates, first_powers, lengths
-from subbayes.inference.samplers.random_numbers import copy_state, refill, select_chains
+from subbayes.inference.samplers.states import blank_state, copy_state, refill, select_chains
 from subbayes.posterior import reject_undefined
 from subbayes.utils.checks import check_count
 
 _AHEAD = 32
 _MOST_MOVES = 20
+_SPACING = 5.0  # of the first ladder: beta_r = (1 - r / (R - 1))^5
 _COLD, _HOT = 1, 2  # 0: a point that has been at neither end
 _SEARCH = (
     "direction",
@@ -130,38 +133,32 @@ class Kernel:
     name = "parallel-tempering"
     state_type = State
 
-    def densities(self, posterior: Density, s: State) -> tuple[np.ndarray, np.ndarray]:
-        """Log densities as stored at the points of the cold rungs, and as computed again."""
-        return s.log_likelihood[:, 0], posterior.log_likelihood(s.z)
-
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state with all rungs of a ladder at its start point."""
         (chains, k), rungs = z.shape, self.rungs
-        beta = np.tile(first_powers(rungs), (chains, 1))
+        beta = np.tile((1 - np.arange(rungs) / (rungs - 1)) ** _SPACING, (chains, 1))
         powers = _Powers(posterior, beta.reshape(-1) / posterior.temperature)
         flat = elliptical_slice.Kernel().init(
             powers, np.repeat(z, rungs, 0), _repeat_generators(rngs, rungs)
         )
-        per_chain, per_rung = np.zeros(chains, np.int64), np.zeros((chains, rungs), np.int64)
-        per_gap, origin = np.zeros((chains, rungs - 1)), per_rung.copy()
-        origin[:, 0], origin[:, -1] = _COLD, _HOT
-        return copy_state(
-            State(
-                z=z,
-                points=flat.z.reshape(chains, rungs, k),
-                log_likelihood=powers.raw.reshape(chains, rungs),
-                **{name: _by_ladder(getattr(flat, name), rungs) for name in _SEARCH},
-                **dict.fromkeys(("moves", "moves_left"), per_rung + 1),
-                **dict.fromkeys(("round", "spent", "moves_made", "bridge_draws"), per_rung),
-                **dict.fromkeys(("swaps_tried", "swaps_rejected"), per_gap),
-                **dict.fromkeys(("bridge_up", "bridge_down"), per_gap - np.inf),
-                **dict.fromkeys(("count", "steps", "idle", "trips"), per_chain),
-                beta=beta,
-                swap_uniforms=np.zeros((chains, _AHEAD, rungs - 1)),
-                n_swap_uniforms=per_chain + _AHEAD,
-                origin=origin,
-            )
+        s = blank_state(
+            State,
+            chains=chains,
+            rungs=rungs,
+            k=k,
+            gaps=rungs - 1,
+            ahead=flat.uniforms.shape[1],
+            ahead_normals=flat.normals.shape[1],
+            ahead_swaps=_AHEAD,
         )
+        s.z[:], s.points[:], s.beta[:] = z, _by_ladder(flat.z, rungs), beta
+        s.log_likelihood[:] = _by_ladder(powers.raw, rungs)
+        _store_search(s, flat)
+        s.moves[:], s.moves_left[:] = 1, 1
+        s.bridge_up[:], s.bridge_down[:] = -np.inf, -np.inf
+        s.n_swap_uniforms[:] = _AHEAD
+        s.origin[:, 0], s.origin[:, -1] = _COLD, _HOT
+        return s
 
     def step(self, posterior: Density, state: State, rngs: Rngs) -> tuple[State, Info]:
         """Try one angle on every rung of every ladder."""
@@ -346,8 +343,102 @@ def _stats(s: State) -> dict[str, np.ndarray]:
         "round_trips": s.trips.copy(),
         "idle": s.idle / np.maximum(s.idle + s.spent.sum(1), 1),
         "log_evidence": np.where(drawn, (up - down).sum(1), np.nan),
-        "bridge_bias": np.where(drawn, evidence.bridge_bias(up + down, least), np.nan),
+        "bridge_bias": np.where(drawn, bridge_bias(up + down, least), np.nan),
     }
+
+
+def lengths(rejected: Float[np.ndarray, "*c gaps"]) -> Float[np.ndarray, "*c gaps"]:
+    r"""Lengths of gaps in the units of rejection rates, to which those of small gaps are equal.
+
+    Rates of wide gaps saturate at 1. If the energies of the rungs are Gaussian, swaps are accepted
+    at the rate $\mathrm{erfc}(d / 2)$ with a length d that adds up along the ladder (Predescu et
+    al. 2004), and small gaps have the rejection rate $d / \sqrt\pi$.
+    """
+    return np.asarray(2 * erfcinv(np.clip(1 - rejected, 1e-300, 1.0)) / np.sqrt(np.pi))
+
+
+def equal_rates(
+    beta: Float[np.ndarray, "rungs"], rejected: Float[np.ndarray, "gaps"]
+) -> Float[np.ndarray, "rungs"]:
+    """Powers between which swaps are rejected equally often (Syed et al. 2022, algorithm 4).
+
+    The cumulative length of the path is interpolated on the scale of the first ladder's spacing and
+    divided into equal parts.
+    """
+    sums = np.concatenate([[0.0], np.cumsum(lengths(rejected) + 0.01)])
+    even = np.linspace(0, sums[-1], len(beta))
+    new = np.interp(even, sums, beta ** (1 / _SPACING)) ** _SPACING
+    new[0], new[-1] = 1.0, 0.0
+    return new
+
+
+def bridge_bias(
+    log_overlap: Float[np.ndarray, "chains gaps"], draws: Int[np.ndarray, "chains"]
+) -> Float[np.ndarray, "chains"]:
+    r"""Error of bridge sampling between rungs that overlap too little, of each ladder.
+
+    For the geometric bridge the product of the two means that it divides, $\mathrm{BC}^2$ with the
+    Bhattacharyya coefficient BC of the rungs, gives the relative variance
+    $2 (\mathrm{BC}^{-2} - 1) / n$ of the estimated ratio (Meng & Wong 1996), and
+    $\tfrac12 \log(1 + \text{relative variance})$ is the bias of its logarithm. It vanishes as
+    1 / n, and grows with the distance between rungs that do not overlap, of which no draw tells the
+    ratio.
+
+    Args:
+        log_overlap: $\log \mathrm{BC}^2$ of neighbours.
+        draws: n, of each rung.
+
+    Example:
+        >>> bridge_bias(np.array([[-0.1, -0.1], [-0.1, -20.0]]), np.array([100, 100])).round(2)
+        array([0.  , 8.04])
+    """
+    with np.errstate(invalid="ignore"):
+        log_variance = np.log(2 / np.maximum(draws, 1))[:, None] + np.log(
+            np.expm1(np.clip(-log_overlap, 1e-12, 700))
+        )
+    return np.asarray(np.sqrt(((0.5 * np.logaddexp(0, log_variance)) ** 2).sum(1)))
+
+
+def evidence_of_ladders(
+    running: Float[np.ndarray, "chains draws"], bias: Float[np.ndarray, "chains"]
+) -> tuple[float, float]:
+    r"""Log evidence of ladders and its standard error; NaN for a single ladder.
+
+    The estimate is the log of the mean: a ladder that has missed modes is too low. With the
+    variance $s^2$ of the L ladders' logarithms, $d_l$ the change of ladder l in the second half of
+    its run and $w^2$ the mean of $d_l^2$,
+
+    $$ \text{error}^2 = \frac{s^2}{L} + \frac{L - 1}{L} (s^2 - 2 w^2)_+
+       + (\bar d^2 - 4 s_d^2 / L)_+ + \overline{b^2} . $$
+
+    If ladders mix, $w^2 \approx s^2$ and only the first term remains. The second counts in full
+    what ladders differ by more than they change: they are stuck in different modes, and more of
+    them would not help. The third is a common drift, the last the bias between distant rungs.
+
+    Args:
+        running: log evidence of each ladder up to each draw.
+        bias: b of each ladder, see `bridge_bias`.
+
+    Example:
+        >>> moving = np.array([[0.1, 0.0], [-0.2, 0.0], [0.3, 0.0]])
+        >>> stuck = np.array([[-1.0, -1.0], [0.0, 0.0], [1.0, 1.0]])
+        >>> [round(evidence_of_ladders(x, np.zeros(3))[1], 2) for x in (moving, stuck)]
+        [0.0, 1.0]
+    """
+    logs, ladders = running[:, -1], len(running)
+    log_mean = evidence_of_groups(logs)[0]
+    if ladders == 1 or not np.isfinite(logs).all():
+        return log_mean, math.nan
+    variance = float(logs.var(ddof=1))
+    error = variance / ladders + float(np.square(bias).mean())
+    half = running[:, max(running.shape[1] // 2 - 1, 0)]
+    if running.shape[1] > 1 and np.isfinite(half).all():
+        change = logs - half
+        within = float(np.square(change).mean())
+        error += (1 - 1 / ladders) * max(variance - 2 * within, 0.0)
+        noise = float(change.var(ddof=1)) / ladders
+        error += max(float(change.mean()) ** 2 - 4 * noise, 0.0)
+    return log_mean, math.sqrt(error)
 
 
 @dataclass(frozen=True)
@@ -402,7 +493,15 @@ class ParallelTempering(Sampler):
     @override
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
         draws = super().run(posterior, sampling)
-        summary, value, error = evidence.summary_of_ladders(draws)
+        last = {name: values[:, -1] for name, values in draws.stats.items()}
+        summary = {
+            "swap_rate": float(last["swap_rate"].mean()),
+            "least_swap_rate": float(last["least_swap_rate"].min()),
+            "barrier": float(last["barrier"].mean()),
+            "idle": float(last["idle"].mean()),
+            "round_trips": int(last["round_trips"].sum()),
+        }
+        value, error = evidence_of_ladders(draws.stats["log_evidence"], last["bridge_bias"])
         return replace(
             draws, meta=draws.meta | summary, log_evidence=value, log_evidence_error=error
         )

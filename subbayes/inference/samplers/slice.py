@@ -22,7 +22,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers import adaptation
 from subbayes.inference.samplers.adaptation import Adaptation, Metric, apply_factor
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
-from subbayes.inference.samplers.random_numbers import copy_state, uniforms
+from subbayes.inference.samplers.states import blank_state, copy_state, uniforms
 from subbayes.posterior import reject_undefined
 from subbayes.utils.checks import check_choice
 
@@ -66,30 +66,14 @@ class Kernel:
     name = "slice"
     state_type = State
 
-    def densities(self, posterior: Density, s: State) -> tuple[np.ndarray, np.ndarray]:
-        """Log densities as stored at the points of a state, and as computed again."""
-        return s.log_likelihood, posterior.log_likelihood(s.z)
-
     def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
         """The state at start points z, each chain on its first line."""
         chains, k = z.shape
-        value, log_likelihood = _evaluate(posterior, z)
-        fields = adaptation.initial_fields(chains, prior_scale(posterior), self.metric, None)
-        none, blank = np.zeros(chains, dtype=np.int64), np.zeros(chains)
-        s = copy_state(
-            State(
-                **fields,
-                z=z,
-                value=value,
-                log_likelihood=log_likelihood,
-                direction=np.zeros((chains, k)),
-                **dict.fromkeys(("threshold", "trial", "low", "high"), blank),
-                **dict.fromkeys(("coordinate", "phase", "left", "right"), none),
-                **dict.fromkeys(("expansions", "contractions", "evaluations"), none),
-                uniforms=np.zeros((chains, _AHEAD)),
-                n_uniforms=none + _AHEAD,
-            )
-        )
+        axes = adaptation.matrix_shape(self.metric, k)
+        s = blank_state(State, chains=chains, k=k, kk=axes, ahead=_AHEAD)
+        adaptation.begin(s, prior_scale(posterior), None)
+        s.z[:], s.n_uniforms[:] = z, _AHEAD
+        s.value[:], s.log_likelihood[:] = _evaluate(posterior, z)
         u = uniforms(s, rngs, 4)
         _new_line(s, np.arange(chains), u)
         _next_trial(s, u[:, 3])

@@ -31,9 +31,8 @@ from subbayes.draws import Draws
 from subbayes.inference.agreement import check_same_run
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.inference.importance_sampling import systematic_resampling
+from subbayes.inference.importance_sampling import evidence_of_groups, systematic_resampling
 from subbayes.inference.samplers.chains import Density, chain_generators, prior_scale
-from subbayes.inference.samplers.evidence import evidence_of_groups
 from subbayes.inference.samplers.reparameterisation import (
     Reparameterisation,
     ReparameterisedPrior,

@@ -30,7 +30,7 @@ scaling, the limit and the measurement of the noise are derived here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -133,21 +133,9 @@ class BatchKernel(Kernel):
 
     state_type: ClassVar[type[State]] = BatchState
 
-    def densities(self, posterior: GradientDensity, s: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Those stored: they are of a minibatch, and the next step computes them again."""
-        return s.value, s.value
-
-    def init(self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
-        """The state at start points z; the first step size is searched on the first minibatch."""
-        plain = Kernel(**{field.name: getattr(self, field.name) for field in fields(Kernel)})
-        s = replace(plain, step_size=self.step_size or self.first_step(z.shape[1])).init(
-            posterior, z, rngs
-        )
-        arrays = vars(s) | {"steps": np.zeros(len(z), dtype=np.int64), "noise": np.zeros(len(z))}
-        state = BatchState(**arrays)
-        if self.warmup:
-            self._search_on(self._density(posterior, 0), s, np.arange(len(z)))
-        return state
+    def first_search(self, posterior: GradientDensity, s: Any) -> None:
+        """Search the first step size of every chain, on the first minibatch."""
+        self._search_on(self._density(posterior, 0), s, np.arange(len(s.z)))
 
     def _search_on(self, density: Any, s: Any, chains: Int[np.ndarray, "c"]) -> None:
         """Search step sizes of chains on a minibatch."""

@@ -5,11 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from subbayes.inference.samplers.evidence import (
-    bridge_bias,
-    evidence_of_groups,
-    evidence_of_ladders,
-)
+from subbayes.inference.importance_sampling import evidence_of_groups
+from subbayes.inference.samplers.parallel_tempering import bridge_bias, evidence_of_ladders
 
 
 def running_means(rng, ladders, draws, shift=0.0):

@@ -7,12 +7,13 @@ import pytest
 from densities import Bimodal, Toy
 from oracles import LinearGaussian, check_moments
 
-from subbayes.inference.samplers import adaptation
+from subbayes.inference.samplers import adaptation, hamiltonian
 from subbayes.inference.samplers.chains import chain_generators
 from subbayes.inference.samplers.hmc import HMC
 from subbayes.inference.samplers.laplace_start import Points, laplace_start
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.samplers.slice import SliceSampling
+from subbayes.inference.samplers.states import blank_state
 from subbayes.priors import Normal
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
@@ -192,11 +193,12 @@ def test_windows_shrink_towards_the_target_or_their_own_diagonal(metric):
     rng = np.random.default_rng(0)
     z = rng.normal(size=(2, 200, 2)) * [1e-6, 1.0]
     d = np.tile(np.diag([2e-6, 3.0]), (2, 1, 1))
-    fields = adaptation.initial_fields(
-        2, np.array([1e3, 1e3]), metric, None, (d, np.array([True, False]))
+    s = blank_state(
+        hamiltonian.State,
+        **dict(chains=2, k=2, ahead=1, ahead_normals=1),
+        kk=adaptation.matrix_shape(metric, 2),
     )
-    s = adaptation.Adaptation(**fields)
-    object.__setattr__(s, "z", np.zeros((2, 2)))
+    s.target[0] = d[0] @ d[0].T if metric == "dense" else np.diag(d[0]) ** 2
     for i in range(200):
         s.z[:] = z[:, i]
         adaptation.update_window(s, np.arange(2))

@@ -11,8 +11,7 @@ from oracles import LinearGaussian, check_moments, check_uniform_ranks
 from scipy import special
 
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
-from subbayes.inference.samplers.ladder import equal_rates, lengths
-from subbayes.inference.samplers.parallel_tempering import ParallelTempering
+from subbayes.inference.samplers.parallel_tempering import ParallelTempering, equal_rates, lengths
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError
 

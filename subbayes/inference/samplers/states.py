@@ -1,15 +1,36 @@
-"""Blocks of pre-drawn random numbers: one generator call per block and chain, not per number."""
+"""States of chains: blank ones, copies, and blocks of pre-drawn random numbers.
+
+A state is a frozen dataclass of arrays whose first axis is the chain. Random numbers are drawn in
+blocks: one generator call per block and chain, not per number.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 _S = TypeVar("_S")
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+
+
+def blank_state(kind: type[_S], **sizes: int | tuple[int, ...]) -> _S:
+    """A state of zeros, of the shapes and dtypes with which its fields are annotated.
+
+    Args:
+        kind: the class of the state.
+        sizes: of the axes, by the names in the annotations; of a variadic axis a tuple.
+    """
+    arrays = {}
+    for name, annotation in get_type_hints(kind).items():
+        shape: tuple[int, ...] = ()
+        for axis in annotation.dim_str.split():
+            size = int(axis) if axis.isdigit() else sizes[axis.lstrip("*")]
+            shape += size if isinstance(size, tuple) else (size,)
+        arrays[name] = np.zeros(shape, np.int64 if annotation.dtype is Int else np.float64)
+    return kind(**arrays)
 
 
 def refill(
