@@ -31,7 +31,7 @@ from experiments.datasets import find_file, load_uci
 from experiments.laplace_subspaces import Judge, low_rank
 from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of
-from subbayes.curvature.precision_factory import Form, precision
+from subbayes.curvature.precision_factory import precision
 from subbayes.data.data import Data
 from subbayes.inference.laplace.linearised import Evidence, linearised_laplace
 from subbayes.inference.laplace.subspace_error import dead_fraction, eckart_young, jacobian_rank
@@ -40,6 +40,7 @@ from subbayes.networks.network import Network
 from subbayes.subspaces.optimal import recombine_inputs
 from subbayes.subspaces.subnetwork import subnetwork
 from subbayes.utils.checks import fail
+from subbayes.utils.types import Form
 
 EPOCHS = {"energy": 1500, "wine_red": 300, "california": 100, "naval": 100}
 """Epochs of the paper (table 1)."""

@@ -22,7 +22,7 @@ from subbayes.baselines.map import point_estimate
 from subbayes.baselines.mc_dropout import check_dropout, mc_dropout
 from subbayes.baselines.swag import swag
 from subbayes.baselines.temperature_scaling import temperature_scaling
-from subbayes.curvature.precision_factory import FORMS, Form, check_exact
+from subbayes.curvature.precision_factory import check_exact
 from subbayes.data.data import Data
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.linearised import linearised_laplace, tune_prior
@@ -36,6 +36,7 @@ from subbayes.sparse.configuration import LearningRates, SparseTraining
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained, estimate_parameters, train_trajectory
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.utils.types import FORMS, Form
 
 __all__ = [
     "MAP",

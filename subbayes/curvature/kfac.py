@@ -35,8 +35,8 @@ from subbayes.curvature.gram import Block, Piece, block
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layer, Span
 from subbayes.curvature.precision import Precision
-from subbayes.curvature.row_noise import RowNoise
 from subbayes.curvature.row_sums import Terms, sum_over_rows
+from subbayes.curvature.sample_then_optimise import RowNoise
 from subbayes.utils.checks import check_count, check_seed
 from subbayes.utils.memory import temporary_size
 

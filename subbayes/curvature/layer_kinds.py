@@ -13,7 +13,7 @@ normalisation (each weight is a group), or the one-hot index of an embedding (tr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -39,7 +39,7 @@ class Kind:
     """
 
     name: str
-    ndim: Callable[[nn.Module], int]
+    ndim: int
     right: Callable[[nn.Module, Tensor, int], RightFactor]
     left: Callable[[nn.Module, Tensor, int], Float[Tensor, "n t groups o"]]
 
@@ -159,38 +159,16 @@ def _embedding_right(module: nn.Module, x: Tensor, n: int) -> RightFactor:
     return lambda rows: index[rows]
 
 
-# Named functions, because a pickled posterior holds the kinds of its layers.
-def _one_dimension(module: nn.Module) -> int:
-    return 1
-
-
-def _two_dimensions(module: nn.Module) -> int:
-    return 2
-
-
-def _three_dimensions(module: nn.Module) -> int:
-    return 3
-
-
-def _four_dimensions(module: nn.Module) -> int:
-    return 4
-
-
-def _normalized_dimensions(module: nn.Module) -> int:
-    assert isinstance(module, nn.LayerNorm)
-    return 1 + len(module.normalized_shape)
-
-
 _KINDS: dict[type[nn.Module], Kind] = {
-    nn.Linear: Kind("linear", _two_dimensions, _linear_right, _linear_left),
-    nn.Conv1d: Kind("conv", _three_dimensions, _conv_right, _conv_left),
-    nn.Conv2d: Kind("conv", _four_dimensions, _conv_right, _conv_left),
-    nn.Embedding: Kind("embedding", _one_dimension, _embedding_right, _linear_left),
+    nn.Linear: Kind("linear", 2, _linear_right, _linear_left),
+    nn.Conv1d: Kind("conv", 3, _conv_right, _conv_left),
+    nn.Conv2d: Kind("conv", 4, _conv_right, _conv_left),
+    nn.Embedding: Kind("embedding", 1, _embedding_right, _linear_left),
     **dict.fromkeys(
         (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm),
-        Kind("norm", _two_dimensions, _norm_right, _norm_left),
+        Kind("norm", 2, _norm_right, _norm_left),
     ),
-    nn.LayerNorm: Kind("norm", _normalized_dimensions, _norm_right, _norm_left),
+    nn.LayerNorm: Kind("norm", 2, _norm_right, _norm_left),
 }
 
 
@@ -200,8 +178,11 @@ def kind_of(module: nn.Module) -> Kind | None:
     A subclass has the kind of its parent, since gradients are verified anyway.
     """
     found = next((_KINDS[c] for c in type(module).__mro__ if c in _KINDS), None)
-    batch_norm = isinstance(module, BATCH_NORMS)
-    return None if batch_norm and module.running_mean is None else found
+    if isinstance(module, BATCH_NORMS) and module.running_mean is None:
+        return None
+    if found is not None and isinstance(module, nn.LayerNorm):
+        return replace(found, ndim=1 + len(module.normalized_shape))
+    return found
 
 
 def sum_of_outer_products(

@@ -36,7 +36,6 @@ from subbayes.curvature.layer_kinds import (
 )
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.network import Network
-from subbayes.networks.tracing.private_torch import count_bytes
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import leaves, n_rows, take
@@ -183,7 +182,7 @@ class Layers:
     Attributes:
         layers: the verified layers.
         rest: the other weights, or None.
-        row_bytes: memory of the activations kept for one row, about.
+        row_bytes: memory of the activations of one row, about.
         gradient_bytes: memory of the gradients of one cotangent for one row.
         places: number of places of each layer at the first row.
 
@@ -208,7 +207,13 @@ class Layers:
         spans = self._spans()
         self.layers = self._candidates(spans)
         self.layers = self._verified(take(inputs, few))
-        self.row_bytes, self.gradient_bytes, self.places = _sizes_per_row(self, take(inputs, few))
+        self.row_bytes = network.bytes_per_row(inputs)
+        batch = CapturedBatch(self, take(inputs, few))
+        self.gradient_bytes = batch.output_count // len(batch) * batch.outputs.element_size()
+        pulled = batch.pull(torch.ones_like(batch.outputs), self.layers)
+        self.places = {
+            g.layer.name: g.left.shape[1] for g in pulled if isinstance(g, LayerGradients)
+        }
         known = {span.place.start for layer in self.layers for span in layer.spans}
         left = [span for span in spans.values() if span.place.start not in known]
         self.rest = OtherWeights(tuple(left)) if left else None
@@ -301,35 +306,6 @@ class Layers:
         return torch.stack(rows)
 
 
-def _sizes_per_row(plan: Layers, inputs: Inputs) -> tuple[int, int, dict[str, int]]:
-    """Bytes that autograd keeps for one more row, those of the layers' outputs, and places."""
-    counts = [_kept_bytes(plan, take(inputs, slice(rows))) for rows in (1, 2)]
-    batch = CapturedBatch(plan, take(inputs, slice(2)))
-    outputs = batch.outputs
-    pulled = batch.pull(torch.ones_like(outputs), plan.layers)
-    return (
-        max(counts[1] - counts[0], outputs[0].nbytes),
-        batch.output_count // len(batch) * outputs.element_size(),
-        {g.layer.name: g.left.shape[1] for g in pulled if isinstance(g, LayerGradients)},
-    )
-
-
-def _kept_bytes(plan: Layers, inputs: Inputs) -> int:
-    """Bytes that autograd keeps in a run; of all results where a forward uses `torch.func.grad`."""
-    sizes: list[int] = []
-
-    def kept(tensor: Tensor) -> Tensor:
-        sizes.append(tensor.numel() * tensor.element_size())
-        return tensor
-
-    try:
-        with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor):
-            CapturedBatch(plan, inputs)
-    except RuntimeError:  # as `torch.func.grad` raises under such hooks
-        return count_bytes(lambda: CapturedBatch(plan, inputs))
-    return sum(sizes)
-
-
 class CapturedBatch:
     """A network run on a batch, with the inputs of each layer.
 
@@ -373,7 +349,7 @@ class CapturedBatch:
         self.repeats[layer.name].append(0)
         if not (isinstance(output, Tensor) and isinstance(x, Tensor)):
             return
-        if x.ndim < layer.kind.ndim(module) or x.shape[0] % n or not output.requires_grad:
+        if x.ndim < layer.kind.ndim or x.shape[0] % n or not output.requires_grad:
             return
         self.repeats[layer.name][-1] = x.shape[0] // n
         if x.shape[0]:

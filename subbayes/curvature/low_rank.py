@@ -29,8 +29,6 @@ from subbayes.utils.warning import warn_user
 
 Pairs = tuple[Float[Tensor, "r"], Float[Tensor, "r D"], float]
 
-_MOST_ITERATIONS = 1000  # of small networks; a file could ask for any number, and so any time
-
 
 class LowRank(Precision):
     """A low-rank approximation of the precision, refined by conjugate gradients.
@@ -41,8 +39,7 @@ class LowRank(Precision):
             numbers are stored, and 3 r while they are computed.
         tolerance: relative residual of solves by conjugate gradients, between 0 and 1; None
             uses the low-rank approximation alone.
-        iterations: largest number of steps of conjugate gradients, at most 1000 or ten times the
-            largest rank of the Gauss-Newton matrix.
+        iterations: largest number of steps of conjugate gradients.
         rounds: number of subspace iterations.
         seed: seed of the random vectors.
         pairs: eigenvalues, eigenvectors and largest residual, if they are known.
@@ -80,10 +77,6 @@ class LowRank(Precision):
         if check_count("rank", rank) > most:
             fail("rank", f"at most {most}, the rank the Gauss-Newton matrix can have", rank)
         self.rank, self.iterations = rank, check_count("iterations", iterations)
-        limit = max(_MOST_ITERATIONS, 10 * most)
-        if iterations > limit:
-            expected = f"at most {limit}, by which they converge or never will"
-            fail("iterations", expected, iterations, "Raise rank or the prior precision")
         if tolerance is not None:
             check_fraction("tolerance", tolerance)
         self.tolerance = tolerance

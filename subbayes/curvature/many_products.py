@@ -7,6 +7,10 @@ that the cost does not depend on the number of outputs C:
 $$ V v = R_n^\top (J_n v), \qquad V^\top u = \sum_n J_n^\top (R_n u_n), \qquad
    V^\top V v = \sum_n J_n^\top \Lambda_n J_n v . $$
 
+Products that are sums over rows, $V^\top V v$ and $V^\top u$ for coefficients that are made when
+they are needed, are computed for sharded rows too, by all processes together: each has the same
+vectors of D numbers, and none has one of a number for each row.
+
 The curvature of the likelihood is used in its blocks, never as a C x C matrix where it is diagonal
 or independent over places, and without matrices for softmaxes. Rows and vectors are processed in
 parts within a limit of memory.
@@ -23,9 +27,11 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.row_sums import sum_over_rows
 from subbayes.likelihoods.curvature_blocks import CurvatureRoot, DenseRoot
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.tracing.vectorised import warn_of_fallback
+from subbayes.utils.trees import n_rows
 from subbayes.utils.types import Inputs, Targets
 
 MANY_OUTPUTS = 256  # of an input, beyond which there are products and draws, and no rows or blocks
@@ -127,19 +133,32 @@ class ManyProducts:
 
     def pull(self, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
         """Combinations of all rows with s vectors of coefficients."""
-        return self.pull_from(lambda some, rows: cotangents[some, rows], len(cotangents))
+        first = self._first
+        return self.pull_from(
+            lambda some, rows: cotangents[some, rows.start - first : rows.stop - first],
+            len(cotangents),
+        )
+
+    @property
+    def _first(self) -> int:
+        """Position of the first row among all."""
+        return self.rows.offset * self.rows.roots
 
     def pull_from(self, source: Source, count: int) -> Float[Tensor, "s D"]:
         """Combinations of all rows with coefficients that are made when they are needed.
 
         Args:
-            source: the coefficients, shape (vectors, rows), of some vectors and some rows.
+            source: the coefficients, shape (vectors, rows), of some vectors and some rows, by their
+                positions among all.
             count: number of vectors.
         """
+        if self.rows.is_divided:
+            return self._summed(lambda products: products.pull_from(source, count))
         total = self.network.weights.new_zeros(count, self.rows.size)
         outputs = self.rows.roots
         for place, some, inputs, y in self._parts(count):
-            u = source(some, slice(place.start * outputs, place.stop * outputs))
+            first = self._first + place.start * outputs
+            u = source(some, slice(first, first + n_rows(inputs) * outputs))
             f, pull = self._reverse(inputs)
             u = _times(self._root(place, y, f), u.reshape(len(u), -1, outputs))
             total[some] += self._pulled(pull, u.to(f))
@@ -147,6 +166,8 @@ class ManyProducts:
 
     def squared(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
         """V'V v, in one pass."""
+        if self.rows.is_divided:
+            return self._summed(lambda products: products.squared(vectors))
         total = self.network.weights.new_zeros(len(vectors), self.rows.size)
         for place, some, inputs, y in self._parts(len(vectors)):
             f, tangents = self._tangents(vectors[some], inputs)
@@ -154,6 +175,10 @@ class ManyProducts:
             u = _times(root, _transposed(root, tangents.double()))
             total[some] += self._pulled(self._reverse(inputs)[1], u.to(f))
         return total
+
+    def _summed(self, of: Callable[[ManyProducts], Tensor]) -> Float[Tensor, "s D"]:
+        """A sum over sharded rows, which all processes have to compute."""
+        return sum_over_rows(self.rows, lambda rows: (of(ManyProducts(rows)),))[0].to(self.dtype)
 
     def outputs(self) -> Float[Tensor, "N C"]:
         """The network's outputs at all rows, known after a product with vectors."""

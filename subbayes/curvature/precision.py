@@ -119,7 +119,7 @@ class Precision(ABC):
         """Covariance of the outputs of each input, without covariances between inputs."""
         X = self.jacobian(inputs)
         parts = [
-            _diagonal(self.covariance(part), X.roots)
+            diagonal_blocks(self.covariance(part), X.roots)
             for _, part, _ in X.batches(max(1, _AT_ONCE // X.roots))
         ]
         return torch.cat(parts)
@@ -175,8 +175,8 @@ class Precision(ABC):
         return float((noise * values + self.prior_precision).log().sum() + zeros)
 
 
-def _diagonal(matrix: Float[Tensor, "m m"], size: int) -> Float[Tensor, "n C C"]:
-    """The square blocks on the diagonal."""
+def diagonal_blocks(matrix: Float[Tensor, "m m"], size: int) -> Float[Tensor, "n C C"]:
+    """The square blocks on the diagonal of a matrix."""
     n = len(matrix) // size
     return matrix.reshape(n, size, n, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
 

@@ -24,18 +24,6 @@ from subbayes.utils.memory import available_memory, format_bytes
 from subbayes.utils.trees import to_device
 from subbayes.utils.types import FORMS, Form
 
-__all__ = [
-    "EXACT",
-    "FORMS",
-    "Form",
-    "check_exact",
-    "check_options",
-    "exact",
-    "form_for",
-    "precision",
-    "root",
-]
-
 EXACT = ("exact", "dual", "primal")
 _BYTES = 24  # of each number of a matrix, with its factor and what it is computed from
 _MOST_BYTES = 2**60

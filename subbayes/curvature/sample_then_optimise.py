@@ -28,7 +28,7 @@ inference for large linear models, with application to linearised Laplace"; Shal
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -38,15 +38,59 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.curvature.block_conjugate_gradients import Solution, block_conjugate_gradients
-from subbayes.curvature.row_noise import RowNoise
+from subbayes.curvature.jacobian import Jacobian
 from subbayes.utils.checks import check_choice, check_count, check_fraction, check_seed, fail
 from subbayes.utils.progress import estimated_progress
 from subbayes.utils.warning import warn_user
 
+_CHUNK = 2**14  # numbers of a generator
 SOLVERS = ("auto", "dual", "primal", "minibatch")
 _VECTORS = 6  # of D numbers in memory at once for each draw while it is solved
 _ROUNDS = 20  # of dual solutions, until the norms of what they give are known
 _INNER = 0.1  # reduction of the residual of a minibatch in one visit
+
+
+class RowNoise:
+    """Numbers of S draws at any rows, the same however they are asked for.
+
+    Each draw has one generator for every 16,384 rows; the last numbers of each draw are kept, since
+    small blocks of rows ask for parts of them.
+
+    Args:
+        seed: of the numbers.
+        draws: which draws; each has numbers of its own.
+        device: of the result.
+
+    Example:
+        >>> noise = RowNoise(0, range(3), torch.device("cpu"))
+        >>> whole, part = noise(slice(0, 3), slice(0, 50_000)), noise(slice(1, 2), slice(40, 42))
+        >>> whole.shape, bool((whole[1:2, 40:42] == part).all())
+        (torch.Size([3, 50000]), True)
+    """
+
+    def __init__(self, seed: int, draws: Sequence[int], device: torch.device) -> None:
+        self.seed, self.draws, self.device = seed, draws, device
+        self._kept: dict[int, tuple[int, np.ndarray]] = {}
+
+    def __call__(self, some: slice, rows: slice) -> Float[Tensor, "s m"]:
+        """The numbers of some of the draws at some rows, in float64."""
+        found = np.stack([self._numbers(draw, rows.start, rows.stop) for draw in self.draws[some]])
+        return torch.from_numpy(found).to(self.device)
+
+    def _numbers(self, draw: int, start: int, stop: int) -> np.ndarray:
+        first, last = start // _CHUNK, max(stop - 1, start) // _CHUNK
+        parts = [
+            self._chunk(draw, i)[max(start - i * _CHUNK, 0) : stop - i * _CHUNK]
+            for i in range(first, last + 1)
+        ]
+        return np.concatenate(parts)
+
+    def _chunk(self, draw: int, index: int) -> np.ndarray:
+        kept = self._kept.get(draw)
+        if kept is None or kept[0] != index:
+            numbers = np.random.default_rng([self.seed, draw, 1, index]).standard_normal(_CHUNK)
+            self._kept[draw] = kept = index, numbers
+        return kept[1]
 
 
 @runtime_checkable
@@ -140,12 +184,14 @@ class SampleThenOptimise:
             return "dual" if length < size else "primal"
         return self.solver
 
-    def without_rows(self) -> SampleThenOptimise:
-        """The settings with the solver that needs no number for each row.
+    def for_rows(self, V: Jacobian) -> SampleThenOptimise:
+        """The settings; for sharded rows with the solver that needs no number for each row.
 
         Raises:
-            InputError: another solver.
+            InputError: another solver, for sharded rows.
         """
+        if not V.is_divided:
+            return self
         if self.solver not in ("auto", "primal"):
             expected = "'auto' or 'primal' for sharded rows"
             fail("solver", expected, repr(self.solver), "Leave it out")

@@ -27,7 +27,6 @@ from subbayes.curvature.lanczos import spectral_density
 from subbayes.curvature.many_products import ManyProducts
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.sample_then_optimise import LinearDraws, Products, SampleThenOptimise
-from subbayes.curvature.summed_products import products_of
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.utils.checks import fail
 
@@ -72,7 +71,7 @@ class Sampled(Precision):
         self.settings = SampleThenOptimise() if settings is None else settings
         if known is None and V.unavailable is not None:
             V.pairs()  # raises, before there are random numbers for each row
-        self.products, self._solving = products_of(self.V, self.settings)
+        self.products, self._solving = ManyProducts(self.V), self.settings.for_rows(self.V)
         self._bytes_at_once = _SHARE * V.memory_limit
         self.draws = (
             self._solving.draw(

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from torch import nn
 from typing_extensions import override
 
-from subbayes.curvature.precision_factory import Form
 from subbayes.data.data import Data
 from subbayes.networks.network import Network
 from subbayes.priors import Normal
@@ -20,6 +19,7 @@ from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.text_table import without_addresses
+from subbayes.utils.types import Form
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian, check_covariance_memory
 from subbayes.curvature.precision import Precision
-from subbayes.curvature.precision_factory import EXACT, Form, check_exact, form_for, precision
+from subbayes.curvature.precision_factory import EXACT, check_exact, form_for, precision
 from subbayes.data.data import Data
 from subbayes.distributed.divided_rows import every_row
 from subbayes.likelihoods import Likelihood
@@ -38,10 +38,8 @@ from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail
 from subbayes.utils.trees import leaves, n_rows, take, to_device
-from subbayes.utils.types import FORMS, Inputs
+from subbayes.utils.types import FORMS, Form, Inputs
 from subbayes.utils.warning import warn_user
-
-__all__ = ["Optimal", "check_size", "optimal", "optimal_for", "recombine_inputs"]
 
 _MAX_INPUTS, _MAX_OUTPUTS = 400, 2000
 

@@ -142,8 +142,6 @@ def test_low_rank_form_is_exact_at_full_rank_and_an_upper_bound_below():
         LowRank(exact.V, 1e-4, 1, tolerance=1e-14, iterations=1).solve(torch.randn(1, 41).double())
     with pytest.raises(InputError, match="rank: expected at most 12, the rank the Gauss-Newton"):
         LowRank(exact.V, 1.0, 13)
-    with pytest.raises(InputError, match="iterations: expected at most 1000, by which they conv"):
-        LowRank(exact.V, 1.0, 4, iterations=10**15)
     for tolerance in (0.0, 1.0):
         with pytest.raises(InputError, match="tolerance: expected a number strictly between 0"):
             LowRank(exact.V, 1.0, 4, tolerance=tolerance)

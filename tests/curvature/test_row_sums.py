@@ -10,7 +10,6 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.precision_factory import precision, root
 from subbayes.curvature.row_sums import first_rows, sum_over_rows
-from subbayes.curvature.summed_products import SummedProducts
 from subbayes.data.data import Data
 from subbayes.distributed.blocks import BlockSize
 from subbayes.likelihoods import Categorical, Gaussian
@@ -87,15 +86,6 @@ def test_random_combinations_of_kfac_do_not_depend_on_blocks(data):
     assert steps[1] < 10 < steps[0]
     sigma = [one.covariance(x[:5]) for one in found]
     torch.testing.assert_close(sigma[0], sigma[1], rtol=1e-10, atol=1e-14)
-
-
-def test_summed_products_have_no_numbers_of_rows(network, data):
-    V = in_blocks(network, data)
-    products, v = SummedProducts(V), torch.ones(2, network.size).double()
-    torch.testing.assert_close(products.squared(v), V.pull(V.push(v)))
-    for call in (products.push, products.pull, lambda _: products.minibatches()):
-        with pytest.raises(subbayes.InputError, match="data: expected all rows in each process"):
-            call(v)
 
 
 def test_sums_that_do_not_fit_are_refused(network, data, joined, monkeypatch):

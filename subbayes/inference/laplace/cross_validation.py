@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from subbayes.curvature.precision_factory import Form
 from subbayes.data.data import Data
 from subbayes.inference.laplace.linearised import LinearisedPosterior, linearised_laplace
 from subbayes.likelihoods import Likelihood, as_likelihood
@@ -16,6 +15,7 @@ from subbayes.likelihoods.target_parts import held_out_has_weights, split_target
 from subbayes.networks.network import Network, check_network
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_count, fail
+from subbayes.utils.types import Form
 from subbayes.utils.warning import warn_user
 
 

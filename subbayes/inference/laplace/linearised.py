@@ -33,8 +33,8 @@ from subbayes.artifacts.tensors import add_prefix, fingerprint, strip_prefix
 from subbayes.curvature.jacobian import Jacobian, check_covariance_memory
 from subbayes.curvature.low_rank import LowRank
 from subbayes.curvature.many_products import MANY_OUTPUTS
-from subbayes.curvature.precision import Precision
-from subbayes.curvature.precision_factory import FORMS, Form, check_options, precision, root
+from subbayes.curvature.precision import Precision, diagonal_blocks
+from subbayes.curvature.precision_factory import check_options, precision, root
 from subbayes.curvature.row_sums import Terms, first_rows, sum_over_rows
 from subbayes.curvature.sampled import Sampled
 from subbayes.curvature.subspace_precision import SubspacePrecision
@@ -77,6 +77,7 @@ from subbayes.utils.checks import (
 )
 from subbayes.utils.memory import check_memory
 from subbayes.utils.trees import to_device
+from subbayes.utils.types import FORMS, Form
 from subbayes.utils.warning import warn_user
 
 _DRAWS = 200  # of outputs, for predictions without a closed form
@@ -505,12 +506,6 @@ def rebuild(
     V = jacobian_from(tensors, facts.precision, network, likelihood, data)
     precision = precision_from(tensors, facts.precision, V, subspace)
     return LinearisedPosterior(precision, likelihood, subspace, tensors.get("step"))
-
-
-def diagonal_blocks(full: Float[Tensor, "m m"], size: int) -> Float[Tensor, "n C C"]:
-    """The diagonal blocks of a square matrix."""
-    n = len(full) // size
-    return full.reshape(n, size, n, size).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
 
 
 _COMPARED = 200  # training rows

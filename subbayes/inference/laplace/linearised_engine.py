@@ -5,7 +5,8 @@ See `linearised_laplace` for the posterior of all weights, and for tuning.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -15,17 +16,15 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
-from subbayes.curvature.many_products import MANY_OUTPUTS
+from subbayes.curvature.many_products import MANY_OUTPUTS, ManyProducts
 from subbayes.curvature.precision import cholesky
 from subbayes.curvature.precision_factory import root
-from subbayes.curvature.sample_then_optimise import SampleThenOptimise
+from subbayes.curvature.sample_then_optimise import Products, RowNoise, SampleThenOptimise
 from subbayes.curvature.subspace_precision import (
     all_squared_in_subspace,
     subspace_jacobian_in_chunks,
     subspace_outputs,
 )
-from subbayes.curvature.subspace_products import WhitenedProducts
-from subbayes.curvature.summed_products import products_of
 from subbayes.draws import Draws, Moments
 from subbayes.inference.agreement import check_same_run
 from subbayes.inference.configuration import Sampling
@@ -153,13 +152,13 @@ class LinearisedLaplace(Engine):
             24 * draws * chains * k,
             "Lower draws or chains",
         )
-        given, settings = products_of(
-            V.silent(), self._settings(max(2, draws * chains), sampling.seed)
-        )
+        settings = self._settings(max(2, draws * chains), sampling.seed).for_rows(V)
         own = posterior.prior.factor
         factor = np.broadcast_to(posterior.prior.scale, k) if own is None else own
         L = torch.from_numpy(np.array(factor)).to(V.network.device)
-        products = WhitenedProducts(given, posterior.subspace, L, posterior.temperature)
+        products = WhitenedProducts(
+            ManyProducts(V.silent()), posterior.subspace, L, posterior.temperature
+        )
         found = settings.draw(products, 1.0, progress=sampling.progress)
         z = products.coordinates(found.x)[: draws * chains]
         if self.gauss_newton_step:
@@ -181,6 +180,80 @@ class LinearisedLaplace(Engine):
             prediction="linearised-draws",
             temperature=posterior.temperature,
         )
+
+
+@dataclass(frozen=True)
+class WhitenedProducts:
+    r"""Products with $V P L / \sqrt T$, for weights $\hat w + P z$ and coordinates z = L u.
+
+    With a prior $z \sim N(0, L L^\top)$ that of u is N(0, I).
+
+    Attributes:
+        V: products with V.
+        subspace: with the basis P.
+        factor: L, as its diagonal (k,) or as a matrix (k, k), in float64.
+        temperature: T.
+    """
+
+    V: Products
+    subspace: Subspace
+    factor: Tensor
+    temperature: float = 1.0
+
+    @property
+    def size(self) -> int:
+        """Number of coordinates k."""
+        return self.subspace.rank
+
+    @property
+    def length(self) -> int:
+        """Number of rows of V."""
+        return self.V.length
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of coordinates."""
+        return torch.float64
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the network."""
+        return self.V.device
+
+    def coordinates(self, u: Float[Tensor, "s k"]) -> Float[Tensor, "s k"]:
+        """Coordinates z = L u."""
+        return u * self.factor if self.factor.ndim == 1 else u @ self.factor.T
+
+    def whitened(self, z: Float[Tensor, "s k"]) -> Float[Tensor, "s k"]:
+        """L' z, the adjoint of `coordinates`."""
+        return z * self.factor if self.factor.ndim == 1 else z @ self.factor
+
+    def _weights(self, u: Float[Tensor, "s k"]) -> Float[Tensor, "s D"]:
+        return self.subspace.push(self.coordinates(u.double()).to(self.V.dtype))
+
+    def _pulled(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s k"]:
+        return self.whitened(self.subspace.pull(vectors).double())
+
+    def push(self, vectors: Float[Tensor, "s k"]) -> Float[Tensor, "s m"]:
+        """Products of all rows with s vectors."""
+        return self.V.push(self._weights(vectors)) / self.temperature**0.5
+
+    def pull(self, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s k"]:
+        """Combinations of all rows with s vectors of coefficients."""
+        return self._pulled(self.V.pull(cotangents)) / self.temperature**0.5
+
+    def pull_from(self, source: RowNoise, count: int) -> Float[Tensor, "s k"]:
+        """Combinations with coefficients that are made when they are needed."""
+        return self._pulled(self.V.pull_from(source, count)) / self.temperature**0.5
+
+    def squared(self, vectors: Float[Tensor, "s k"]) -> Float[Tensor, "s k"]:
+        """The product of the two, in one pass."""
+        return self._pulled(self.V.squared(self._weights(vectors))) / self.temperature
+
+    def minibatches(self) -> Iterator[tuple[slice, WhitenedProducts]]:
+        """Products with blocks of rows."""
+        for place, V in self.V.minibatches():
+            yield place, replace(self, V=V)
 
 
 def _root(posterior: Posterior, sampling: Sampling) -> Jacobian:

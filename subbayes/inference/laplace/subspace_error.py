@@ -20,30 +20,17 @@ from torch import Tensor
 
 from subbayes.curvature.diagonal import squared_column_norms
 from subbayes.curvature.jacobian import Jacobian
-from subbayes.curvature.precision import Precision, cholesky
+from subbayes.curvature.precision import Precision, cholesky, diagonal_blocks
 from subbayes.curvature.subspace_precision import SubspacePrecision, subspace_jacobian
 from subbayes.data.arrays import to_targets
 from subbayes.data.data import check_rows
 from subbayes.diagnostics import metrics
-from subbayes.inference.laplace.linearised import LinearisedPosterior, diagonal_blocks
+from subbayes.inference.laplace.linearised import LinearisedPosterior
 from subbayes.predictions.averaging import with_noise
 from subbayes.predictions.gaussian import default_method, has_logits, predictive_of
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_count, check_same_length, fail_type
 from subbayes.utils.trees import n_rows
-
-__all__ = [
-    "SubspaceError",
-    "dead_fraction",
-    "eckart_young",
-    "jacobian_rank",
-    "compare_subspaces",
-    "kl",
-    "log_trace",
-    "relative_error",
-    "trace_criterion",
-    "wasserstein",
-]
 
 Matrix = Float[Tensor, "m m"]
 
