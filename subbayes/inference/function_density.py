@@ -77,77 +77,69 @@ def _needs_base() -> NoReturn:
 
 
 @dataclass(frozen=True)
-class _NumpyFunctions:
-    """Log density and gradient as functions of NumPy arrays, called point by point."""
+class FunctionDensity:
+    """A density from a function, with the methods that engines use; see `from_log_prob`.
 
-    log_prob: Function
-    grad: Function | Literal[False] | None
-    vectorized: bool
+    Attributes:
+        function: the log density, of a point or of several.
+        rank: number of coordinates.
+        prior: the base measure.
+        name: name of the density, which identifies checkpoints.
+        library: "torch" or "numpy".
+        grad: the gradient; None for autograd, False or None for none.
+        vectorized: whether the functions take several points.
+        temperature: 1.
+    """
 
-    def value(self, z: Coordinates) -> LogDensity:
-        return self._rows("log_prob", self.log_prob, z, ())
+    function: Function
+    rank: int
+    prior: Normal | Flat
+    name: str | None = None
+    library: str = "torch"
+    grad: Function | Literal[False] | None = None
+    vectorized: bool = False
+    temperature: ClassVar[float] = 1.0
+    _compared: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
 
-    def value_and_grad(self, z: Coordinates) -> tuple[LogDensity, Coordinates]:
-        if not self.grad:
-            fail(
-                "grad",
-                "a function, since this engine needs gradients",
-                self.grad,
-                "Pass grad=, write log_prob with torch, or use EllipticalSlice or SliceSampling",
-            )
-        return self.value(z), self._rows("grad", self.grad, z, z.shape[1:])
+    @cached_property
+    def _functions(self) -> dict[str, Any]:
+        """The functions by the name of their argument, those of torch over several points."""
+        functions = {"log_prob": self.function, "grad": self.grad}
+        if self.vectorized or self.library == "numpy":
+            return functions
+        return {
+            name: Vectorised(function, f"vectorising {name} over points")
+            for name, function in functions.items()
+            if function
+        }
 
-    def differentiable(self, z: Tensor) -> NoReturn:
-        fail("library", "'torch' for a differentiable log_prob", "'numpy'", "Use value_and_grad")
+    def _results(self, argument: str, points: Any) -> Any:
+        """Results of a function at several points, as a tensor or an array."""
+        function = self._functions[argument]
+        if self.library == "torch":
+            found = function(points).double()
+        elif self.vectorized:
+            found = np.array(function(points), dtype=np.float64)
+        else:  # copies, since a function may write to the same array in its next call
+            found = np.stack([np.array(function(one), dtype=np.float64) for one in points])
+        expected = points.shape if argument == "grad" else points.shape[:1]
+        if found.shape != expected:
+            got = tuple(found.shape)
+            fail(argument, f"results of shape {tuple(expected)} at {len(points)} points", got)
+        return found
 
-    def _rows(
-        self, argument: str, function: Function, z: Coordinates, shape: tuple[int, ...]
-    ) -> Float[np.ndarray, "..."]:
-        points = z.copy()  # functions may write to them
-        if self.vectorized:
-            rows = _copied_numbers(function(points))
-        else:
-            each = [_copied_numbers(function(point)) for point in points]
-            for row in each:
-                _check_shape(argument, (len(z), *row.shape), (len(z), *shape))
-            rows = np.stack(each)
-        _check_shape(argument, rows.shape, (len(z), *shape))
-        return rows
-
-
-def _copied_numbers(result: Any) -> Float[np.ndarray, "..."]:
-    """A copy of what a function returned, since it may write to the same array in its next call."""
-    return np.asarray(result, dtype=np.float64).copy()
-
-
-@dataclass(frozen=True)
-class _TorchFunctions:
-    """Log density, and a gradient unless autograd computes it, as functions of tensors."""
-
-    log_prob: Function
-    grad: Function | Literal[False] | None
-    vectorized: bool
-
-    def value(self, z: Coordinates) -> LogDensity:
+    def _numbers(self, argument: str, points: Coordinates) -> Float[np.ndarray, "..."]:
+        """The same as an array, with copies of points, which functions may write to."""
+        if self.library == "numpy":
+            return self._results(argument, points.copy())
         with torch.no_grad():
-            return _copied(self.differentiable(torch.from_numpy(z)))
+            return self._results(argument, torch.from_numpy(points.copy())).cpu().numpy().copy()
 
-    def value_and_grad(self, z: Coordinates) -> tuple[LogDensity, Coordinates]:
-        if self.grad is False:
-            fail(
-                "grad",
-                "None or a function, since this engine needs gradients",
-                False,
-                "Use EllipticalSlice or SliceSampling, which need none",
-            )
-        points = torch.from_numpy(z)
-        if self.grad is not None:
-            with torch.no_grad():
-                gradient = self._gradients(points).double()
-            _check_shape("grad", tuple(gradient.shape), z.shape)
-            return self.value(z), _copied(gradient)
+    def _differentiated(self, points: Coordinates) -> tuple[LogDensity, Coordinates]:
+        """Log density and gradient by autograd."""
         with torch.enable_grad():
-            values = self.differentiable(points.requires_grad_())
+            start = torch.from_numpy(points).requires_grad_()
+            values = self._results("log_prob", start)
             if not values.requires_grad:
                 fail(
                     "log_prob",
@@ -155,70 +147,15 @@ class _TorchFunctions:
                     "one without a gradient",
                     "Compute it from z by torch functions, or pass grad=",
                 )
-            (gradient,) = torch.autograd.grad(values.sum(), points)
+            (gradient,) = torch.autograd.grad(values.sum(), start)
         return values.detach().cpu().numpy(), gradient.numpy()
-
-    def differentiable(self, z: Float[Tensor, "S k"]) -> Float[Tensor, "S"]:
-        values = self._values(z).double()
-        _check_shape("log_prob", tuple(values.shape), (len(z),))
-        return values
-
-    @cached_property
-    def _values(self) -> Function:
-        return self._over_points("log_prob", self.log_prob)
-
-    @cached_property
-    def _gradients(self) -> Function:
-        assert self.grad
-        return self._over_points("grad", self.grad)
-
-    def _over_points(self, argument: str, function: Function) -> Function:
-        if self.vectorized:
-            return function
-        return Vectorised(function, f"vectorising {argument} over points")
-
-
-def _copied(values: Tensor) -> np.ndarray:
-    """An array with memory of its own: a function may write to its result in the next call."""
-    return values.detach().cpu().numpy().copy()
-
-
-_FUNCTIONS: dict[str, type[_NumpyFunctions] | type[_TorchFunctions]] = {
-    "torch": _TorchFunctions,
-    "numpy": _NumpyFunctions,
-}
-
-
-def _check_shape(argument: str, shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    if shape != expected:
-        fail(argument, f"results of shape {expected} at {expected[0]} points", shape)
-
-
-@dataclass(frozen=True)
-class FunctionDensity:
-    """A density from a function, with the methods that engines use; see `from_log_prob`.
-
-    Attributes:
-        functions: the log density and its gradient at several points.
-        rank: number of coordinates.
-        prior: the base measure.
-        name: name of the density, which identifies checkpoints.
-        temperature: 1.
-    """
-
-    functions: _NumpyFunctions | _TorchFunctions
-    rank: int
-    prior: Normal | Flat
-    name: str | None = None
-    temperature: ClassVar[float] = 1.0
-    _compared: list[bool] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def _compare(self, z: Float[np.ndarray, "k"], gradient: Float[np.ndarray, "k"]) -> None:
         """Warn of a gradient that no difference of the log density along a line agrees with."""
         way = np.random.default_rng(0).choice([-1.0, 1.0], self.rank) / np.sqrt(self.rank)
         steps = np.array(_STEPS) * max(1.0, float(np.abs(z).max()))
         ends = np.concatenate([z + steps[:, None] * way, z - steps[:, None] * way])
-        high, low = np.split(self.functions.value(ends), 2)
+        high, low = np.split(self._numbers("log_prob", ends), 2)
         with np.errstate(all="ignore"):
             differences = (high - low) / (2 * steps)
         slope, size = float(gradient @ way), float(np.linalg.norm(gradient)) / np.sqrt(self.rank)
@@ -234,7 +171,7 @@ class FunctionDensity:
 
     def value(self, z: Coordinates) -> LogDensity:
         """Log density (S,) at z (S, k); minus infinity for NaN and plus infinity."""
-        return reject_undefined(self.functions.value(self._points(z)))
+        return reject_undefined(self._numbers("log_prob", self._points(z)))
 
     def value_and_grad(self, z: Coordinates) -> tuple[LogDensity, Coordinates]:
         """Log density, shape (S,), and its gradient, shape (S, k).
@@ -243,10 +180,20 @@ class FunctionDensity:
             InputError: there is no gradient.
         """
         points = self._points(z)
-        value, gradient = self.functions.value_and_grad(points)
-        if callable(self.functions.grad) and not self._compared:
+        if self.grad is None and self.library == "torch":
+            value, gradient = self._differentiated(points)
+            return reject_undefined(value), gradient
+        if not self.grad:
+            fail(
+                "grad",
+                "a function, since this engine needs gradients",
+                self.grad,
+                "Pass grad=, write log_prob with torch, or use EllipticalSlice or SliceSampling",
+            )
+        value, gradient = (self._numbers(name, points) for name in ("log_prob", "grad"))
+        if not self._compared:
             self._compared.append(True)
-            self._compare(self._points(z)[0], gradient[0])
+            self._compare(points[0], gradient[0])
         return reject_undefined(value), gradient
 
     def log_likelihood(self, z: Coordinates) -> LogDensity:
@@ -255,7 +202,10 @@ class FunctionDensity:
 
     def log_prob(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S"]:
         """Log density of a tensor (..., k), differentiable; for `library="torch"`."""
-        values = self.functions.differentiable(z.double().reshape(-1, self.rank))
+        if self.library != "torch":
+            expected = "'torch' for a differentiable log_prob"
+            fail("library", expected, repr(self.library), "Use value_and_grad")
+        values: Tensor = self._results("log_prob", z.double().reshape(-1, self.rank))
         return values.reshape(z.shape[:-1])
 
     def fingerprint(self) -> str:
@@ -328,9 +278,8 @@ def from_log_prob(
         (4, 100, 2)
     """
     check_count("dim", dim)
-    check_choice("library", library, _FUNCTIONS)
+    check_choice("library", library, ("torch", "numpy"))
     if base is not None:
         base.check_rank(dim, "base")
         check_normal("base", base)
-    functions = _FUNCTIONS[library](log_prob, grad, vectorized)
-    return FunctionDensity(functions, int(dim), base or Flat(), name)
+    return FunctionDensity(log_prob, int(dim), base or Flat(), name, library, grad, vectorized)

@@ -305,7 +305,7 @@ def test_bad_arguments(arguments, error, message):
         (lambda z: torch.tensor(1.0), {}, InputError,
          "log_prob: expected a result that torch can differentiate"),
         (with_torch, {"grad": False}, InputError,
-         "grad: expected None or a function, since this engine needs gradients, got False."),
+         "grad: expected a function, since this engine needs gradients, got False."),
         (with_torch, {"grad": lambda z: z.sum()}, InputError,
          "grad: expected results of shape (2, 3) at 2 points, got (2,)."),
         (with_numpy, {"library": "numpy"}, InputError,
