@@ -9,7 +9,6 @@ _NAMES = {
     "WeightCurve": "weight_curve",
     "connect": "curve",
     "swa": "trainer",
-    "swa_many": "many",
     "train": "trainer",
     "train_curve": "curve",
     "train_many": "many",

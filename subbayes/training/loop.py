@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
 
 from subbayes.likelihoods import Likelihood, Standardized
 from subbayes.training.configuration import Training
-from subbayes.training.trajectory import TrajectoryRecorder
-from subbayes.utils.checks import InputError, check_choice, check_count, fail
+from subbayes.utils.checks import InputError
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.seeding import give_way, outside_forks
 from subbayes.utils.trees import leaves
@@ -101,14 +99,6 @@ class Trainable(ABC):
     def evaluate(self) -> list[float] | None:
         """Mean log-likelihood of each member on its held-out data, if it has any."""
         return None
-
-    def weights(self) -> Tensor:
-        """Selected weights, one row for each member."""
-        raise NotImplementedError
-
-    def likelihood_parameters(self) -> Tensor:
-        """Unconstrained parameters of the likelihoods, one row for each member."""
-        raise NotImplementedError
 
     def are_finite(self) -> list[bool]:
         """Whether the weights of each member are finite."""
@@ -311,72 +301,6 @@ class _EarlyStopping:
         """Restore the best states, if there are any."""
         if all(self.states):
             self.task.restore(self.states)
-
-
-class WeightAverage:
-    """Trajectories of weights for each member, and averages of the likelihood parameters.
-
-    Args:
-        task: what is trained.
-        every: take a snapshot after each `every` epochs or steps.
-        unit: "epochs" or "steps".
-
-    Attributes:
-        recorders: one for each member.
-        parameters: mean of the unconstrained parameters of the likelihood, one row for each member.
-    """
-
-    def __init__(self, task: Trainable, every: int, unit: str) -> None:
-        check_choice("unit", unit, ("epochs", "steps"))
-        self.every, self.unit = check_count("every", every), unit
-        self.task, training = task, task.training
-        self.recorders = [
-            TrajectoryRecorder(training.max_snapshots, training.sketch) for _ in range(task.members)
-        ]
-        self.parameters = task.likelihood_parameters().clone()
-        self.count = 0
-
-    def run(
-        self,
-        progress: bool | None,
-        after_epoch: Callable[[int], Any] | None = None,
-        least_snapshots: int = LEAST_SNAPSHOTS,
-    ) -> list[History]:
-        """Train and take snapshots, at least some before a time limit; returns the histories."""
-        by_step, epochs = self.unit == "steps", self.task.training.epochs
-        clock = TimeLimit(self.task.training.time_limit)
-
-        def finish_epoch(epoch: int, _: list[History]) -> Any:
-            if not by_step:
-                self._count()
-            late = self.task.agree(clock.is_over()) and self.recorders[0].n >= least_snapshots
-            if late and epoch < epochs:
-                clock.warn("Averaging", epoch, epochs)
-            stops = after_epoch is not None and after_epoch(epoch) is True
-            return stops or late
-
-        histories, _ = run(
-            self.task,
-            epochs,
-            "Averaging",
-            after_step=self._count if by_step else None,
-            after_epoch=finish_epoch,
-            progress=progress,
-        )
-        if self.recorders[0].n == 0:
-            expected = f"at most the {self.count} {self.unit} of the run"
-            fail("every", expected, self.every, "Run more epochs")
-        return histories
-
-    def _count(self) -> None:
-        """Count an epoch or a step, and take a snapshot after each `every`."""
-        self.count += 1
-        if self.count % self.every:
-            return
-        for recorder, weights in zip(self.recorders, self.task.weights(), strict=True):
-            recorder.update(weights)
-        now = self.task.likelihood_parameters()
-        self.parameters = self.parameters + (now - self.parameters) / self.recorders[0].n
 
 
 def log_scale(likelihood: Likelihood) -> float:

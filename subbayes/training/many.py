@@ -13,7 +13,7 @@ data of different sizes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,17 +24,10 @@ from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.networks.token_outputs import output_for
 from subbayes.training.configuration import Training
-from subbayes.training.loop import Diverged, History, WeightAverage, run
+from subbayes.training.loop import Diverged, History, run
 from subbayes.training.many_steps import TrainableNetworks
 from subbayes.training.minibatches import Minibatches, split_validation
-from subbayes.training.trainer import (
-    SwaResult,
-    TrainingResult,
-    losses_of_start,
-    starting_point,
-    swa,
-    train,
-)
+from subbayes.training.trainer import TrainingResult, train
 from subbayes.training.unfinished import (
     has_converged,
     losses_up_to,
@@ -163,89 +156,6 @@ def _result(task: TrainableNetworks, m: int, history: History, best_epoch: int) 
         likelihood_parameters=likelihood_parameters.clone(),
         converged=has_converged(trained, task.minibatches[m], likelihood_parameters, losses),
     )
-
-
-def swa_many(
-    starts: Sequence[Any],
-    likelihood: str | Likelihood | Sequence[Likelihood],
-    data: Any,
-    training: Training = Training(),
-    *,
-    seeds: Sequence[int] | None = None,
-    every: int = 1,
-    unit: Literal["epochs", "steps"] = "epochs",
-    parameters: Selection = "all",
-    output: Callable[[Any], Tensor] | None = None,
-    progress: bool | None = None,
-) -> list[SwaResult]:
-    """Average the weights of several members along their trajectories, each as `swa` does.
-
-    Args:
-        starts: what `train_many` returned, or trained modules of one architecture.
-        likelihood: one for all, or a list of one per member.
-        data: data for all members, or a list of one per member.
-        training: as for `swa`.
-        seeds: one per member; by default 0, 1, ...
-        every: take a snapshot after each `every` epochs or steps.
-        unit: "epochs" or "steps".
-        parameters: which parameters of modules are weights.
-        output: selects the output tensor from what the modules return.
-        progress: show a progress bar.
-
-    Returns:
-        One result per member.
-
-    Raises:
-        InputError: as `swa`, and lists whose lengths differ.
-    """
-    training = training.averaging()
-    each = _members(starts=starts, likelihood=likelihood, data=data, seeds=seeds)
-    minibatches, likelihood_parameters = [], []
-    for start, one, rows, seed in each:
-        with fork_rng(seed):
-            network, start_values = starting_point(start, parameters, output_for(one, output))
-            minibatches.append(Minibatches(rows, one, network, training.batch_size, seed))
-            likelihood_parameters.append(start_values)
-    task = TrainableNetworks.of(minibatches, training, likelihood_parameters=likelihood_parameters)
-    if task is None:
-        options: dict[str, Any] = {
-            "every": every,
-            "unit": unit,
-            "parameters": parameters,
-            "output": output,
-            "progress": False,
-        }
-        return [
-            swa(start, one, rows, training, seed=seed, **options)
-            for start, one, rows, seed in _with_progress(each, "Averaging", progress)
-        ]
-    average = WeightAverage(task, every, unit)
-    histories = average.run(progress)
-    results = [
-        SwaResult(
-            network=member.network.with_weights(recorder.mean),
-            recorder=recorder,
-            history=history,
-            likelihood=member.likelihood.with_parameters(parameters).detach(),
-        )
-        for member, recorder, history, parameters in zip(
-            minibatches, average.recorders, histories, average.parameters, strict=True
-        )
-    ]
-    warn_of_unfinished(
-        [
-            has_converged(
-                result.network,
-                batches,
-                parameters,
-                losses_of_start(start) + result.history["train_loss"],
-            )
-            for start, result, batches, parameters in zip(
-                starts, results, minibatches, average.parameters, strict=True
-            )
-        ]
-    )
-    return results
 
 
 def _members(**arguments: Any) -> list[tuple[Any, ...]]:

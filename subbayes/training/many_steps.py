@@ -41,7 +41,6 @@ class TrainableNetworks(Trainable):
         minibatches: Sequence[Minibatches],
         training: Training,
         held_out: Sequence[Data | None] = (None,),
-        likelihood_parameters: Sequence[Tensor | None] | None = None,
     ) -> TrainableNetworks | None:
         """Stacked networks, or None for members that cannot be vectorised.
 
@@ -49,12 +48,10 @@ class TrainableNetworks(Trainable):
             minibatches: of each member, with its network and likelihood.
             training: settings.
             held_out: data to evaluate after each epoch, or None, for each member.
-            likelihood_parameters: initial parameters of the likelihoods, for weight averaging,
-                which trains only the selected weights.
         """
         if len(minibatches) < 2 or not _are_stackable(minibatches, held_out):
             return None
-        task = cls(minibatches, training, held_out, likelihood_parameters)
+        task = cls(minibatches, training, held_out)
         return task if task.is_vectorisable() else None
 
     def __init__(
@@ -62,34 +59,22 @@ class TrainableNetworks(Trainable):
         minibatches: Sequence[Minibatches],
         training: Training,
         held_out: Sequence[Data | None],
-        likelihood_parameters: Sequence[Tensor | None] | None,
     ) -> None:
         self.minibatches, self.training, self.count = minibatches, training, len(minibatches)
         self.likelihoods = [member.likelihood for member in minibatches]
-        averages = likelihood_parameters is not None
-        if averages:
-            self.rate_argument = "swa_learning_rate"
         self.network = minibatches[0].network
         self.batch_likelihood = minibatches[0].likelihood.of_standardized
         self.module = set_training_mode(self.network.module_with(), self.network.fixed_norms)
         named = [dict(member.network.module_with().named_parameters()) for member in minibatches]
-        trainable = [
-            n
-            for n, p in named[0].items()
-            if p.requires_grad and (not averages or n in self.network.names)
-        ]
+        trainable = [n for n, p in named[0].items() if p.requires_grad]
         stacked = {n: nn.Parameter(torch.stack([p[n].detach() for p in named])) for n in trainable}
         self.trainable = FloatCopies(stacked).by_name  # rounded in each call
         self._dtypes = {n: p.dtype for n, p in stacked.items()}
         self.frozen = {
             n: torch.stack([p[n].detach() for p in named]) for n in named[0] if n not in trainable
         }
-        masks = self.network.masks if averages else {}
-        self.partial = {n: (mask, self.trainable[n].detach().clone()) for n, mask in masks.items()}
-        starts = likelihood_parameters or [None] * self.count
-        pairs = zip(minibatches, starts, strict=True)
         self.unconstrained = nn.Parameter(
-            torch.stack([member.start_parameters(start) for member, start in pairs])
+            torch.stack([member.initial_parameters for member in minibatches])
         )
         decay = training.weight_decay_for(minibatches[0].n)
         self.optimizers = [make_optimizer(self.trainable, self.unconstrained, training, decay)]
@@ -187,8 +172,6 @@ class TrainableNetworks(Trainable):
             parameters = [*self.trainable.values(), self.unconstrained]
             set_gradients(parameters, gradients, copies=False)
             self.optimizers[0].step()
-            for name, (mask, before) in self.partial.items():
-                self.trainable[name].copy_(torch.where(mask, self.trainable[name], before))
         return losses
 
     @override
@@ -226,19 +209,6 @@ class TrainableNetworks(Trainable):
     @override
     def mean_weights(self) -> list[float]:
         return [member.mean_weight for member in self.minibatches]
-
-    def weights(self) -> Tensor:
-        """Selected weights of all members, (M, D)."""
-        parts = []
-        for name in self.network.names:
-            mask = self.network.masks.get(name)
-            values = self.trainable[name].detach()
-            parts.append(values.flatten(1) if mask is None else values[:, mask])
-        return torch.cat(parts, 1)
-
-    @override
-    def likelihood_parameters(self) -> Tensor:
-        return self.unconstrained.detach()
 
     @override
     def state(self, member: int = 0) -> dict[str, Any]:

@@ -114,10 +114,6 @@ class SingleTrainable(Trainable):
             total, count = self.shared.sums(total, count)
         return [total / (count * self.evaluations)]
 
-    @override
-    def likelihood_parameters(self) -> Tensor:
-        return self.unconstrained.detach()[None]
-
     def learned_likelihood(self) -> Likelihood:
         """The likelihood with its learned parameters, as plain numbers."""
         return self.likelihood.with_parameters(self.unconstrained.detach()).detach()
@@ -243,9 +239,9 @@ class TrainableNetwork(SingleTrainable):
         self.set_training_mode()
         return scores
 
-    @override
     def weights(self) -> Tensor:
-        return self.network.flatten(self.copies.by_name)[None]
+        """The selected weights."""
+        return self.network.flatten(self.copies.by_name)
 
     def state(self, member: int = 0) -> dict[str, Any]:
         """A copy of the trained parameters, the buffers and the likelihood's parameters."""

@@ -31,13 +31,13 @@ from subbayes.networks.network import Network, as_network
 from subbayes.networks.selection import Selection
 from subbayes.networks.token_outputs import output_for
 from subbayes.training.configuration import Training
-from subbayes.training.loop import LEAST_SNAPSHOTS, History, WeightAverage, run
+from subbayes.training.loop import LEAST_SNAPSHOTS, History, TimeLimit, run
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.shared_steps import seed_for
 from subbayes.training.trainable import TrainableNetwork
 from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.training.unfinished import has_converged, losses_up_to, warn_of_unfinished
-from subbayes.utils.checks import check_count, fail_type
+from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.seeding import fork_rng
 
 Callback = Callable[[int, nn.Module], Any]
@@ -166,7 +166,7 @@ def train(
 
         def after_epoch(epoch: int, _: list[History]) -> Any:
             if recorder is not None:
-                recorder.update(task.weights()[0])
+                recorder.update(task.weights())
             return None if callback is None else callback(epoch, task.module)
 
         histories, epochs = run(
@@ -251,9 +251,14 @@ def swa(
         >>> result.recorder.n, result.recorder.pca(rank=2).rank
         (30, 2)
     """
-    output = output_for(likelihood, output)
-    network, parameters_of_start = starting_point(start, parameters, output)
+    check_choice("unit", unit, ("epochs", "steps"))
+    check_count("every", every)
+    network, parameters_of_start, losses = _starting_point(
+        start, parameters, output_for(likelihood, output)
+    )
     training = training.averaging()
+    recorder = TrajectoryRecorder(training.max_snapshots, training.sketch)
+    clock, count = TimeLimit(training.time_limit), 0
     with fork_rng(seed_for(seed, data), network.device), torch.enable_grad():
         minibatches = Minibatches(
             data, likelihood, network, training.batch_size, seed, divided=True
@@ -265,41 +270,57 @@ def swa(
             only_selected=True,
             watched=callback is not None,
         )
-        average = WeightAverage(task, every, unit)
-        histories = average.run(
-            progress,
-            None if callback is None else lambda epoch: callback(epoch, task.module),
-            least_snapshots,
+        averaged = task.unconstrained.detach().clone()
+
+        def take_snapshot() -> None:
+            nonlocal count, averaged
+            count += 1
+            if count % every == 0:
+                recorder.update(task.weights())
+                averaged = averaged + (task.unconstrained.detach() - averaged) / recorder.n
+
+        def finish_epoch(epoch: int, _: list[History]) -> bool:
+            if unit == "epochs":
+                take_snapshot()
+            late = task.agree(clock.is_over()) and recorder.n >= least_snapshots
+            if late and epoch < training.epochs:
+                clock.warn("Averaging", epoch, training.epochs)
+            stops = callback is not None and callback(epoch, task.module) is True
+            return stops or late
+
+        histories, _ = run(
+            task,
+            training.epochs,
+            "Averaging",
+            after_step=take_snapshot if unit == "steps" else None,
+            after_epoch=finish_epoch,
+            progress=progress,
         )
+        if recorder.n == 0:
+            expected = f"at most the {count} {unit} of the run"
+            fail("every", expected, every, "Run more epochs")
         task.free_memory()
         task.check_shared()
-        recorder = average.recorders[0]
         center = network.with_buffers(dict(task.module.named_buffers())).refresh_batchnorm(
             recorder.mean.to(network.weights), minibatches.for_statistics()
         )
-    losses = losses_of_start(start) + histories[0]["train_loss"]
-    warn_of_unfinished([has_converged(center, minibatches, average.parameters[0], losses)])
+    losses = losses + histories[0]["train_loss"]
+    warn_of_unfinished([has_converged(center, minibatches, averaged, losses)])
     return SwaResult(
         network=center,
-        likelihood=minibatches.likelihood.with_parameters(average.parameters[0]).detach(),
+        likelihood=minibatches.likelihood.with_parameters(averaged).detach(),
         recorder=recorder,
         history=histories[0],
     )
 
 
-def losses_of_start(start: Any) -> list[float]:
-    """The losses of the training before an average, if it ended with the last epoch."""
-    if not isinstance(start, TrainingResult):
-        return []
-    return losses_up_to(start.history, start.best_epoch)
-
-
-def starting_point(
+def _starting_point(
     start: Any, parameters: Selection, output: Callable[[Any], Tensor] | None
-) -> tuple[Network, Tensor | None]:
-    """The network to start from, and the parameters of its likelihood if they are known."""
+) -> tuple[Network, Tensor | None, list[float]]:
+    """The network to start from, the parameters of its likelihood, and its losses if it ended."""
     if isinstance(start, TrainingResult):
-        return start.network, start.likelihood_parameters
+        losses = losses_up_to(start.history, start.best_epoch)
+        return start.network, start.likelihood_parameters, losses
     if isinstance(start, (nn.Module, Network)):
-        return as_network(start, parameters, output), None
+        return as_network(start, parameters, output), None, []
     fail_type("start", "a TrainingResult or a module", start)

@@ -15,7 +15,7 @@ from subbayes.likelihoods import (
     Standardized,
 )
 from subbayes.training import many_steps
-from subbayes.training.many import swa_many, train_many
+from subbayes.training.many import train_many
 from subbayes.training.trainer import swa, train
 from subbayes.utils.checks import InputError
 from subbayes.utils.seeding import fork_rng
@@ -93,11 +93,6 @@ def test_views_of_one_tensor_are_separate_data():
     data = [(x[:30], y[:30]), (x[::2], y[::2])]
     together, alone = both([net(m) for m in range(2)], Gaussian(), data)
     compare(together, alone)
-    options = training_options(swa_epochs=2, progress=False)
-    averages = swa_many(together, Gaussian(), data, **options)
-    starts = zip(alone, data, strict=True)
-    each = [swa(one, Gaussian(), rows, seed=m, **options) for m, (one, rows) in enumerate(starts)]
-    compare(averages, each)
 
 
 @pytest.mark.parametrize(
@@ -150,44 +145,6 @@ def test_members_keep_their_frozen_parameters():
     assert torch.equal(together[1].module[0].weight, modules[1][0].weight)
 
 
-MASKS = {"0.weight": torch.tensor([[True, False, True]] * 6), "2.bias": torch.tensor([True])}
-
-
-@pytest.mark.parametrize(
-    "options", [{}, {"sketch": 2}, {"every": 3, "unit": "steps"}, {"every": 2, "weight_decay": 0.1}]
-)
-@pytest.mark.parametrize("parameters", ["all", MASKS])
-def test_swa_many_equals_swa(options, parameters):
-    x, y = table()
-    modules = [net(m) for m in range(3)]
-    starts = train_many(
-        modules, Gaussian(), (x, y), parameters=parameters, **training_options(**COMMON)
-    )
-    options = {"swa_epochs": 5, "batch_size": 16, "progress": False} | options
-    together = swa_many(starts, Gaussian(), (x, y), **training_options(**options))
-    alone = [
-        swa(start, Gaussian(), (x, y), seed=m, **training_options(**options))
-        for m, start in enumerate(starts)
-    ]
-    compare(together, alone)
-    for one, other in zip(together, alone, strict=True):
-        assert one.recorder.n == other.recorder.n
-        assert torch.allclose(one.recorder.singular_values, other.recorder.singular_values)
-        assert one.likelihood.noise == pytest.approx(other.likelihood.noise)
-
-
-def test_weights_of_members_that_label_tokens_are_averaged():
-    tokens = torch.randint(5, (12, 6), generator=torch.Generator().manual_seed(0))
-    modules = []
-    for seed in range(2):
-        with fork_rng(seed):
-            modules.append(nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 5)).double())
-    data, options = (tokens, tokens), training_options(swa_epochs=2, progress=False)
-    together = swa_many(modules, "tokens", data, **options)
-    alone = [swa(one, "tokens", data, seed=m, **options) for m, one in enumerate(modules)]
-    compare(together, alone)
-
-
 @pytest.mark.parametrize("why", ["batchnorm", "dropout", "loader", "sizes", "one"])
 def test_members_that_cannot_be_vectorised_are_trained_in_sequence(why):
     x, y = table()
@@ -199,22 +156,6 @@ def test_members_that_cannot_be_vectorised_are_trained_in_sequence(why):
     modules = [net(m, 1, *middle) for m in range(1 if why == "one" else 2)]
     together, alone = both(modules, Gaussian(), data)
     compare(together, alone)
-    averages = swa_many(
-        together, Gaussian(), data, **training_options(swa_epochs=2, progress=False)
-    )
-    compare(
-        averages,
-        [
-            swa(
-                start,
-                Gaussian(),
-                data[m] if why == "sizes" else data,
-                seed=m,
-                **training_options(swa_epochs=2, progress=False),
-            )
-            for m, start in enumerate(alone)
-        ],
-    )
 
 
 class Branches(nn.Module):
@@ -240,8 +181,7 @@ def test_train_many_does_not_change_modules_and_generators():
     modules = [net(m) for m in range(2)]
     before = [p.detach().clone() for module in modules for p in module.parameters()]
     state = torch.get_rng_state()
-    results = train_many(modules, Gaussian(), table(), **training_options(**COMMON))
-    swa_many(results, Gaussian(), table(), **training_options(swa_epochs=2, progress=False))
+    train_many(modules, Gaussian(), table(), **training_options(**COMMON))
     assert torch.equal(torch.get_rng_state(), state)
     after = [p for module in modules for p in module.parameters()]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
@@ -260,6 +200,4 @@ def test_bad_input():
     with pytest.raises(InputError, match="modules: expected at least one member, got none"):
         train_many([], Gaussian(), (x, y), **training_options(**COMMON))
     with pytest.raises(InputError, match="every: expected at most the 3 epochs of the run, got 5"):
-        swa_many(
-            nets, Gaussian(), (x, y), every=5, **training_options(swa_epochs=3, progress=False)
-        )
+        swa(nets[0], Gaussian(), (x, y), every=5, **training_options(swa_epochs=3, progress=False))

@@ -24,7 +24,7 @@ from subbayes.likelihoods import (
     Weighted,
 )
 from subbayes.likelihoods.families import Custom
-from subbayes.training.many import swa_many, train_many
+from subbayes.training.many import train_many
 from subbayes.training.trainer import swa, train
 from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.checks import InputError, InputTypeError
@@ -1192,7 +1192,6 @@ def test_each_call_warns_once_of_an_unfinished_training(recwarn):
     calls = [
         lambda: swa(start, Gaussian(), data, UNFINISHED, progress=False),
         lambda: train_many([linear()] * 3, Gaussian(), data, UNFINISHED, progress=False),
-        lambda: swa_many([start] * 3, Gaussian(), data, UNFINISHED, progress=False),
         lambda: deep_ensemble(net().double(), Gaussian(), data, UNFINISHED, members=2,
                               progress=False),
         lambda: fit(linear(), data, likelihood=Gaussian(), subspace="full", training=UNFINISHED,
