@@ -30,32 +30,13 @@ class LayerOperation:
 
     def __init__(self, layer: nn.Module) -> None:
         self.linear = isinstance(layer, nn.Linear)
-        self._function: Any = functional.linear
-        self._options: dict[str, Any] = {}
-        self._padding: dict[str, Any] = {}
-        if isinstance(layer, (nn.Conv1d, nn.Conv2d)):
-            one = isinstance(layer, nn.Conv1d)
-            self._function = functional.conv1d if one else functional.conv2d
-            self._options = {
-                "stride": layer.stride,
-                "dilation": layer.dilation,
-                "groups": layer.groups,
-            }
-            if layer.padding_mode == "zeros":
-                self._options["padding"] = layer.padding
-            else:
-                self._padding = {
-                    "mode": layer.padding_mode,
-                    "pad": layer._reversed_padding_repeated_twice,
-                }
+        self._layer: Any = layer
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Outputs for inputs padded by `pad`."""
-        return self._function(x, weight, bias, **self._options)
-
-    def pad(self, x: Tensor) -> Tensor:
-        """Pad the inputs, unless the operation pads them with zeros itself."""
-        return functional.pad(x, **self._padding) if self._padding else x
+        """Outputs for inputs, with the stride and the padding of the layer."""
+        if self.linear:
+            return functional.linear(x, weight, bias)
+        return self._layer._conv_forward(x, weight, bias)
 
     def over_positions(self, value: Float[Tensor, "n c"], like: Tensor) -> Tensor:
         """Reshape values of rows and channels to broadcast over all positions."""
@@ -77,7 +58,7 @@ class LayerOperation:
         """A draw of the outputs of Gaussian weights.
 
         Args:
-            x: padded inputs.
+            x: inputs.
             noise: source of random numbers.
             per_row: whether to draw weights for each row; else once for all.
             mean: of the weights.

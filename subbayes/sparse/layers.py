@@ -100,7 +100,7 @@ class SparseLayer(nn.Module):
         self.settings, self.noise = settings, noise
         self.posterior, self.structure = settings.posterior, settings.structure
         self.original = (copy.deepcopy(layer).requires_grad_(True),)  # a tuple: no submodule
-        self.operation = LayerOperation(layer)
+        self.operation = LayerOperation(self.original[0])
         raw = unconstrained_sd(settings.sd)
         self.mean = nn.Parameter(weight.detach().clone())
         self.raw_sd = nn.Parameter(torch.full_like(weight, raw).detach())
@@ -282,9 +282,8 @@ class SparseLayer(nn.Module):
         """
         if input.ndim < self.mean.ndim:  # a single row
             return self.forward(input.unsqueeze(0)).squeeze(0)
-        x = self.operation.pad(input)
         if not self.training:
-            return self.operation(x, self.weight, self.bias)
+            return self.operation(input, self.weight, self.bias)
         if not torch.compiler.is_compiling() and in_backward_pass():
             fail(
                 "module",
@@ -293,7 +292,7 @@ class SparseLayer(nn.Module):
                 "Turn off activation checkpointing, or name its layers in keep= of convert",
             )
         self._cache.calls += 1
-        return self._draw_outputs(x)
+        return self._draw_outputs(input)
 
     def _independent_rows(self, x: Tensor) -> int:
         """The number of rows with separate draws: 1 if the rows are not those of the data."""
