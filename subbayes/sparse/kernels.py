@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from subbayes.networks.tracing.memory import reuse_memory
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import error_text, fail
 from subbayes.utils.warning import filtered_warnings
 
 _TILE_SIZE = 90_000  # values in a tile, which fit the cache of a core with the weights
@@ -255,16 +255,16 @@ def csr_tensor(
     values: Float[Tensor, "k"],
     inputs: int,
 ) -> Tensor:
-    """A sparse CSR tensor of parts that `check_csr` accepts, without warnings of torch."""
+    """A sparse CSR tensor of parts that `checked_csr` accepts, without warnings of torch."""
     with without_beta_warning():
         shape = len(crow) - 1, inputs
         return torch.sparse_csr_tensor(crow, columns, values, shape, check_invariants=False)
 
 
-def check_csr(
+def checked_csr(
     argument: str, crow: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]
-) -> None:
-    """Check the parts of a CSR weight: torch does not, and would read and write out of bounds.
+) -> Tensor:
+    """A sparse CSR tensor whose parts are checked: products would read and write out of bounds.
 
     Args:
         argument: what the error names.
@@ -278,30 +278,18 @@ def check_csr(
             weights, or columns that do not ascend within a unit or are not inputs.
 
     Example:
-        >>> check_csr("weight", torch.tensor([0, 1]), torch.tensor([3]), torch.ones(1), (1, 3))
-        Traceback (most recent call last):
-        ...
-        subbayes.InputError: weight: expected columns below 3, got 3.
+        >>> checked_csr("weight", torch.tensor([0, 1]), torch.tensor([2]), torch.ones(1), (1, 3))
+        tensor(crow_indices=tensor([0, 1]),
+               col_indices=tensor([2]),
+               values=tensor([1.]), size=(1, 3), nnz=1, layout=torch.sparse_csr)
     """
-    dtypes = {crow.dtype, columns.dtype}
-    if dtypes not in ({torch.int64}, {torch.int32}) or not values.is_floating_point():
-        got = ", ".join(str(part.dtype) for part in (crow, columns, values))
-        fail(argument, "indices of one dtype, int32 or int64, and floating weights", got)
-    units, inputs = shape
-    if crow.numel() == 0:
-        fail(argument, "at least one row pointer", "none")
-    if (crow.shape, columns.shape) != ((units + 1,), values.shape) or values.ndim != 1:
-        got = ", ".join(str(tuple(part.shape)) for part in (crow, columns, values))
-        fail(argument, f"{units + 1} row pointers, and a column for each weight", f"shapes {got}")
-    if int(crow[0]) != 0 or int(crow[-1]) != len(values) or bool((crow[1:] < crow[:-1]).any()):
-        fail(argument, f"row pointers that ascend from 0 to {len(values)}", "others")
-    if not len(values):
-        return
-    if not 0 <= int(columns.min()) <= int(columns.max()) < inputs:
-        wrong = columns.max() if int(columns.min()) >= 0 else columns.min()
-        fail(argument, f"columns below {inputs}", int(wrong))
-    ascends = torch.ones(len(values) + 1, dtype=torch.bool, device=columns.device)
-    ascends[1:-1] = columns[1:] > columns[:-1]
-    ascends[crow] = True  # the first column of a unit
-    if not bool(ascends.all()):
-        fail(argument, "columns that ascend within each unit", "others")
+    # torch reads the columns between two row pointers before it has checked all of these
+    in_order = crow.numel() > 0 and int(crow[-1]) == len(columns)
+    if not in_order or bool((crow[1:] < crow[:-1]).any()):
+        fail(argument, f"row pointers that ascend from 0 to {len(columns)}", "others")
+    try:
+        with without_beta_warning():
+            return torch.sparse_csr_tensor(crow, columns, values, shape, check_invariants=True)
+    except RuntimeError as error:
+        expected = f"compressed sparse rows of shape {shape}"
+        fail(argument, expected, error_text(error)[:120], cause=error)

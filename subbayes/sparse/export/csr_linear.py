@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.networks.tracing.private_torch import is_traced
-from subbayes.sparse.kernels import BagIndices, check_csr, sparse_linear, without_beta_warning
+from subbayes.sparse.kernels import BagIndices, checked_csr, sparse_linear, without_beta_warning
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 
@@ -72,7 +72,7 @@ class CsrLinear(nn.Module):
         if weight.layout != torch.sparse_csr or tuple(weight.shape) != shape:
             got = f"{weight.layout} of shape {tuple(weight.shape)}"
             fail("weight", f"compressed sparse rows of shape {shape}", got)
-        check_csr("weight", weight.crow_indices(), weight.col_indices(), weight.values(), shape)
+        checked_csr("weight", weight.crow_indices(), weight.col_indices(), weight.values(), shape)
 
     def _load_from_state_dict(self, *given: Any) -> None:
         self._cached = None  # weights are copied into the existing tensor

@@ -28,7 +28,7 @@ from subbayes.sparse.export.csr_linear import CsrLinear
 from subbayes.sparse.export.example import as_example, outputs_of
 from subbayes.sparse.export.module_settings import classes_of, differences, settings_of
 from subbayes.sparse.export.tiled_layers import use_tiles
-from subbayes.sparse.kernels import check_csr, csr_tensor
+from subbayes.sparse.kernels import checked_csr
 from subbayes.sparse.module_surgery import LAYERS, replace_layer
 from subbayes.utils.checks import MissingPackageError, fail
 from subbayes.utils.types import Inputs
@@ -298,8 +298,7 @@ def _with_csr(module: nn.Module, name: str, tensors: dict[str, Tensor]) -> nn.Mo
         fail("module", f"a Linear layer {name!r} with the parts of a CSR weight",
              type(plain).__name__, "Pass the module that was converted")  # fmt: skip
     crow, columns, values, inputs = (tensors.pop(part) for part in parts)
-    check_csr("path", crow, columns, values, (len(crow) - 1, int(inputs)))
-    tensors[key] = csr_tensor(crow, columns, values, int(inputs))
+    tensors[key] = checked_csr("path", crow, columns, values, (len(crow) - 1, int(inputs)))
     return replace_layer(module, name, CsrLinear(plain))
 
 
