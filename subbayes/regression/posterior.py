@@ -23,6 +23,7 @@ from subbayes.regression.effects_posterior import EffectsModule, EffectsPosterio
 from subbayes.regression.integrals.effects_sampling import are_groups_alone, draw_effects
 from subbayes.regression.integrals.empirical_bayes import smoothing_coordinates
 from subbayes.regression.questions.working_likelihood import interval_warnings, score_correction
+from subbayes.regression.shapes import EffectPoint
 from subbayes.regression.specification import PreparedModel
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.utils.checks import check_count, fail
@@ -49,13 +50,13 @@ class Space:
     rank: int = 0
 
     @classmethod
-    def of_effects(cls, start: Float[np.ndarray, "P"]) -> Self:
+    def of_effects(cls, start: EffectPoint) -> Self:
         """The space of effects alone."""
         subspace = FullSubspace(torch.zeros(len(start), dtype=torch.float64))
         return cls(subspace, Normal(np.ones(len(start))), start[None])
 
 
-def most_probable_effects(model: PreparedModel) -> Float[np.ndarray, "P"]:
+def most_probable_effects(model: PreparedModel) -> EffectPoint:
     """Coordinates of the most probable effects.
 
     Of groups that are integrated out they are those at the prior medians of the standard
@@ -68,7 +69,7 @@ def most_probable_effects(model: PreparedModel) -> Float[np.ndarray, "P"]:
     return as_start(likelihood.mode(zero, fixed)[0].numpy())
 
 
-def as_start(mode: Float[np.ndarray, "P"]) -> Float[np.ndarray, "P"]:
+def as_start(mode: EffectPoint) -> EffectPoint:
     """A start point near a mode."""
     if not np.isfinite(mode).all():
         return np.zeros_like(mode)

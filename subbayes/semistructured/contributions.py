@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.networks.network import Network
+from subbayes.regression.shapes import NetworkValues
 from subbayes.semistructured.orthogonal_columns import OrthogonalColumns, OrthogonalNetworks
 from subbayes.semistructured.predictors import DeepPredictor, sum_of
 from subbayes.utils.trees import n_rows, take
@@ -73,7 +74,7 @@ class Contributions:
             outputs[i] = columns.residual(outputs[i])
         return outputs
 
-    def differentiable(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
+    def differentiable(self, weights: Float[Tensor, "S D"]) -> NetworkValues:
         """Contributions orthogonal to the columns, in float64."""
         outputs = self._orthogonalised(weights)
         zero = torch.zeros_like(outputs[0])
@@ -83,7 +84,7 @@ class Contributions:
         return torch.stack(found, -1)
 
     @torch.no_grad()
-    def __call__(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n K"]:
+    def __call__(self, weights: Float[Tensor, "S D"]) -> NetworkValues:
         """As `differentiable`, without derivatives."""
         return self.differentiable(weights)
 

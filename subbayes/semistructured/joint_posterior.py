@@ -76,8 +76,9 @@ class JointPosterior(RegressionPosterior):
     @override
     def density(self) -> Posterior:
         model = self.model
+        bases = {part.names: (part.columns.basis, part.columns.dual) for part in self.orthogonal}
         density = Posterior(
-            Network(Predictors(model.structured, model.deep, self._bases)),
+            Network(Predictors(model.structured, model.deep, bases)),
             model.family,
             model.data,
             self.space.subspace,
@@ -88,10 +89,6 @@ class JointPosterior(RegressionPosterior):
         if self.space.rank and not self.space.projected and model.structured.scaled_blocks():
             density.reparameterisation = self.reparameterisation
         return density
-
-    @property
-    def _bases(self) -> dict[tuple[str, ...], tuple[Tensor, Tensor]]:
-        return {part.names: (part.columns.basis, part.columns.dual) for part in self.orthogonal}
 
     def reparameterisation(self, power: float) -> Centring | None:
         """Coordinates for samplers, for a power of the likelihood; None for those of the space."""
@@ -110,10 +107,7 @@ class JointPosterior(RegressionPosterior):
             return None
         point = torch.from_numpy(self.space.start_points[:1].astype(np.float64))
         density, zeta = self.effect_density, point[:, rank:]
-        assert isinstance(self.space.subspace, JointSubspace)
-        deep = self.contributions(
-            self.space.subspace.inner.weights(point[:, :rank].to(model.dtype))
-        )
+        deep = self.contributions(self._weights_at(point[:, :rank]))
         rows = density.row_information(zeta, deep)[0]
         return Information.of(model.structured, rank, zeta[0], density.design, rows)
 
@@ -139,23 +133,14 @@ class JointPosterior(RegressionPosterior):
         """
         if self.contributions is None or self.space.projected:
             return points
-        assert isinstance(self.space.subspace, JointSubspace)
-        rank = self.space.rank
-        networks = torch.from_numpy(points[:, :rank].copy()).to(self.model.dtype)
-        deep = self.contributions(self.space.subspace.inner.weights(networks))
-        modes = self._modes_beside(deep, points[:, rank:]).numpy()
+        rank, likelihood = self.space.rank, self.effect_density.likelihood()
+        deep = self.contributions(self._weights_at(torch.from_numpy(points[:, :rank].copy())))
+        starts = torch.from_numpy(points[:, rank:].copy())
+        pairs = zip(deep.double(), starts, strict=True)
+        modes = np.stack([likelihood.shifted(f).mode(start)[0].numpy() for f, start in pairs])
         finite = np.isfinite(modes).all(1, keepdims=True)
         effects = np.where(finite, np.clip(modes, -MAX_START, MAX_START), points[:, rank:])
         return np.concatenate([points[:, :rank], effects], 1)
-
-    def _modes_beside(
-        self, deep: Float[Tensor, "S n K"], near: Float[np.ndarray, "S P"]
-    ) -> Float[Tensor, "S P"]:
-        """The most probable effects given each contribution of the networks."""
-        likelihood = self.effect_density.likelihood()
-        starts = torch.from_numpy(near.copy())
-        pairs = zip(deep.double(), starts, strict=True)
-        return torch.stack([likelihood.shifted(f).mode(start)[0] for f, start in pairs])
 
     # --- sampling ---------------------------------------------------------------------------
 
@@ -229,12 +214,15 @@ class JointPosterior(RegressionPosterior):
             self.mode,
         )
 
+    def _weights_at(self, networks: Float[Tensor, "S k"]) -> Float[Tensor, "S D"]:
+        """Weights of the networks at some coordinates, which effects have no part in."""
+        assert isinstance(self.space.subspace, JointSubspace)
+        return self.space.subspace.inner.weights(networks.to(self.model.dtype))
+
     def _location_of(self, z: Float[Tensor, "S k"]) -> Float[Tensor, "S n"]:
         """What the networks at some coordinates add to the location; differentiable."""
         assert self.contributions is not None
-        assert isinstance(self.space.subspace, JointSubspace)
-        weights = self.space.subspace.inner.weights(z.to(self.model.dtype))
-        return self.contributions.differentiable(weights)[..., 0]
+        return self.contributions.differentiable(self._weights_at(z))[..., 0]
 
     def tempered_networks(self, temperature: float) -> TemperedNetworks:
         """The tempered marginal posterior of the networks, with the effects integrated out.
@@ -247,12 +235,10 @@ class JointPosterior(RegressionPosterior):
         if space.projected:
             expected = "'curve', 'full' or 'last-layer' with a temperature other than 1"
             fail("subspace", expected, "one that projects the effects")
-        assert isinstance(space.subspace, JointSubspace)
         assert contributions is not None
-        inner = space.subspace.inner
         prior = Normal(np.broadcast_to(space.prior.scale, space.subspace.rank)[: space.rank])
         found = TemperedNetworks(
-            lambda z: contributions(inner.weights(z.to(self.model.dtype))),
+            lambda z: contributions(self._weights_at(z)),
             marginalisation_of(self.effect_density, places=contributions.places),
             prior,
             space.rank,

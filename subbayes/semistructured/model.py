@@ -280,11 +280,6 @@ class SemiStructuredRegression(Regression):
         return self.draws.temperature
 
     @property
-    def is_orthogonal(self) -> bool:
-        """Whether a network was made orthogonal to effects, and not only centred."""
-        return "effects" in self.orthogonal_to.values()
-
-    @property
     def orthogonal_to(self) -> dict[str, str]:
         """By network "effects", "intercept" (it is centred) or "nothing"."""
         return what_networks_are_orthogonal_to(self.state.model, self.state.joint.orthogonal)

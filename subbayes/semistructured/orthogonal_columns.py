@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -86,7 +86,9 @@ class OrthogonalColumns:
             >>> [round(float(v), 6) for v in own.pseudo_inverse @ f]  # mean, and means less it
             [7.0, -3.0, 3.0]
         """
-        columns, root = (*effects, *groups), _root(weights)
+        columns, root = (*effects, *groups), torch.ones(1, 1, dtype=torch.float64)
+        if weights is not None:
+            root = weights.double().sqrt().unsqueeze(1)
         groups_at_rows = design[:, list(groups)].double()
         x, z = design[:, list(effects)].double(), root * groups_at_rows
         combined = _constant(x).unsqueeze(1) if constant else torch.eye(x.shape[1]).double()
@@ -151,13 +153,6 @@ class OrthogonalColumns:
         return sparse.csr_array(chosen.numpy()), self.pseudo_inverse @ chosen
 
 
-def _root(weights: Float[Tensor, "n"] | None) -> Float[Tensor, "_ 1"]:
-    """Square roots of weights as a column."""
-    if weights is None:
-        return torch.ones(1, 1, dtype=torch.float64)
-    return weights.double().sqrt().unsqueeze(1)
-
-
 def _constant(x: Float[Tensor, "n p"]) -> Float[Tensor, "p"]:
     """Coefficients of columns whose combination is the closest to a constant of 1."""
     sizes = x.abs().amax(0).clamp_min(1e-300)
@@ -197,13 +192,12 @@ def orthogonal_networks(model: JointModel) -> tuple[OrthogonalNetworks, ...]:
     """
     found, intercepts = [], _intercepts(model)
     rows = model.inputs["design"]
-    for at, names in orthogonal_places(model).items():
-        effects, groups = at.effects, at.groups
+    for (place, effects, groups, constant), names in _orthogonal_places(model).items():
         columns = (*effects, *groups)
         design = model.structured.columns_at(rows, columns)
         places = range(len(columns))
         first, last = places[: len(effects)], places[len(effects) :]
-        part = OrthogonalColumns.of(design, first, last, model.row_weights, at.constant)
+        part = OrthogonalColumns.of(design, first, last, model.row_weights, constant)
         part = replace(part, columns=columns)
         if groups and part.basis.shape[1] >= len(part.basis):
             terms = sorted(t.name for t in model.design.terms if set(t.columns) & set(groups))
@@ -213,8 +207,8 @@ def orthogonal_networks(model: JointModel) -> tuple[OrthogonalNetworks, ...]:
                 f"{names[0]!r}, which reads those of {', '.join(terms)}",
                 "Leave the groups out of the network's columns, or the term out of the formula",
             )
-        centred = not groups and (at.constant or intercepts.issuperset(effects))
-        found.append(OrthogonalNetworks(names, at.place, part, centred))
+        centred = not groups and (constant or intercepts.issuperset(effects))
+        found.append(OrthogonalNetworks(names, place, part, centred))
     return tuple(found)
 
 
@@ -231,28 +225,6 @@ def what_networks_are_orthogonal_to(
     for part in orthogonal:
         found |= dict.fromkeys(part.names, "intercept" if part.centred else "effects")
     return found
-
-
-@dataclass(frozen=True)
-class Places:
-    """A predictor, and the columns to which networks of it are made orthogonal.
-
-    Attributes:
-        place: position of the predictor.
-        effects: positions of columns, among the coefficients.
-        groups: positions of columns of random effects.
-        constant: the networks are orthogonal to a combination of `effects` alone, a constant.
-    """
-
-    place: int
-    effects: tuple[int, ...]
-    groups: tuple[int, ...]
-    constant: bool = False
-
-    @property
-    def columns(self) -> tuple[int, ...]:
-        """All positions, random effects last."""
-        return (*self.effects, *self.groups)
 
 
 def _intercepts(model: JointModel) -> set[int]:
@@ -275,7 +247,12 @@ def _level(model: JointModel, effects: Sequence[int]) -> tuple[tuple[int, ...], 
     return tuple(columns[i] for i in chosen), bool(chosen)
 
 
-def orthogonal_places(model: JointModel) -> dict[Places, tuple[str, ...]]:
+_Places: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...], bool]
+"""Position of a predictor, positions of columns of effects and of random effects among the
+coefficients, and whether networks are orthogonal to a constant alone, which effects add up to."""
+
+
+def _orthogonal_places(model: JointModel) -> dict[_Places, tuple[str, ...]]:
     """Names of networks by the columns to which they are made orthogonal.
 
     `Specification.orthogonal` is True for all columns; False for none; "auto" for all columns if
@@ -289,7 +266,7 @@ def orthogonal_places(model: JointModel) -> dict[Places, tuple[str, ...]]:
     """
     design, orthogonal = model.design, model.specification.orthogonal
     in_thresholds = range(len(design.names), model.structured.n_corrected)
-    found: dict[Places, tuple[str, ...]] = {}
+    found: dict[_Places, tuple[str, ...]] = {}
     if orthogonal is False:
         return found
     for place, parameter in enumerate(design.parameters):
@@ -303,6 +280,6 @@ def orthogonal_places(model: JointModel) -> dict[Places, tuple[str, ...]]:
                 effects, constant = _level(model, effects) if columns is not None else ((), False)
             groups = tuple(i for t in own if read & set(t.groups) for i in t.columns)
             if effects or groups:
-                key = Places(place, effects, groups, constant)
+                key = place, effects, groups, constant
                 found[key] = (*found.get(key, ()), name)
     return found

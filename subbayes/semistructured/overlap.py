@@ -32,14 +32,12 @@ class Overlap:
     """The largest overlap of a network with the columns of a predictor.
 
     Attributes:
-        network: its name.
         input: the input with the largest correlation.
         column: the column of the formula that it is correlated with.
         pair: this correlation, without its sign.
         canonical: the largest canonical correlation.
     """
 
-    network: str
     input: str
     column: str
     pair: float
@@ -88,7 +86,7 @@ def largest_overlap(model: JointModel, network: str, terms: Sequence[Term]) -> O
         canonical = min(1.0, float(torch.linalg.matrix_norm(bases[0].T @ bases[1], 2)))
     encoder = model.encoder.column_encoders.get(network)
     shown = f"column {own[at]}" if encoder is None else encoder.get_feature_names_out()[own[at]]
-    return Overlap(network, shown, model.design.names[columns[places[column]]], pair, canonical)
+    return Overlap(shown, model.design.names[columns[places[column]]], pair, canonical)
 
 
 def _unit_columns(values: Float[Tensor, "n p"]) -> tuple[Float[Tensor, "n q"], list[int]]:
@@ -114,19 +112,16 @@ def overlap_warnings(model: JointModel) -> list[str]:
         for name in model.specification.networks_of(parameter, model.design.parameters[0]):
             fixed = [t for t in terms if t.kind != "random"]
             overlap = largest_overlap(model, name, fixed)
-            if overlap is not None and not _reads_by_name(model, name, fixed):
-                lines += _lines_of(overlap)
+            if overlap is None or _reads_by_name(model, name, fixed):
+                continue
+            figures = (
+                f"network {name!r} reads {overlap.input!r}, whose correlation with "
+                f"{overlap.column!r} of the formula is {overlap.pair:.3f} (canonical correlation "
+                f"of all inputs and columns {overlap.canonical:.3f})"
+            )
+            if overlap.canonical >= COPY:
+                lines.append(f"{figures}: it is made orthogonal to the formula's columns")
+            elif overlap.canonical >= _NOTED:
+                remedy = "orthogonal=True prevents this"
+                lines.append(f"{figures}: it can take a part of that effect; {remedy}")
     return lines
-
-
-def _lines_of(overlap: Overlap) -> list[str]:
-    figures = (
-        f"network {overlap.network!r} reads {overlap.input!r}, whose correlation with "
-        f"{overlap.column!r} of the formula is {overlap.pair:.3f} (canonical correlation of "
-        f"all inputs and columns {overlap.canonical:.3f})"
-    )
-    if overlap.canonical >= COPY:
-        return [f"{figures}: it is made orthogonal to the formula's columns"]
-    if overlap.canonical >= _NOTED:
-        return [f"{figures}: it can take a part of that effect; orthogonal=True prevents this"]
-    return []

@@ -37,7 +37,7 @@ from subbayes.semistructured.specification import JointModel, JointSpecification
 from subbayes.semistructured.subspace import SUBSPACES, JointSpace
 from subbayes.subspace import JointSubspace
 from subbayes.training.weight_curve import WeightCurve
-from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.checks import fail
 
 
 class DeepFacts(Facts):
@@ -130,11 +130,9 @@ def state_from(
     check_network_names("deep", given, facts.networks)
     settings = specification_settings(facts, family, priors or {})
     networks = {
-        name: _network(name, network, strip_prefix(f"network{i}", tensors), given.get(name))
+        name: _network(name, network, f"{i}", tensors, given.get(name))
         for i, (name, network) in enumerate(facts.networks.items())
     }
-    for i, network in enumerate(networks.values()):
-        set_attributes(network.module, strip_prefix(f"attribute{i}", tensors))
     inputs = strip_prefix("inputs", tensors)
     with_inputs = {name for name, network in facts.networks.items() if network.columns is None}
     if with_inputs != set(inputs):
@@ -180,41 +178,39 @@ def _space(facts: JointSpaceFacts, tensors: dict[str, Tensor]) -> JointSpace:
 
 def _check_sizes(space: JointSpace, rows: JointModel) -> None:
     """Raise for a space that is not one of the model's effects and weights."""
-    where, effects, weights = "facts['space']", rows.structured.size, rows.deep.n_weights
-    total = effects + weights
-    if space.subspace.size != total:
-        got = f"of {space.subspace.size}"
-        damaged(where, f"a subspace of {effects} effects and {weights} weights", got)
-    rank = space.subspace.rank if space.projected else space.subspace.rank - effects
-    if space.rank != rank or (rank > 0) != (weights > 0):
-        damaged(f"{where}['rank']", str(rank), space.rank)
-    if isinstance(space.subspace, JointSubspace) and space.subspace.effects != effects:
-        damaged(f"{where}['subspace']['effects']", str(effects), space.subspace.effects)
-    curve = space.curve
-    if curve is not None and curve.points.shape[1] != (total if space.projected else weights):
-        damaged("tensor 'curve'", f"points of {weights} weights", tuple(curve.points.shape))
+    subspace, curve = space.subspace, space.curve
+    effects, weights = rows.structured.size, rows.deep.n_weights
+    sizes = [subspace.size, space.rank, space.rank > 0]
+    expected = [effects + weights, subspace.rank - effects, weights > 0]
+    if space.projected:
+        expected[1] = subspace.rank
+    if isinstance(subspace, JointSubspace):
+        sizes.append(subspace.effects)
+        expected.append(effects)
+    if curve is not None:
+        sizes.append(curve.points.shape[1])
+        expected.append(effects + weights if space.projected else weights)
+    if sizes != expected:
+        damaged("facts['space']", f"of {effects} effects and {weights} weights", repr(space))
 
 
 def _network(
-    name: str, facts: DeepFacts, state: dict[str, Tensor], module: nn.Module | None
+    name: str, facts: DeepFacts, number: str, tensors: dict[str, Tensor], module: nn.Module | None
 ) -> Deep:
     """A saved network, in a copy of the module that the user passes or in a new `MLP`."""
-    if module is None and facts.module is None:
+    state = strip_prefix(f"network{number}", tensors)
+    if module is not None:
+        module = copy.deepcopy(uncompiled(module))
+    elif facts.module is not None:
+        dtype = next((t.dtype for t in state.values() if t.is_floating_point()), None)
+        module = facts.module.build(state).to(dtype)
+    else:
         fail(
             f"deep[{name!r}]",
             f"a module of the saved architecture {facts.architecture}",
             "none",
             f"Pass load(path, deep={{{name!r}: module}}): code is not saved, only weights",
         )
-    where = f"facts['networks'][{name!r}]"
-    if module is None:
-        dtype = next((t.dtype for t in state.values() if t.is_floating_point()), None)
-        assert facts.module is not None
-        module = facts.module.build(state).to(dtype)
-    else:
-        module = copy.deepcopy(uncompiled(module))
-    if not isinstance(module, nn.Module):
-        fail_type(f"deep[{name!r}]", "a module", module)
     if architecture_of(module) != facts.architecture:
         fail(
             f"deep[{name!r}]",
@@ -222,13 +218,8 @@ def _network(
             architecture_of(module),
             "Build it with the same layers and sizes",
         )
-    shapes = {key: tuple(tensor.shape) for key, tensor in module.state_dict().items()}
-    if {key: tuple(tensor.shape) for key, tensor in state.items()} != shapes:
-        damaged(f"the tensors of {where}", "those of its architecture", "others")
-    unknown = set(facts.trained) - {key for key, _ in module.named_parameters()}
-    if unknown:
-        damaged(f"{where}['trained']", "names of parameters", sorted(unknown))
     module.load_state_dict(state)
+    set_attributes(module, strip_prefix(f"attribute{number}", tensors))
     for key, parameter in module.named_parameters():
         parameter.requires_grad_(key in facts.trained)
     return Deep(module, facts.columns, facts.parameter)

@@ -14,13 +14,13 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.networks.network import Network
 from subbayes.networks.selection import select
 from subbayes.priors import Normal
 from subbayes.regression.posterior import Space, as_start
+from subbayes.regression.shapes import EffectPoint
 from subbayes.semistructured.predictors import DeepPredictor, Predictors, pad_thresholds
 from subbayes.semistructured.specification import JointModel
 from subbayes.subspace import CoordinateSubspace, FullSubspace, JointSubspace, Subspace
@@ -74,7 +74,7 @@ _FIRST_EPOCHS, _FEW_EPOCHS = 5, 50  # where a best epoch says that networks are 
 
 def train_networks(
     model: JointModel,
-    effects: Float[np.ndarray, "P"],
+    effects: EffectPoint,
     degree: int,
     training: Training,
     seed: int,
@@ -147,7 +147,7 @@ def with_best_epoch(training: Training) -> Training:
     return replace(training, patience=training.epochs)
 
 
-def most_probable_effects(model: JointModel) -> Float[np.ndarray, "P"]:
+def most_probable_effects(model: JointModel) -> EffectPoint:
     """Coordinates of the most probable effects without networks, where training starts."""
     batches = []
     for inputs, y in model.data.batches(4096):

@@ -129,7 +129,7 @@ def test_a_curvature_that_is_not_positive_is_made_so(formula):
     rows, collapsed = approximation(likelihood, at)
     exact = likelihood.rows.curvature(likelihood.map.coefficients(torch.from_numpy(at[None]))[0])
     assert torch.linalg.eigvalsh(exact.dense())[0] < -1
-    hessian = rows.hessian.dense()
+    hessian = rows.gram.dense()
     assert torch.linalg.eigvalsh(hessian)[0] > -1e-9 * hessian.abs().max()
     far = 4.0 * np.random.default_rng(2).normal(size=(50, len(collapsed.rest)))
     assert np.isfinite(collapsed.log_density(far)).all()

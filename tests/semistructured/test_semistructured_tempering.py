@@ -19,6 +19,7 @@ from subbayes.regression import NormalPrior, Regression
 from subbayes.regression.design.default_priors import default_priors
 from subbayes.regression.design.design import Design
 from subbayes.regression.design.predictor import StructuredPredictor
+from subbayes.regression.integrals.weight_quality import WeightQuality
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.integrals.collapsed_marginalisation import CollapsedDensity
 from subbayes.semistructured.integrals.effect_density import ConditionalModes, EffectDensity
@@ -106,7 +107,7 @@ def test_quadrature_and_importance_sampling_match_a_grid(family, y):
     apart = method.log_marginal(deep) - quadrature
     assert np.abs(apart).max() < 0.02
     assert np.ptp(apart) < 1e-3  # a constant does not matter to a sampler
-    assert method._quality(deep).sizes.min() > 0.8 * 256
+    assert WeightQuality.of(method._log_weights(deep)).sizes.min() > 0.8 * 256
 
 
 def test_the_closed_form_matches_a_grid():
@@ -145,7 +146,7 @@ def test_scales_are_integrated_out_beside_coefficients_in_closed_form(weights):
     ]
     deep = contributions(frame, 2)
     found = method.log_marginal(deep)
-    assert method._quality(deep).sizes.min() > 100
+    assert WeightQuality.of(method._log_weights(deep)).sizes.min() > 100
     for i in range(len(deep)):  # whatever the others
         np.testing.assert_allclose(method.log_marginal(deep[i : i + 1])[0], found[i], rtol=1e-9)
     y = model.data.y if weights is None else model.data.y[0]

@@ -12,8 +12,11 @@ from subbayes.regression.integrals.weight_quality import WeightQuality, weight_w
 from subbayes.regression.questions.summary import describe_draws
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.integrals.effect_density import ConditionalModes, EffectDensity
-from subbayes.semistructured.integrals.grouped_marginalisation import GroupedMarginalisation
-from subbayes.semistructured.integrals.marginalisation import ImportanceSampling, marginalisation_of
+from subbayes.semistructured.integrals.marginalisation import (
+    GroupedMarginalisation,
+    ImportanceSampling,
+    marginalisation_of,
+)
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
@@ -124,7 +127,9 @@ def test_proposals_are_fitted_where_few_of_the_standard_ones_count():
     density, deep = density_of(frame), contributions(frame)
     method = ImportanceSampling(ConditionalModes(density), density.offset, 256)
     assert method.fitted is not None
-    assert method._quality(deep).sizes.min() > 60  # 11 of a t distribution around the mode
+    assert (
+        WeightQuality.of(method._log_weights(deep)).sizes.min() > 60
+    )  # 11 of a t distribution around the mode
     expected = np.array([exact(frame, f[..., 0])[0] for f in deep])
     found = method.log_marginal(deep)
     np.testing.assert_allclose(found - found[0], expected - expected[0], atol=0.3)
@@ -178,7 +183,7 @@ def test_poor_weights_warn():
     assert weight_warnings(Draws(np.zeros((1, 4, 1)), meta=equal.facts())) == []
     nothing = WeightQuality.of(torch.full((1, 256), torch.nan).double())
     assert (nothing.sizes[0], nothing.pareto_k[0]) == (0, np.inf)
-    both = WeightQuality.joined([quality, equal])
+    both = WeightQuality.of(torch.from_numpy(np.concatenate([np.log(poor), good])))
     assert both.facts()["effective_proposals"] == np.median([*quality.sizes, 256])
     with pytest.raises(InputError, match=r"got another one, for which 1\.0 of 4 proposals count"):
         WeightQuality.of(torch.tensor([[0.0, -90, -90, -90]], dtype=torch.float64)).check()

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.likelihoods.families import Family
+from subbayes.regression.shapes import ByPredictor, Groups, PointValues, StoredRows
 from subbayes.regression.terms.group_elimination import GroupedMatrix
 from subbayes.regression.terms.layout import Layout
 from subbayes.utils.types import Targets
@@ -43,27 +44,11 @@ _RIDGE = 1e-8  # of columns of unit length
 _LEAST_REPEATS = 0.5  # share of different rows below which equal rows are joined
 
 
-@runtime_checkable
-class CoefficientLikelihood(Protocol):
-    """The log-likelihood at temperature 1 of all rows, as a function of B, shape (p + 1, C)."""
-
-    def value(self, b: Float[Tensor, "S q C"]) -> Float[Tensor, "S"]:
-        """The log-likelihood at each point."""
-
-    def value_and_grad(
-        self, b: Float[Tensor, "S q C"]
-    ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S q C"]]:
-        """The log-likelihood and its gradient."""
-
-    def curvature(self, b: Float[Tensor, "q C"]) -> GroupedMatrix:
-        """The negative Hessian at one point, in the coefficients and then the thresholds."""
-
-
 def coefficient_likelihood(
     family: Family,
     layout: Layout,
-    groups: Int[Tensor, "J q"],
-    design: Float[Tensor, "n w"],
+    groups: Groups,
+    design: StoredRows,
     offset: Float[Tensor, "n K"],
     y: Targets,
     *,
@@ -118,7 +103,7 @@ class NormalStatistics:
     gram: GroupedMatrix
     centre: Float[Tensor, "p"]
     cross: Float[Tensor, "*S p"]
-    residual: float | Float[Tensor, "S"]
+    residual: float | PointValues
     total: float
     constant: float
     scale: Float[Tensor, "p"]
@@ -128,8 +113,8 @@ class NormalStatistics:
     def of(
         cls,
         layout: Layout,
-        groups: Int[Tensor, "J q"],
-        design: Float[Tensor, "n w"],
+        groups: Groups,
+        design: StoredRows,
         offset: Float[Tensor, "n 2"],
         y: Float[Tensor, "n"],
         weights: Float[Tensor, "n"],
@@ -172,23 +157,21 @@ class NormalStatistics:
         squares = self.residual + (d * (pulled - 2 * self.cross)).sum(-1)
         return self.cross - pulled, squares, b[:, :-1, 1] @ self.scale
 
-    def conditional(self, b: Float[Tensor, "S q C"]) -> tuple[Tensor, Tensor]:
+    def conditional(self, b: ByPredictor) -> tuple[Tensor, Tensor]:
         """X'Wr at each point, shape (S, p), and 1 / sigma^2, shape (S,)."""
         slope, _, log_sigma = self._parts(b)
         return slope, (-2 * log_sigma).exp()
 
-    def value(self, b: Float[Tensor, "S q C"]) -> Float[Tensor, "S"]:
+    def value(self, b: ByPredictor) -> PointValues:
         """The log-likelihood at each point."""
         _, squares, log_sigma = self._parts(b)
         return self.constant - self.total * log_sigma - 0.5 * squares * (-2 * log_sigma).exp()
 
-    def bound(self, b: Float[Tensor, "S q C"]) -> Float[Tensor, "S"]:
+    def bound(self, b: ByPredictor) -> PointValues:
         """The log-likelihood of coefficients that fit all rows."""
         return self.constant - self.total * (b[:, :-1, 1] @ self.scale)
 
-    def value_and_grad(
-        self, b: Float[Tensor, "S q C"]
-    ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S q C"]]:
+    def value_and_grad(self, b: ByPredictor) -> tuple[PointValues, ByPredictor]:
         """The log-likelihood and its gradient."""
         slope, squares, log_sigma = self._parts(b)
         precision = (-2 * log_sigma).exp()
@@ -250,7 +233,7 @@ class CanonicalRows:
         groups: columns whose blocks are kept apart.
         design: different rows of the design matrix.
         offset: their offsets.
-        weights: their summed weights; None if all are 1.
+        weights: their summed weights; None if all are 1, whose plain sums are faster.
         response: their summed responses times weights.
         statistic: X'Wy.
         constant: the terms without coefficients.
@@ -258,9 +241,9 @@ class CanonicalRows:
 
     link: str
     layout: Layout
-    groups: Int[Tensor, "J q"]
+    groups: Groups
     design: Float[Tensor, "m w"]
-    offset: Float[Tensor, "m"] | None
+    offset: Float[Tensor, "m"]
     weights: Float[Tensor, "m"] | None
     response: Float[Tensor, "m"]
     statistic: Float[Tensor, "p"]
@@ -271,8 +254,8 @@ class CanonicalRows:
         cls,
         family: Family,
         layout: Layout,
-        groups: Int[Tensor, "J q"],
-        design: Float[Tensor, "n w"],
+        groups: Groups,
+        design: StoredRows,
         offset: Float[Tensor, "n"],
         y: Float[Tensor, "n"],
         weights: Float[Tensor, "n"],
@@ -293,51 +276,44 @@ class CanonicalRows:
             layout,
             groups,
             design,
-            offset if bool((offset != 0).any()) else None,
+            offset,
             weights if bool((weights != 1).any()) else None,
             response,
             statistic,
             constant,
         )
 
-    def _blocks(self, size: int = _BLOCK) -> Iterator[tuple[Tensor, Tensor | None, Tensor | None]]:
+    def _blocks(
+        self, beta: Float[Tensor, "S p"], size: int = _BLOCK
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        """Rows of the design matrix, their predictors at each point, and their weights."""
         for start in range(0, len(self.design), size):
             rows = slice(start, start + size)
-            yield (
-                self.design[rows],
-                None if self.offset is None else self.offset[rows],
-                None if self.weights is None else self.weights[rows],
-            )
+            eta = self.layout.product(self.design[rows], beta[..., None])[..., 0]
+            eta += self.offset[rows]
+            yield self.design[rows], eta, None if self.weights is None else self.weights[rows]
 
-    def value(self, b: Float[Tensor, "S q C"]) -> Float[Tensor, "S"]:
+    def value(self, b: ByPredictor) -> PointValues:
         """The log-likelihood at each point."""
         beta = b[:, :-1, 0]
         linear = beta @ self.statistic + self.constant
         return linear - torch.cat([self._cumulants(part) for part in beta.split(_POINTS)])
 
-    def _cumulants(self, beta: Float[Tensor, "S p"]) -> Float[Tensor, "S"]:
+    def _cumulants(self, beta: Float[Tensor, "S p"]) -> PointValues:
         """Weighted sums of the cumulant functions of all rows."""
         total = beta.new_zeros(len(beta))
-        for design, offset, weights in self._blocks():
-            eta = self.layout.product(design, beta[..., None])[..., 0]
-            if offset is not None:
-                eta += offset
+        for _, eta, weights in self._blocks(beta):
             cumulant = eta.exp_() if self.link == "log" else F.logsigmoid(eta.neg_()).neg_()
             total += cumulant.sum(-1) if weights is None else cumulant @ weights
         return total
 
-    def value_and_grad(
-        self, b: Float[Tensor, "S q C"]
-    ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S q C"]]:
+    def value_and_grad(self, b: ByPredictor) -> tuple[PointValues, ByPredictor]:
         """The log-likelihood and its gradient."""
         beta = b[:, :-1, 0]
         value = beta @ self.statistic + self.constant
         gradient = torch.zeros_like(b)
         gradient[:, :-1, 0] = self.statistic
-        for design, offset, weights in self._blocks():
-            eta = self.layout.product(design, beta[..., None])[..., 0]
-            if offset is not None:
-                eta += offset
+        for design, eta, weights in self._blocks(beta):
             if self.link == "log":
                 cumulant = mean = eta.exp_()
             else:
@@ -350,10 +326,7 @@ class CanonicalRows:
     def curvature(self, b: Float[Tensor, "q C"]) -> GroupedMatrix:
         """The negative Hessian at one point, in the coefficients."""
         found = GroupedMatrix.zeros(self.groups, len(b) - 1, b)
-        for design, offset, weights in self._blocks(_ACCUMULATED):
-            eta = self.layout.product(design, b[None, :-1])[0, :, 0]
-            if offset is not None:
-                eta = eta + offset
+        for design, (eta,), weights in self._blocks(b[None, :-1, 0], _ACCUMULATED):
             variance = eta.exp() if self.link == "log" else eta.sigmoid() * (-eta).sigmoid()
             if weights is not None:
                 variance = variance * weights
@@ -361,7 +334,7 @@ class CanonicalRows:
         return found
 
     def expansion(
-        self, b: Float[Tensor, "S q C"], predictors: Int[Tensor, "p"]
+        self, b: ByPredictor, predictors: Int[Tensor, "p"]
     ) -> tuple[Float[Tensor, "S p"], Float[Tensor, "S p p"]]:
         """Gradient and negative Hessian in the coefficients at each point, of few rows.
 
@@ -370,9 +343,7 @@ class CanonicalRows:
             predictors: of each column, here one for all.
         """
         design = self.layout.expand(self.design)
-        eta = b[:, :-1, 0] @ design.T
-        if self.offset is not None:
-            eta = eta + self.offset
+        eta = b[:, :-1, 0] @ design.T + self.offset
         if self.link == "log":
             mean = variance = eta.exp()
         else:
@@ -392,7 +363,7 @@ def _weighted_gram(
 
 
 def _joined(
-    design: Float[Tensor, "n w"],
+    design: StoredRows,
     offset: Float[Tensor, "n"],
     weights: Float[Tensor, "n"],
     response: Float[Tensor, "n"],
@@ -420,8 +391,8 @@ class GeneralRows:
 
     family: Family
     layout: Layout
-    groups: Int[Tensor, "J q"]
-    design: Float[Tensor, "n w"]
+    groups: Groups
+    design: StoredRows
     offset: Float[Tensor, "n K"]
     y: Targets
 
@@ -436,7 +407,7 @@ class GeneralRows:
         eta = self.layout.product(design, b[:, :-1])
         return eta + b[:, -1:] + F.pad(offset, (0, b.shape[2] - offset.shape[1]))
 
-    def value(self, b: Float[Tensor, "S q C"]) -> Float[Tensor, "S"]:
+    def value(self, b: ByPredictor) -> PointValues:
         """The log-likelihood at each point."""
         return torch.cat([self._value(part) for part in b.split(_POINTS)])
 
@@ -451,9 +422,7 @@ class GeneralRows:
             total += terms.sum(-1)
         return total
 
-    def value_and_grad(
-        self, b: Float[Tensor, "S q C"]
-    ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S q C"]]:
+    def value_and_grad(self, b: ByPredictor) -> tuple[PointValues, ByPredictor]:
         """The log-likelihood and its gradient."""
         total, gradient = b.new_zeros(len(b)), torch.zeros_like(b)
         for design, offset, y in self._blocks():
@@ -488,7 +457,7 @@ class GeneralRows:
         return found
 
     def expansion(
-        self, b: Float[Tensor, "S q C"], predictors: Int[Tensor, "p"]
+        self, b: ByPredictor, predictors: Int[Tensor, "p"]
     ) -> tuple[Float[Tensor, "S p"], Float[Tensor, "S p p"]]:
         """Gradient in the coefficients at each point, and Fisher's information, of few rows.
 
@@ -508,3 +477,7 @@ class GeneralRows:
                 left, right = design * (predictors == i), design * (predictors == j)
                 gram += _weighted_gram(left, right, information[..., i, j])
         return gradient, gram
+
+
+CoefficientLikelihood: TypeAlias = NormalStatistics | CanonicalRows | GeneralRows
+"""The log-likelihood at temperature 1 of all rows, as a function of B, shape (p + 1, C)."""

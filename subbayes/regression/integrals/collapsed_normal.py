@@ -33,6 +33,7 @@ from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.effect_map import EffectMap, placed_by_predictor
 from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
+from subbayes.regression.shapes import ByPredictor, EffectPoints, PointValues
 from subbayes.regression.terms.group_elimination import BlockFactor, block_cholesky, block_solve
 
 _ELEMENTS = 2**20  # of matrices at once
@@ -97,11 +98,11 @@ class _BesideGroups(NamedTuple):
         solved: its inverse times the gradient at the reference.
     """
 
-    log_density: Float[Tensor, "S"]
-    half_log_det: Float[Tensor, "S"]
+    log_density: PointValues
+    half_log_det: PointValues
     lower: Float[Tensor, "S G q q"]
     factor: Float[Tensor, "S q q"]
-    precision: Float[Tensor, "S"]
+    precision: PointValues
     away: Float[Tensor, "S s"]
     slopes: Float[Tensor, "S r r"]
     upper: Float[Tensor, "S r r"]
@@ -197,7 +198,7 @@ class _SumsOfGroups:
         )
 
     def eliminated(
-        self, factor: Float[Tensor, "S q q"], precision: Float[Tensor, "S"]
+        self, factor: Float[Tensor, "S q q"], precision: PointValues
     ) -> tuple[Float[Tensor, "S n n"], Float[Tensor, "S G q q"]]:
         """What eliminating the groups takes away, and the factors of the different blocks of P."""
         weight = precision[:, None, None, None]
@@ -291,14 +292,10 @@ class CollapsedNormal:
         points = self._coefficients.points + (zeta - self._reference)
         self._coefficients, self._reference = replace(self._coefficients, points=points), zeta
 
-    def _whole(
-        self, h: Float[Tensor, "S d"], linear: Float[Tensor, "*S c"]
-    ) -> Float[Tensor, "S P"]:
+    def _whole(self, h: Float[Tensor, "S d"], linear: Float[Tensor, "*S c"]) -> EffectPoints:
         return self._coefficients.whole(h, linear.expand(len(h), -1))
 
-    def _affine(
-        self, h: Float[Tensor, "S d"]
-    ) -> tuple[Float[Tensor, "S q C"], Float[Tensor, "S o p"]]:
+    def _affine(self, h: Float[Tensor, "S d"]) -> tuple[ByPredictor, Float[Tensor, "S o p"]]:
         """B at the reference, and derivatives of the coefficients in those of each order."""
         found, at = self._coefficients.coefficients(h)
         placed = placed_by_predictor(self.map.structured, found[0], at[0])
@@ -318,7 +315,7 @@ class CollapsedNormal:
         slopes: Float[Tensor, "S o p"],
         score: Float[Tensor, "S p"],
         gram: tuple[Tensor, Tensor, Tensor],
-        precision: Float[Tensor, "S"],
+        precision: PointValues,
         linear: Float[Tensor, "#S c"],
     ) -> tuple[BlockFactor, tuple[Tensor, Tensor]]:
         """The factor L of P, and L^-1 of the gradient in the linear coordinates.
@@ -422,7 +419,7 @@ class CollapsedNormal:
         found = self._value(zeta) - 0.5 * mean.square().sum(1) - factor.half_log_det()
         return found - 0.5 * h.square().sum(1)
 
-    def _value(self, zeta: Float[Tensor, "S P"]) -> Float[Tensor, "S"]:
+    def _value(self, zeta: EffectPoints) -> PointValues:
         """The log-likelihood at all coordinates."""
         return self.rows.value(self.map.coefficients(zeta))
 
@@ -467,7 +464,7 @@ class CollapsedNormal:
 
     def _with_groups(
         self, h: Float[Tensor, "S d"], eps: Float[Tensor, "S c"], sums: _SumsOfGroups
-    ) -> tuple[Float[Tensor, "S P"], Float[Tensor, "S"]]:
+    ) -> tuple[EffectPoints, PointValues]:
         """As `coordinates`: the effects of groups given the other coefficients."""
         given, first = self._beside_groups(h, sums), self.groups.numel()
         noise = (given.solved + eps[:, first:])[..., None]
@@ -484,7 +481,7 @@ class CollapsedNormal:
         others = self._reference[first:] + moved[..., 0]
         return self._whole(h, torch.cat([effects, others], 1)), -given.half_log_det
 
-    def log_marginal(self, h: Float[Tensor, "S d"], rows: NormalStatistics) -> Float[Tensor, "S"]:
+    def log_marginal(self, h: Float[Tensor, "S d"], rows: NormalStatistics) -> PointValues:
         """Log of p(D | h) with other statistics of the rows at each point; differentiable."""
         placed, factor, (groups, others) = self._factorised(h, rows)
         squares = groups.square().sum((1, 2)) + others.square().sum(1)
@@ -497,7 +494,7 @@ class CollapsedNormal:
         h: Float[Tensor, "S d"],
         eps: Float[Tensor, "S c"],
         rows: NormalStatistics | QuadraticRows | None = None,
-    ) -> tuple[Float[Tensor, "S P"], Float[Tensor, "S"]]:
+    ) -> tuple[EffectPoints, PointValues]:
         """All coordinates, from h and standard normal numbers for the others.
 
         Args:

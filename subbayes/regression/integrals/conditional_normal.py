@@ -22,6 +22,7 @@ from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows, 
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
+from subbayes.regression.shapes import EffectPoints, PointValues
 from subbayes.regression.terms.group_elimination import BlockFactor
 
 __all__ = ["ConditionalNormal"]
@@ -79,7 +80,7 @@ class ConditionalNormal(CollapsedNormal):
         )
         return self._factor(slopes, score, gram, h.new_ones(len(h)), linear)
 
-    def _value(self, zeta: Float[Tensor, "S P"]) -> Float[Tensor, "S"]:
+    def _value(self, zeta: EffectPoints) -> PointValues:
         return self.likelihood.value(zeta)
 
     def _elements(self) -> int:

@@ -43,6 +43,7 @@ from subbayes.regression.integrals.proposals import (
     standard_proposals,
 )
 from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
+from subbayes.regression.shapes import EffectPoint
 
 __all__ = ["CorrectedProposals", "corrected_proposals"]
 
@@ -80,32 +81,45 @@ class _Approximation:
         return np.concatenate([h, eps], 1), of_h + log_q
 
 
-@dataclass(frozen=True)
-class _Coordinates:
-    """The coordinates (h, epsilon) of an approximation.
+class CorrectedProposals:
+    """Proposals of (h, epsilon), and the exact posterior in these coordinates.
 
-    Attributes:
+    Args:
         likelihood: the exact log-likelihood.
         collapsed: the posterior under the approximation.
         at: the values of all coordinates h.
         free: positions among these of the ones that vary.
+
+    Attributes:
+        distribution: the distribution of proposals.
+        efficiency: of their weights.
+        repeats: number of proposals that a draw begins with.
     """
 
-    likelihood: EffectsLikelihood
-    collapsed: CollapsedNormal
-    at: Float[np.ndarray, "d"]
-    free: list[int]
-
-    def whole(self, h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S d"]:
-        """All coordinates h."""
-        return with_fixed(self.at, self.free, h)
+    def __init__(
+        self,
+        likelihood: EffectsLikelihood,
+        collapsed: CollapsedNormal,
+        at: Float[np.ndarray, "d"],
+        free: list[int],
+    ) -> None:
+        self.likelihood, self.collapsed = likelihood, collapsed
+        self.at, self.free = at, free
+        self.efficiency, self.repeats = 0.0, 1
+        of_h = None
+        if free:
+            of_h, _ = fitted_proposals(
+                lambda h: collapsed.log_density(with_fixed(at, free, h)), at[free]
+            )
+        self.distribution = _Approximation(of_h, len(collapsed.linear))
 
     def effects(
         self, z: Float[np.ndarray, "S z"]
     ) -> tuple[Float[np.ndarray, "S P"], Float[np.ndarray, "S"]]:
         """The coordinates of effects, and the log determinant of their derivative."""
         f = len(self.free)
-        return self.collapsed.with_coefficients(self.whole(z[:, :f]), z[:, f:].copy())
+        h = with_fixed(self.at, self.free, z[:, :f])
+        return self.collapsed.with_coefficients(h, z[:, f:].copy())
 
     def log_density(self, z: Float[np.ndarray, "S z"]) -> Float[np.ndarray, "S"]:
         """The exact log density, up to a constant."""
@@ -116,40 +130,14 @@ class _Coordinates:
             parts.append(value - 0.5 * np.square(zeta).sum(1) + log_det)
         return np.concatenate(parts)
 
-    def proposals(self) -> _Approximation:
-        """Draws from the approximation."""
-        count = len(self.collapsed.linear)
-        if not self.free:
-            return _Approximation(None, count)
-        of_h, _ = fitted_proposals(
-            lambda h: self.collapsed.log_density(self.whole(h)), self.at[self.free]
-        )
-        return _Approximation(of_h, count)
-
-
-@dataclass(frozen=True)
-class CorrectedProposals:
-    """Proposals of (h, epsilon), and what they are proposals of.
-
-    Attributes:
-        coordinates: the coordinates.
-        distribution: the distribution of proposals.
-        efficiency: of their weights.
-        repeats: number of proposals that a draw begins with.
-    """
-
-    coordinates: _Coordinates
-    distribution: Distribution
-    efficiency: float
-    repeats: int
-
     def draw(
         self, sampling: Sampling, repeats: int
     ) -> tuple[Draws, Float[np.ndarray, "chains draws P"], Float[np.ndarray, "chains draws"]]:
         """Draws, the coordinates of effects there, and their log-likelihood."""
-        target = self.coordinates.log_density
-        draws = independence_chains(target, self.distribution, sampling, repeats, self.efficiency)
-        zeta, log_det = self.coordinates.effects(draws.flat())
+        draws = independence_chains(
+            self.log_density, self.distribution, sampling, repeats, self.efficiency
+        )
+        zeta, log_det = self.effects(draws.flat())
         log_density = draws.stats["log_density"]
         value = log_density.reshape(-1) + 0.5 * np.square(zeta).sum(1) - log_det
         return draws, zeta.reshape(*log_density.shape, -1), value.reshape(log_density.shape)
@@ -157,7 +145,7 @@ class CorrectedProposals:
 
 def corrected_proposals(
     likelihood: EffectsLikelihood,
-    start: Float[np.ndarray, "P"],
+    start: EffectPoint,
     sampling: Sampling,
     fixed: Collection[int] = (),
     *,
@@ -178,39 +166,51 @@ def corrected_proposals(
     found = find(likelihood, start, fixed)
     if found is None:
         return None
-    coordinates, proposals = found
-    target = coordinates.log_density
-    _, log_w, efficiency = pilot(proposals, target, pilot_generator(1), _PILOT)
+    target = found.log_density
+    _, log_w, efficiency = pilot(found.distribution, target, pilot_generator(1), _PILOT)
     if efficiency < _SURE:
-        _, log_w, efficiency = pilot(proposals, target, pilot_generator(3), _LARGE_PILOT)
+        _, log_w, efficiency = pilot(found.distribution, target, pilot_generator(3), _LARGE_PILOT)
     k = pareto_k(log_w)
     cheap = sampling.chains * sampling.draws * sampling.thin * likelihood.n_rows <= _CHEAP
     if not k <= MAX_PARETO_K:
         return None
-    repeats = proposals_per_draw(efficiency, cheap=True, patient=k > _LARGE_K or cheap)
-    return CorrectedProposals(coordinates, proposals, efficiency, repeats)
+    found.efficiency = efficiency
+    found.repeats = proposals_per_draw(efficiency, cheap=True, patient=k > _LARGE_K or cheap)
+    return found
+
+
+def _of_normal(
+    likelihood: EffectsLikelihood,
+    collapsed: CollapsedNormal,
+    mode: EffectPoint,
+    fixed: Collection[int],
+    centre: EffectPoint,
+) -> CorrectedProposals | None:
+    """Proposals of an approximation near a point; None where it has few or no uses."""
+    free = [i for i, j in enumerate(collapsed.rest) if j not in fixed]
+    if not collapsed.linear or len(free) > _MOST_BESIDE_COEFFICIENTS:
+        return None
+    at = mode[collapsed.rest]
+    at[free] = centre[collapsed.rest][free]
+    return CorrectedProposals(likelihood, collapsed, at, free)
 
 
 def _around_conditional_modes(
-    likelihood: EffectsLikelihood, mode: Float[np.ndarray, "P"], fixed: Collection[int]
-) -> tuple[_Coordinates, _Approximation] | None:
+    likelihood: EffectsLikelihood, mode: EffectPoint, fixed: Collection[int]
+) -> CorrectedProposals | None:
     """The approximation around the mode given each h; None of many rows, or where it has none."""
     if not ConditionalNormal.applies_to(likelihood):
         return None
     try:
         collapsed = ConditionalNormal(likelihood, torch.from_numpy(mode.copy()))
-        free = [i for i, j in enumerate(collapsed.rest) if j not in fixed]
-        if not collapsed.linear or len(free) > _MOST_BESIDE_COEFFICIENTS:
-            return None
-        coordinates = _Coordinates(likelihood, collapsed, mode[collapsed.rest], free)
-        return coordinates, coordinates.proposals()
+        return _of_normal(likelihood, collapsed, mode, fixed, mode)
     except np.linalg.LinAlgError:  # densities that are not finite
         return None
 
 
 def _refined(
-    likelihood: EffectsLikelihood, mode: Float[np.ndarray, "P"], fixed: Collection[int]
-) -> tuple[_Coordinates, _Approximation] | None:
+    likelihood: EffectsLikelihood, mode: EffectPoint, fixed: Collection[int]
+) -> CorrectedProposals | None:
     """The approximation whose proposals fit best, in few rounds; None where none does."""
     points = torch.from_numpy(mode[None].copy())
     size = likelihood.map.coefficients(points).numel()
@@ -218,24 +218,19 @@ def _refined(
     best, found, rng = 0.0, None, pilot_generator(2)
     for step in range(_REFINEMENTS):
         try:
-            rows = QuadraticRows.around(likelihood, points)
-            collapsed = CollapsedNormal(likelihood.map, rows)
-            free = [i for i, j in enumerate(collapsed.rest) if j not in fixed]
-            if not collapsed.linear or len(free) > _MOST_BESIDE_COEFFICIENTS:
-                break
-            at = mode[collapsed.rest].copy()
-            at[free] = points.mean(0).numpy()[collapsed.rest][free]
-            coordinates = _Coordinates(likelihood, collapsed, at, free)
-            proposals = coordinates.proposals()
+            collapsed = CollapsedNormal(likelihood.map, QuadraticRows.around(likelihood, points))
+            new = _of_normal(likelihood, collapsed, mode, fixed, points.mean(0).numpy())
         except np.linalg.LinAlgError:  # densities or slopes that are not finite
             break
-        z, _, efficiency = pilot(proposals, coordinates.log_density, rng)
+        if new is None:
+            break
+        z, _, efficiency = pilot(new.distribution, new.log_density, rng)
         gain = efficiency / best if best else np.inf
         if gain > 1 and efficiency >= _LEAST:
-            best, found = efficiency, (coordinates, proposals)
+            best, found = efficiency, new
         if best >= _DONE or (best and gain < _GAIN) or (step >= _PATIENCE and not best):
             break
         eps = rng.standard_normal((count, len(collapsed.linear)))  # without long tails
-        around = np.concatenate([z[:count, : len(free)], eps], 1)
-        points = torch.from_numpy(coordinates.effects(around)[0])
+        around = np.concatenate([z[:count, : len(new.free)], eps], 1)
+        points = torch.from_numpy(new.effects(around)[0])
     return found

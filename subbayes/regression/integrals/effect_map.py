@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from subbayes.networks.tracing.tracer import Tracer
 from subbayes.regression.design.predictor import StructuredPredictor
+from subbayes.regression.shapes import ByPredictor, EffectPoints, Groups
 from subbayes.regression.terms.group_elimination import GroupedMatrix
 
 _ELEMENTS = 2**20  # of copies of a point at once
@@ -67,7 +68,7 @@ class EffectMap:
             their own coordinates; None for others.
     """
 
-    def __init__(self, structured: StructuredPredictor, groups: Int[Tensor, "J q"]) -> None:
+    def __init__(self, structured: StructuredPredictor, groups: Groups) -> None:
         self.structured, self.groups = structured, groups
         self.one, self.left = structured, torch.arange(structured.size)
         if len(groups):
@@ -105,7 +106,7 @@ class EffectMap:
             at = zeta.detach().requires_grad_()
             return torch.autograd.grad(self._batched(at), at, cotangent)[0]
 
-    def coefficients(self, zeta: Float[Tensor, "S P"]) -> Float[Tensor, "S q C"]:
+    def coefficients(self, zeta: EffectPoints) -> ByPredictor:
         """B at each point, with q = p + 1."""
         if self.affine is None:
             found: Tensor = self._traced("map", self._batched)(zeta)
@@ -114,9 +115,7 @@ class EffectMap:
         placed = (zero + slope * zeta).unsqueeze(-1) * self.structured.placement
         return nn.functional.pad(placed, (0, 0, 0, 1))
 
-    def pull(
-        self, zeta: Float[Tensor, "S P"], cotangent: Float[Tensor, "S q C"]
-    ) -> Float[Tensor, "S P"]:
+    def pull(self, zeta: EffectPoints, cotangent: ByPredictor) -> EffectPoints:
         """The gradient in the coordinates, from that in B."""
         if self.affine is None:
             found: Tensor = self._traced("pull", self._pulled)(zeta, cotangent)

@@ -17,6 +17,7 @@ from subbayes.regression.integrals.coefficient_likelihood import (
     coefficient_likelihood,
 )
 from subbayes.regression.integrals.effect_map import EffectMap
+from subbayes.regression.shapes import EffectPoints, PointValues, StoredRows
 from subbayes.regression.terms.group_elimination import GroupedMatrix, eliminated_groups
 from subbayes.utils.types import Targets
 
@@ -40,7 +41,7 @@ class EffectsLikelihood:
         self,
         structured: StructuredPredictor,
         family: Family,
-        design: Float[Tensor, "n w"],
+        design: StoredRows,
         offset: Float[Tensor, "n K"],
         y: Targets,
         *,
@@ -58,14 +59,12 @@ class EffectsLikelihood:
         found.rows = self._rows_of(self._offset + contributions, self._y, join=False)
         return found
 
-    def value(self, zeta: Float[Tensor, "S P"]) -> Float[Tensor, "S"]:
+    def value(self, zeta: EffectPoints) -> PointValues:
         """The log-likelihood at each point."""
         with torch.no_grad():
             return self.rows.value(self.map.coefficients(zeta))
 
-    def value_and_grad(
-        self, zeta: Float[Tensor, "S P"]
-    ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S P"]]:
+    def value_and_grad(self, zeta: EffectPoints) -> tuple[PointValues, EffectPoints]:
         """The log-likelihood and its gradient."""
         with torch.no_grad():
             value, slope = self.rows.value_and_grad(self.map.coefficients(zeta))

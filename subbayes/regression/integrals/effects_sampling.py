@@ -57,6 +57,7 @@ from subbayes.regression.integrals.proposals import (
     pilot_generator,
 )
 from subbayes.regression.questions.summary import examined_names, have_mixed
+from subbayes.regression.shapes import EffectPoint
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import say
@@ -69,10 +70,7 @@ _PATIENT_PILOT = 25_600  # where the alternative follows gradients for many more
 
 
 def draw_effects(
-    likelihood: EffectsLikelihood,
-    start: Float[np.ndarray, "P"],
-    sampling: Sampling,
-    smooth: str = "bayes",
+    likelihood: EffectsLikelihood, start: EffectPoint, sampling: Sampling, smooth: str = "bayes"
 ) -> Draws | None:
     """Draws of the coordinates of effects; None where another sampler has to be used.
 
@@ -129,26 +127,37 @@ def are_groups_alone(likelihood: EffectsLikelihood) -> bool:
     return has_groups(likelihood) and canonical and len(penalised) == 1 and only_scales
 
 
-def _most_repeats(sampling: Sampling, numbers: int) -> int:
-    """The most proposals for a draw, each of some numbers."""
-    draws = sampling.chains * sampling.draws * sampling.thin
-    return max(1, min(_MOST_REPEATS, _MOST_NUMBERS // (draws * max(1, numbers))))
+def _until_mixed(
+    likelihood: EffectsLikelihood,
+    sampling: Sampling,
+    draw: Callable[[int], Draws],
+    repeats: int,
+    numbers: int,
+) -> Draws | None:
+    """Draws with enough proposals each that the effects have mixed; None if there would be many.
 
-
-def _mixing_of(likelihood: EffectsLikelihood) -> Callable[[Draws], bool]:
-    """Whether the effects of draws of all coordinates have mixed."""
+    Args:
+        likelihood: the log-likelihood.
+        sampling: the settings.
+        draw: draws of all coordinates with a number of proposals each.
+        repeats: the first number.
+        numbers: of each proposal.
+    """
+    structured = likelihood.map.structured
 
     def has_mixed(draws: Draws) -> bool:
-        structured, zeta = likelihood.map.structured, draws.flat()
+        zeta = draws.flat()
         names, among = examined_names(structured, zeta, draws.n_draws)
         shape, effects = draws.z.shape[:2], structured.reported(zeta, names=names)
         return have_mixed({name: v.reshape(shape) for name, v in effects.items()}, among)
 
-    return has_mixed
+    count = sampling.chains * sampling.draws * sampling.thin
+    most = max(1, min(_MOST_REPEATS, _MOST_NUMBERS // (count * max(1, numbers))))
+    return mixed_draws(draw, has_mixed, repeats, most)
 
 
 def _draws_around_the_mode(
-    likelihood: EffectsLikelihood, start: Float[np.ndarray, "P"], sampling: Sampling
+    likelihood: EffectsLikelihood, start: EffectPoint, sampling: Sampling
 ) -> Draws | None:
     """Draws of all coordinates by independent proposals around the mode, of few or many pilots."""
     mode, precision = likelihood.mode(torch.from_numpy(start.copy()))
@@ -157,7 +166,6 @@ def _draws_around_the_mode(
         value = likelihood.value(torch.from_numpy(zeta)).numpy()
         return np.asarray(value - 0.5 * np.square(zeta).sum(1))
 
-    most = _most_repeats(sampling, len(start))
     laplace = Proposals.of_precision(mode.numpy(), precision.dense().numpy())
     for pilots, patient in ((PILOT, False), (_PATIENT_PILOT, True)):
         proposals, efficiency = laplace.adapted(target, pilot_generator(), pilots)
@@ -172,14 +180,14 @@ def _draws_around_the_mode(
         repeats = proposals_per_draw(efficiency, cheap=patient, patient=patient)
         if not patient and repeats > 1:
             continue
-        draws = mixed_draws(draw, _mixing_of(likelihood), repeats, most)
+        draws = _until_mixed(likelihood, sampling, draw, repeats, len(start))
         if draws is not None:
             return draws
     return None
 
 
 def _collapsed_draws(
-    likelihood: EffectsLikelihood, start: Float[np.ndarray, "P"], sampling: Sampling, smooth: str
+    likelihood: EffectsLikelihood, start: EffectPoint, sampling: Sampling, smooth: str
 ) -> Draws | None:
     """Draws of h by independent proposals, and of the other coordinates given them."""
     assert isinstance(likelihood.rows, NormalStatistics)
@@ -211,14 +219,13 @@ def _collapsed_draws(
                 # the density of h times that of eps, less the priors
                 squares = _squared_lengths(part) - _squared_lengths(eps)
                 value[chain, rows] += 0.5 * squares - log_det
-        draws = replace(draws, meta=draws.meta | {"integrated_out": "coefficients"})
-        return _with_densities(draws, zeta, value)
+        return _with_densities(draws, zeta, value, "coefficients")
 
     draws = None
     if len(free) <= _MOST_COORDINATES:
         proposals, efficiency = fitted_proposals(target, at[free])
-        repeats, most = proposals_per_draw(efficiency, cheap=True), _most_repeats(sampling, len(at))
-        draws = mixed_draws(draw, _mixing_of(likelihood), repeats, most)
+        repeats = proposals_per_draw(efficiency, cheap=True)
+        draws = _until_mixed(likelihood, sampling, draw, repeats, len(at))
     if draws is None and smooth == "reml":
         point = start.copy()
         point[collapsed.rest] = at
@@ -229,7 +236,7 @@ def _collapsed_draws(
 
 def _corrected_draws(
     likelihood: EffectsLikelihood,
-    start: Float[np.ndarray, "P"],
+    start: EffectPoint,
     sampling: Sampling,
     fixed: Collection[int] = (),
     *,
@@ -241,17 +248,14 @@ def _corrected_draws(
         return None
 
     def draw(repeats: int) -> Draws:
-        draws, zeta, value = corrected.draw(sampling, repeats)
         how = "around their modes" if conditional else "corrected"
-        meta = draws.meta | {"integrated_out": f"coefficients, {how}"}
-        return _with_densities(replace(draws, meta=meta), zeta, value)
+        return _with_densities(*corrected.draw(sampling, repeats), f"coefficients, {how}")
 
-    most = _most_repeats(sampling, len(start))
-    return mixed_draws(draw, _mixing_of(likelihood), corrected.repeats, most)
+    return _until_mixed(likelihood, sampling, draw, corrected.repeats, len(start))
 
 
 def _draws_of_the_others(
-    likelihood: EffectsLikelihood, at: Float[np.ndarray, "P"], sampling: Sampling
+    likelihood: EffectsLikelihood, at: EffectPoint, sampling: Sampling
 ) -> Draws:
     """Draws of all coordinates but those of smoothing, from the mode given these."""
     fixed = smoothing_coordinates(likelihood.map.structured)
@@ -273,10 +277,7 @@ def _draws_of_the_others(
 
 
 def _grouped_draws(
-    grouped: GroupedImportance,
-    start: Float[np.ndarray, "P"],
-    sampling: Sampling,
-    fixed: Collection[int] = (),
+    grouped: GroupedImportance, start: EffectPoint, sampling: Sampling, fixed: Collection[int] = ()
 ) -> Draws | None:
     """Draws of h by independent proposals, and of the effects of groups by their weights.
 
@@ -307,11 +308,10 @@ def _grouped_draws(
             block=max(1, _AT_ONCE // grouped.groups.numel()),
         )
         taken.zeta[..., grouped.rest] = whole(draws.z)
-        draws = replace(draws, meta=draws.meta | {"integrated_out": "groups"})
-        return _with_densities(draws, taken.zeta, taken.log_likelihood)
+        return _with_densities(draws, taken.zeta, taken.log_likelihood, "groups")
 
-    repeats, most = proposals_per_draw(efficiency, cheap=True), _most_repeats(sampling, len(free))
-    return mixed_draws(draw, _mixing_of(grouped.likelihood), repeats, most)
+    repeats = proposals_per_draw(efficiency, cheap=True)
+    return _until_mixed(grouped.likelihood, sampling, draw, repeats, len(free))
 
 
 class _TakenGroups:
@@ -328,11 +328,11 @@ class _TakenGroups:
     """
 
     def __init__(self, grouped: GroupedImportance, chains: int, draws: int) -> None:
-        first = int(grouped.groups[0, 0])
-        self.grouped, self._columns = grouped, slice(first, first + grouped.groups.numel())
+        first, size = int(grouped.groups[0, 0]), grouped.groups.numel()
+        self.grouped, self._columns = grouped, slice(first, first + size)
         self.zeta = np.zeros((chains, draws, grouped.size))
         self.log_likelihood = np.zeros((chains, draws))
-        self._states = [(np.zeros(grouped.groups.numel()), 0.0)] * chains
+        self._state = np.zeros((chains, 1, size)), np.zeros((chains, 1))
 
     def __call__(
         self,
@@ -340,28 +340,29 @@ class _TakenGroups:
         points: Int[np.ndarray, "chains m"],
         ends: Int[np.ndarray, "chains"],
     ) -> None:
-        """Take the draws of a block."""
-        chains = len(self.zeta)
-        effects = self.grouped.chosen.numpy().reshape(chains, -1, self.grouped.groups.numel())
-        values = self.grouped.log_likelihood.numpy().reshape(chains, -1)
-        for chain, state in enumerate(self._states):
-            for draw, point in zip(which.tolist(), points[chain].tolist(), strict=True):
-                own = state if point < 0 else (effects[chain, point], values[chain, point])
-                self.zeta[chain, draw, self._columns], self.log_likelihood[chain, draw] = own
-            end = ends[chain]
-            if end >= 0:
-                self._states[chain] = effects[chain, end].copy(), values[chain, end]
+        """Take the draws of a block, before which each chain is at its last state."""
+        chains = np.arange(len(self.zeta))[:, None]
+        effects = self.grouped.chosen.numpy().reshape(len(chains), -1, self._state[0].shape[2])
+        values = self.grouped.log_likelihood.numpy().reshape(len(chains), -1)
+        effects = np.concatenate([self._state[0], effects], 1)
+        values = np.concatenate([self._state[1], values], 1)
+        places, last = np.maximum(points + 1, 0), np.maximum(ends[:, None] + 1, 0)
+        self.zeta[:, which, self._columns] = effects[chains, places]
+        self.log_likelihood[:, which] = values[chains, places]
+        self._state = effects[chains, last], values[chains, last]
 
 
 def _with_densities(
     draws: Draws,
     zeta: Float[np.ndarray, "chains draws P"],
     log_likelihood: Float[np.ndarray, "chains draws"],
+    integrated_out: str | None = None,
 ) -> Draws:
     """Draws of all coordinates with their log-likelihood and log density."""
     prior = -0.5 * (_squared_lengths(zeta) + zeta.shape[2] * math.log(2 * math.pi))
     densities = {"log_density": log_likelihood + prior, "log_likelihood": log_likelihood}
-    return replace(draws, z=zeta, stats=draws.stats | densities)
+    facts = {} if integrated_out is None else {"integrated_out": integrated_out}
+    return replace(draws, z=zeta, stats=draws.stats | densities, meta=draws.meta | facts)
 
 
 def _squared_lengths(vectors: Float[np.ndarray, "*S p"]) -> Float[np.ndarray, "*S"]:

@@ -33,6 +33,7 @@ from subbayes.regression.integrals.given_coordinates import with_fixed
 from subbayes.regression.integrals.proposals import LogDensity
 from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
 from subbayes.regression.priors.prior import EffectPrior
+from subbayes.regression.shapes import EffectPoint
 
 _FURTHEST = 6.0  # of a standard normal coordinate; at -6 a standard deviation is 0 to rounding
 _LARGEST_SD = 20.0  # 200 times the scale of the predictor, of functions with many waves
@@ -73,7 +74,7 @@ def _largest(name: str) -> float:
     return _LARGEST_SD if name.startswith("sd(") else _FURTHEST
 
 
-def singular_warnings(structured: StructuredPredictor, zeta: Float[np.ndarray, "P"]) -> list[str]:
+def singular_warnings(structured: StructuredPredictor, zeta: EffectPoint) -> list[str]:
     """Warnings of standard deviations, correlations and lengths at an end of their range.
 
     Args:
@@ -129,9 +130,7 @@ def reml_of_collapsed(
     return _maximum(target, start, largest)
 
 
-def reml_of_rows(
-    likelihood: EffectsLikelihood, start: Float[np.ndarray, "P"]
-) -> Float[np.ndarray, "P"]:
+def reml_of_rows(likelihood: EffectsLikelihood, start: EffectPoint) -> EffectPoint:
     """All coordinates at the maximum of the Laplace approximation, of other responses.
 
     The search starts at the maximum for quadratic approximations of the log-likelihood around the

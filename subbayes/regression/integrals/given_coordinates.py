@@ -11,6 +11,7 @@ from jaxtyping import Float
 from subbayes.artifacts.tensors import fingerprint
 from subbayes.priors import Normal
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
+from subbayes.regression.shapes import EffectPoint
 
 
 def with_fixed(
@@ -33,7 +34,7 @@ class GivenCoordinates:
     """
 
     likelihood: EffectsLikelihood
-    at: Float[np.ndarray, "P"]
+    at: EffectPoint
     free: tuple[int, ...]
     temperature: float = 1.0
 

@@ -179,7 +179,7 @@ class GroupedImportance:
         self._cells: csr_array | None = None
         if isinstance(rows, CanonicalRows):
             self._constant = rows.constant
-            self._offset = None if rows.offset is None else rows.offset[order, None]
+            self._offset = rows.offset[order, None]
             self._weights = None if rows.weights is None else rows.weights[order, None]
             self._response = rows.response[order]
             if rows.link == "log":
@@ -211,9 +211,9 @@ class GroupedImportance:
     def shifted(self, contributions: Float[Tensor, "n"]) -> GroupedImportance:
         """The likelihood with something added to the predictor of each row, of rows not joined."""
         assert isinstance(self.rows, CanonicalRows)
-        found, own = copy.copy(self), contributions[self._order, None]
+        found = copy.copy(self)
         found._has_moved = True
-        found._offset = own if self._offset is None else self._offset + own
+        found._offset = self._offset + contributions[self._order, None]
         found._constant = self._constant + float(self.rows.response @ contributions)
         return found
 
@@ -239,8 +239,7 @@ class GroupedImportance:
         if isinstance(self.rows, GeneralRows):
             return self._given_generally(zeta, level, slopes)
         eta = torch.from_numpy(self._design @ level.numpy().T)  # by NumPy: few columns of either
-        if self._offset is not None:
-            eta += self._offset
+        eta += self._offset
         weights = self._weights
         if self._cells is not None:
             weights, eta = torch.from_numpy(self._cells @ eta.exp_().numpy()), eta.new_zeros(())

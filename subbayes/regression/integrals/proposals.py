@@ -321,22 +321,16 @@ def _weights(log_w: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
     return found
 
 
-def _tempered(log_w: Float[np.ndarray, "n"], least: float) -> Float[np.ndarray, "n"]:
-    """Normalised powers of weights of which at least so many draws count, if there are any."""
-    power = 1.0
-    while True:
-        power *= 0.8
-        w = _weights(power * log_w)
-        if 1 / float(np.square(w).sum()) >= least or power < 0.02:
-            return w
-
-
 def pilot_generator(stream: int = 0) -> np.random.Generator:
     """Random numbers of pilots, the same whatever the seed of the draws."""
     return np.random.default_rng([_PILOT_SEED, stream])
 
 
 def _tempered_weights(log_w: Float[np.ndarray, "n"], least: float) -> Float[np.ndarray, "n"]:
-    """Normalised weights, or powers of them of which at least so many draws count."""
-    w = _weights(log_w)
-    return w if 1 / float(np.square(w).sum()) >= least else _tempered(log_w, least)
+    """Normalised weights, or powers of them of which at least so many draws count, if any are."""
+    power = 1.0
+    while True:
+        w = _weights(power * log_w)
+        if 1 / float(np.square(w).sum()) >= least or power < 0.02:
+            return w
+        power *= 0.8

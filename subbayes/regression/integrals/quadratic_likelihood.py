@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
+from subbayes.regression.shapes import ByPredictor, EffectPoints, PointValues
 from subbayes.regression.terms.group_elimination import GroupedMatrix
 
 
@@ -28,7 +29,7 @@ class QuadraticRows:
         centre: $u_0$.
         value_there: $l_0$.
         slope: s.
-        hessian: H, with the blocks of groups apart.
+        gram: H, with the blocks of groups apart; its first rows are those of the columns.
         entries: places of u in B, flattened: columns, then thresholds.
         location: 1 for all columns.
     """
@@ -36,12 +37,12 @@ class QuadraticRows:
     centre: Float[Tensor, "m"]
     value_there: float
     slope: Float[Tensor, "m"]
-    hessian: GroupedMatrix
+    gram: GroupedMatrix
     entries: Int[Tensor, "m"]
     location: Float[Tensor, "p"]
 
     @classmethod
-    def around(cls, likelihood: EffectsLikelihood, points: Float[Tensor, "S P"]) -> QuadraticRows:
+    def around(cls, likelihood: EffectsLikelihood, points: EffectPoints) -> QuadraticRows:
         """Around one point, or the mean of many, of which slope and curvature are means too.
 
         Means over a distribution close to the posterior make the best normal approximation of it
@@ -67,21 +68,16 @@ class QuadraticRows:
             torch.ones(likelihood.map.columns, dtype=torch.float64),
         )
 
-    @property
-    def gram(self) -> GroupedMatrix:
-        """H, whose first rows are those of the columns."""
-        return self.hessian
-
     def _parts(self, b: Tensor) -> tuple[Tensor, Tensor]:
         """The distance from the centre, and the slope there."""
         d = b.flatten(1)[:, self.entries] - self.centre
-        return d, self.slope - self.hessian.times(d)
+        return d, self.slope - self.gram.times(d)
 
-    def conditional(self, b: Float[Tensor, "S q C"]) -> tuple[Tensor, Tensor]:
+    def conditional(self, b: ByPredictor) -> tuple[Tensor, Tensor]:
         """The slope in the coefficients, shape (S, p), and the factor 1 of `gram`."""
         return self._parts(b)[1][:, : len(self.location)], b.new_ones(len(b))
 
-    def value(self, b: Float[Tensor, "S q C"]) -> Float[Tensor, "S"]:
+    def value(self, b: ByPredictor) -> PointValues:
         """The log-likelihood at each point."""
         d, slope = self._parts(b)
         return self.value_there + 0.5 * (d * (self.slope + slope)).sum(-1)

@@ -7,7 +7,6 @@ al. 2024).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,12 +50,6 @@ class WeightQuality:
         sizes = (1 / known.softmax(1).square().sum(1)).numpy()
         k = psis(known.T.numpy())[1]
         return cls(log_w.shape[1], np.where(some, sizes, 0.0), np.where(some, k, np.inf))
-
-    @classmethod
-    def joined(cls, parts: Sequence[WeightQuality]) -> WeightQuality:
-        """The quality at all networks of several parts."""
-        sizes, ks = ([getattr(part, name) for part in parts] for name in ("sizes", "pareto_k"))
-        return cls(parts[0].proposals, np.concatenate(sizes), np.concatenate(ks))
 
     def facts(self) -> dict[str, Any]:
         """Medians over the networks, for `Draws.meta`."""

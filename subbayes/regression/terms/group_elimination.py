@@ -21,6 +21,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from subbayes.regression.shapes import Groups
+
 __all__ = ["BlockFactor", "GroupedMatrix", "block_cholesky", "block_solve", "eliminated_groups"]
 
 _LEAST_GROUPS = 4
@@ -42,14 +44,14 @@ class GroupedMatrix:
         rest: $P_R$.
     """
 
-    groups: Int[Tensor, "J q"]
+    groups: Groups
     others: Int[Tensor, "s"]
     blocks: Float[Tensor, "J q q"]
     border: Float[Tensor, "J q s"]
     rest: Float[Tensor, "s s"]
 
     @classmethod
-    def zeros(cls, groups: Int[Tensor, "J q"], size: int, like: Tensor) -> GroupedMatrix:
+    def zeros(cls, groups: Groups, size: int, like: Tensor) -> GroupedMatrix:
         """A matrix of zeros, with the dtype of another."""
         alone = torch.ones(size, dtype=torch.bool)
         alone[groups.flatten()] = False
@@ -60,7 +62,7 @@ class GroupedMatrix:
         return cls(groups, others, *(like.new_zeros(shape) for shape in shapes))
 
     @classmethod
-    def of_dense(cls, matrix: Float[Tensor, "m m"], groups: Int[Tensor, "J q"]) -> GroupedMatrix:
+    def of_dense(cls, matrix: Float[Tensor, "m m"], groups: Groups) -> GroupedMatrix:
         """A matrix that is given with all its entries."""
         found = cls.zeros(groups, len(matrix), matrix)
         others = found.others
@@ -308,7 +310,7 @@ def block_solve(
     return torch.stack(found, -2)
 
 
-def eliminated_groups(terms: Sequence[Int[Tensor, "_ _"]]) -> Int[Tensor, "J q"]:
+def eliminated_groups(terms: Sequence[Int[Tensor, "_ _"]]) -> Groups:
     """Columns of the largest of some terms of random effects; none if all have few groups.
 
     A row has one group of a term, so that no two groups share rows. Only one term is eliminated:

@@ -17,6 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from subbayes.regression.shapes import Groups, StoredRows
 from subbayes.regression.terms.group_elimination import GroupedMatrix
 
 LEAST_GROUPS = 32
@@ -56,17 +57,15 @@ class GroupColumns:
         """Their positions in the design matrix."""
         return slice(self.first, self.first + self.groups * self.effects)
 
-    def codes(self, rows: Float[Tensor, "n w"]) -> Int[Tensor, "n"]:
+    def codes(self, rows: StoredRows) -> Int[Tensor, "n"]:
         """The group of each row."""
         return rows[:, self.place].long()
 
-    def loadings(self, rows: Float[Tensor, "n w"]) -> Float[Tensor, "n q"]:
+    def loadings(self, rows: StoredRows) -> Float[Tensor, "n q"]:
         """The numbers of each row in the columns of its group; 0 for unseen groups."""
         return rows[:, self.place + 1 : self.place + 1 + self.effects]
 
-    def summed(
-        self, rows: Float[Tensor, "n w"], values: Float[Tensor, "n m"]
-    ) -> Float[Tensor, "J q m"]:
+    def summed(self, rows: StoredRows, values: Float[Tensor, "n m"]) -> Float[Tensor, "J q m"]:
         """The product of the transposed columns with some values."""
         codes, loadings = self.codes(rows), self.loadings(rows)
         found = [
@@ -78,7 +77,7 @@ class GroupColumns:
         return torch.stack(found, 1)
 
     def crossed(
-        self, rows: Float[Tensor, "n w"], weights: Float[Tensor, "n"], other: GroupColumns
+        self, rows: StoredRows, weights: Float[Tensor, "n"], other: GroupColumns
     ) -> Float[Tensor, "J q c"]:
         """The weighted product of the columns with all those of another factor."""
         cell = self.codes(rows) * other.groups + other.codes(rows)
@@ -159,7 +158,7 @@ class Layout:
 
     # --- the columns ------------------------------------------------------------------------
 
-    def columns(self, rows: Float[Tensor, "n w"], chosen: Int[Tensor, "m"]) -> Float[Tensor, "n m"]:
+    def columns(self, rows: StoredRows, chosen: Int[Tensor, "m"]) -> Float[Tensor, "n m"]:
         """Some columns of the design matrix."""
         if not self.terms:
             return rows[:, chosen]
@@ -175,18 +174,18 @@ class Layout:
                 found[at, of_row[at, k]] = loading[at]
         return found
 
-    def expand(self, rows: Float[Tensor, "n w"]) -> Float[Tensor, "n p"]:
+    def expand(self, rows: StoredRows) -> Float[Tensor, "n p"]:
         """The design matrix."""
         return self.columns(rows, torch.arange(self.size)) if self.terms else rows
 
-    def squared(self, rows: Float[Tensor, "n w"]) -> Float[Tensor, "n w"]:
+    def squared(self, rows: StoredRows) -> StoredRows:
         """Rows of the squares of the columns."""
         found = rows.square()
         for term in self.terms:
             found[:, term.place] = rows[:, term.place]
         return found
 
-    def without(self, rows: Float[Tensor, "n w"], chosen: Int[Tensor, "m"]) -> Float[Tensor, "n w"]:
+    def without(self, rows: StoredRows, chosen: Int[Tensor, "m"]) -> StoredRows:
         """Rows with zeros in some columns, which are all or none of those of a grouping factor."""
         found = rows.clone()
         found[:, : len(self.dense)][:, torch.isin(self.dense, chosen)] = 0.0
@@ -197,9 +196,7 @@ class Layout:
 
     # --- products ---------------------------------------------------------------------------
 
-    def product(
-        self, rows: Float[Tensor, "n w"], b: Float[Tensor, "S p C"]
-    ) -> Float[Tensor, "S n C"]:
+    def product(self, rows: StoredRows, b: Float[Tensor, "S p C"]) -> Float[Tensor, "S n C"]:
         """Predictors without offsets, with one product for all points."""
         s, p, c = b.shape
         own = b if not self.terms else b[:, self.dense]
@@ -214,9 +211,7 @@ class Layout:
                 eta[..., term.predictor] += loadings[:, k : k + 1] * picked
         return eta.transpose(0, 1)
 
-    def pulled(
-        self, rows: Float[Tensor, "n w"], values: Float[Tensor, "n m"]
-    ) -> Float[Tensor, "p m"]:
+    def pulled(self, rows: StoredRows, values: Float[Tensor, "n m"]) -> Float[Tensor, "p m"]:
         """The product of the transposed design matrix with some values."""
         if not self.terms:
             return rows.T @ values
@@ -225,7 +220,7 @@ class Layout:
         return stored.index_select(0, self._stored_order)
 
     def gram(
-        self, rows: Float[Tensor, "n w"], inner: Float[Tensor, "n C C"], groups: Int[Tensor, "J q"]
+        self, rows: StoredRows, inner: Float[Tensor, "n C C"], groups: Groups
     ) -> GroupedMatrix:
         """The sum over rows of products of their derivatives with matrices of the predictors.
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
+from subbayes.regression.shapes import EffectPoints, NetworkValues
 from subbayes.semistructured.integrals.collapsed_networks import ResponseRows
 from subbayes.semistructured.integrals.effect_density import EffectDensity
 
@@ -63,9 +64,7 @@ class CollapsedDensity:
             return None
         return CollapsedDensity(density, collapsed)
 
-    def log_joint(
-        self, h: Float[Tensor, "S m d"], deep: Float[Tensor, "S n K"]
-    ) -> Float[Tensor, "S m"]:
+    def log_joint(self, h: Float[Tensor, "S m d"], deep: NetworkValues) -> Float[Tensor, "S m"]:
         """Log of p(y - f | h) p(h), up to the prior's constant."""
         return self._log_joint(h, self.rows.beside(deep[..., 0]))
 
@@ -79,9 +78,7 @@ class CollapsedDensity:
         ]
         return torch.cat(values).reshape(h.shape[:2]) - 0.5 * h.square().sum(-1)
 
-    def find(
-        self, deep: Float[Tensor, "S n K"]
-    ) -> tuple[Float[Tensor, "S d"], Float[Tensor, "S d d"]]:
+    def find(self, deep: NetworkValues) -> tuple[Float[Tensor, "S d"], Float[Tensor, "S d d"]]:
         """The mode of h, and a factor of the covariance there, for each contribution.
 
         Newton steps with differences; each contribution stops by itself, so that the density does
@@ -126,8 +123,8 @@ class CollapsedDensity:
         return centre, (ahead - behind) / (2 * _STEP), precision
 
     def complete(
-        self, h: Float[Tensor, "S d"], deep: Float[Tensor, "S n K"], rng: np.random.Generator
-    ) -> Float[Tensor, "S P"]:
+        self, h: Float[Tensor, "S d"], deep: NetworkValues, rng: np.random.Generator
+    ) -> EffectPoints:
         """All coordinates of the effects, the coefficients drawn exactly given h."""
         eps = torch.from_numpy(rng.standard_normal((len(h), len(self.collapsed.linear))))
         return self.collapsed.coordinates(h, eps, self.rows.beside(deep[..., 0]))[0]

@@ -27,6 +27,7 @@ from subbayes.networks.tracing.tracer import Mode, Tracer
 from subbayes.priors import Normal
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
+from subbayes.regression.shapes import StoredRows
 from subbayes.regression.terms.layout import Layout
 from subbayes.semistructured.integrals.effect_density import EffectDensity
 from subbayes.utils.checks import fail
@@ -50,7 +51,7 @@ class ResponseRows:
 
     statistics: NormalStatistics
     layout: Layout
-    rows: Float[Tensor, "n w"]
+    rows: StoredRows
     residual: Float[Tensor, "n"]
     weights: Float[Tensor, "n"]
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from subbayes.likelihoods.families import Family
 from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
+from subbayes.regression.shapes import EffectPoints, NetworkValues, StoredRows
 from subbayes.semistructured.predictors import pad_thresholds
 from subbayes.utils.types import Targets
 
@@ -30,7 +31,7 @@ class EffectDensity:
 
     structured: StructuredPredictor
     family: Family
-    design: Float[Tensor, "n w"]
+    design: StoredRows
     offset: Float[Tensor, "n K"]
     y: Targets
 
@@ -53,9 +54,7 @@ class EffectDensity:
         prior = 0.5 * zeta.square().sum(-1)
         return self.family.log_prob(self.predictors(zeta, deep), self.y).sum(-1) - prior
 
-    def row_information(
-        self, zeta: Float[Tensor, "S P"], deep: Float[Tensor, "S n K"]
-    ) -> Float[Tensor, "S n K"]:
+    def row_information(self, zeta: EffectPoints, deep: NetworkValues) -> NetworkValues:
         """The squared derivative of each row's log density in each predictor."""
         with torch.no_grad():
             score = self.family.score(self.predictors(zeta, deep), self.y)
@@ -70,9 +69,7 @@ class ConditionalModes:
         self.likelihood = density.likelihood()
         self.start = self.likelihood.mode(torch.zeros(self.size, dtype=torch.float64))[0]
 
-    def find(
-        self, deep: Float[Tensor, "S n K"]
-    ) -> tuple[Float[Tensor, "S P"], Float[Tensor, "S P P"]]:
+    def find(self, deep: NetworkValues) -> tuple[EffectPoints, Float[Tensor, "S P P"]]:
         """The mode, and a factor of the covariance there, for each contribution."""
         found = [self.likelihood.shifted(f).mode(self.start) for f in deep.double()]
         lower = torch.linalg.cholesky(torch.stack([precision.dense() for _, precision in found]))
@@ -80,14 +77,12 @@ class ConditionalModes:
         factor = torch.linalg.solve_triangular(lower, eye, upper=False).mT
         return torch.stack([mode for mode, _ in found]), factor
 
-    def log_joint(
-        self, zeta: Float[Tensor, "S m P"], deep: Float[Tensor, "S n K"]
-    ) -> Float[Tensor, "S m"]:
+    def log_joint(self, zeta: Float[Tensor, "S m P"], deep: NetworkValues) -> Float[Tensor, "S m"]:
         """Log-likelihood plus log prior at m coordinates of each contribution."""
         return self.density.log_joint(zeta, deep.unsqueeze(1))
 
     def complete(
-        self, zeta: Float[Tensor, "S P"], deep: Float[Tensor, "S n K"], rng: np.random.Generator
-    ) -> Float[Tensor, "S P"]:
+        self, zeta: EffectPoints, deep: NetworkValues, rng: np.random.Generator
+    ) -> EffectPoints:
         """All coordinates of the effects, which these are."""
         return zeta

@@ -14,20 +14,29 @@ $\varphi$. Of a normal response with one sigma and networks of the location alon
 are integrated out in closed form, and the points are of sigma and of the standard deviations of
 smooths and random effects; see `collapsed_marginalisation`. The points of one coordinate are a rule
 that is exact to rounding. Effects of groups on counts and binary responses are integrated out group
-by group; see `grouped_marginalisation`.
+by group; see `GroupedMarginalisation`.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
+from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows
+from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
+from subbayes.regression.integrals.grouped_importance import (
+    GroupedImportance,
+    has_groups,
+    proposals_beside_groups,
+)
 from subbayes.regression.integrals.proposals import (
     LARGE_PILOT,
     Mixture,
@@ -36,34 +45,55 @@ from subbayes.regression.integrals.proposals import (
     pilot_generator,
 )
 from subbayes.regression.integrals.weight_quality import WeightQuality
+from subbayes.regression.shapes import NetworkValues
 from subbayes.semistructured.integrals.collapsed_marginalisation import CollapsedDensity
 from subbayes.semistructured.integrals.effect_density import ConditionalModes, EffectDensity
-from subbayes.semistructured.integrals.grouped_marginalisation import GroupedMarginalisation
 from subbayes.utils.checks import check_count
 
 _DF = 7.0  # degrees of freedom of the proposals' t distribution
 _MAX_PREDICTORS = 2**22  # evaluated in one call
 _GOOD = 0.5  # share of the proposals that counts, below which others are fitted
 _MOST_FITTED = 60  # coordinates
+_MODE_STEPS = 30  # of Newton's method, with the curvature without networks
+_LONGEST, _CLOSE = 5.0, 0.05  # step, in standard deviations
+_DIFFERENCE = 1e-3  # in standard deviations
+_STREAM = 14  # of the random numbers of the density beside groups
 
 
-@runtime_checkable
-class Marginalisation(Protocol):
-    """How the effects are integrated out."""
+class Marginalisation(ABC):
+    """How the effects are integrated out: by importance sampling with one set of random numbers.
 
-    def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
-        """Log p(D | phi) given the networks' contributions, up to a constant."""
+    Attributes:
+        log_weights: those of each call of `sample`.
+    """
 
-    def sample(
-        self, deep: Float[Tensor, "S n K"], rng: np.random.Generator
-    ) -> Float[np.ndarray, "S P"]:
-        """A draw of the effects given each contribution."""
+    def __init__(self) -> None:
+        self.log_weights: list[Float[Tensor, "S m"]] = []
 
-    def check(self, deep: Float[Tensor, "S n K"]) -> None:
-        """Raise `InputError` if the effects cannot be integrated out."""
+    @abstractmethod
+    def _log_weights(self, deep: NetworkValues) -> Float[Tensor, "S m"]:
+        """Log weights of the proposals of the density, for each contribution of the networks."""
+
+    def log_marginal(self, deep: NetworkValues) -> Float[np.ndarray, "S"]:
+        """Log p(D | phi) given the networks' contributions, up to a constant: the mean weight."""
+        log_w = self._log_weights(deep)
+        return (log_w.logsumexp(1) - math.log(log_w.shape[1])).numpy()
+
+    @abstractmethod
+    def sample(self, deep: NetworkValues, rng: np.random.Generator) -> Float[np.ndarray, "S P"]:
+        """One of new proposals of the effects for each contribution, chosen by their weights."""
+
+    def check(self, deep: NetworkValues) -> None:
+        """Check that more than a few proposals count.
+
+        Raises:
+            InputError: see `WeightQuality.check`.
+        """
+        WeightQuality.of(self._log_weights(deep)).check()
 
     def facts(self) -> dict[str, Any]:
-        """How well the effects of `sample` were drawn, for `Draws.meta`."""
+        """The quality of the weights of the draws, for `Draws.meta`."""
+        return {"closed_form": False} | WeightQuality.of(torch.cat(self.log_weights)).facts()
 
 
 def marginalisation_of(
@@ -80,41 +110,13 @@ def marginalisation_of(
     collapsed = None if any(places) else CollapsedDensity.of(density)
     if collapsed is not None:
         return ImportanceSampling(collapsed, density.offset, points)
-    if (likelihood := GroupedMarginalisation.likelihood_of(density)) is not None:
+    likelihood = density.likelihood()
+    if isinstance(likelihood.rows, CanonicalRows) and has_groups(likelihood):
         return GroupedMarginalisation(likelihood, points)
     return ImportanceSampling(ConditionalModes(density), density.offset, points)
 
 
-# --- importance sampling ------------------------------------------------------------------------
-
-
-@runtime_checkable
-class Modes(Protocol):
-    """A density of coordinates given the networks' contributions, with its modes.
-
-    Attributes:
-        size: number of coordinates.
-    """
-
-    size: int
-
-    def find(
-        self, deep: Float[Tensor, "S n K"]
-    ) -> tuple[Float[Tensor, "S P"], Float[Tensor, "S P P"]]:
-        """The mode, and a factor of the covariance there, for each contribution."""
-
-    def log_joint(
-        self, zeta: Float[Tensor, "S m P"], deep: Float[Tensor, "S n K"]
-    ) -> Float[Tensor, "S m"]:
-        """The log density at m coordinates of each contribution."""
-
-    def complete(
-        self, zeta: Float[Tensor, "S P"], deep: Float[Tensor, "S n K"], rng: np.random.Generator
-    ) -> Float[Tensor, "S q"]:
-        """A draw of all coordinates of the effects, given these."""
-
-
-class ImportanceSampling:
+class ImportanceSampling(Marginalisation):
     """A Laplace approximation corrected by importance sampling with fixed points.
 
     The points are quasi-random ones of a t distribution. Where few of them count without networks,
@@ -123,12 +125,13 @@ class ImportanceSampling:
 
     Attributes:
         fitted: the mixture, or None.
-        quality: of the weights of each call of `sample`.
     """
 
-    def __init__(self, modes: Modes, offset: Float[Tensor, "n K"], points: int) -> None:
+    def __init__(
+        self, modes: ConditionalModes | CollapsedDensity, offset: Float[Tensor, "n K"], points: int
+    ) -> None:
+        super().__init__()
         self.modes = modes
-        self.quality: list[WeightQuality] = []
         self.fitted: Mixture | None = None
         size = modes.size
         if size == 1:
@@ -137,7 +140,8 @@ class ImportanceSampling:
         sobol = torch.quasirandom.SobolEngine(size + 1, scramble=True, seed=0)
         self.eps, self.log_q = _proposals(sobol.draw(points, dtype=torch.float64))
         without_networks = torch.zeros(1, *offset.shape, dtype=torch.float64)
-        share = float(self._quality(without_networks).sizes[0]) / points
+        quality = WeightQuality.of(self._log_weights(without_networks))
+        share = float(quality.sizes[0]) / points
         if share < _GOOD and size <= _MOST_FITTED:
             self._fit(without_networks, share)
 
@@ -166,24 +170,13 @@ class ImportanceSampling:
         eps, log_q = self.fitted.draw(points, rng)
         return torch.from_numpy(eps), torch.from_numpy(log_q)
 
-    def _quality(self, deep: Float[Tensor, "S n K"]) -> WeightQuality:
-        return WeightQuality.of(self._weighted_proposals(deep, self.eps, self.log_q)[1])
-
-    def check(self, deep: Float[Tensor, "S n K"]) -> None:
-        """Check that more than a few proposals count.
-
-        Raises:
-            InputError: see `WeightQuality.check`.
-        """
-        self._quality(deep).check()
-
+    @override
     def facts(self) -> dict[str, Any]:
         """What is integrated out in closed form, and the quality of the weights of the draws."""
         if self.modes.size == 1:
             return {"closed_form": True}
-        closed = not isinstance(self.modes, ConditionalModes)
-        facts = {"integrated_out": "coefficients"} if closed else {}
-        return facts | {"closed_form": False} | WeightQuality.joined(self.quality).facts()
+        closed = isinstance(self.modes, CollapsedDensity)
+        return super().facts() | ({"integrated_out": "coefficients"} if closed else {})
 
     def _weighted_proposals(
         self, deep: Tensor, eps: Float[Tensor, "m P"], log_q: Float[Tensor, "m"]
@@ -198,17 +191,13 @@ class ImportanceSampling:
         constant = 0.5 * zeta.shape[-1] * math.log(2 * math.pi)
         return zeta, joint - constant - log_q + log_size.unsqueeze(1)
 
-    def log_marginal(self, deep: Float[Tensor, "S n K"]) -> Float[np.ndarray, "S"]:
-        """Log of the mean weight."""
-        _, log_w = self._weighted_proposals(deep, self.eps, self.log_q)
-        return (log_w.logsumexp(1) - math.log(log_w.shape[1])).numpy()
+    def _log_weights(self, deep: NetworkValues) -> Float[Tensor, "S m"]:
+        return self._weighted_proposals(deep, self.eps, self.log_q)[1]
 
-    def sample(
-        self, deep: Float[Tensor, "S n K"], rng: np.random.Generator
-    ) -> Float[np.ndarray, "S P"]:
-        """One of new proposals for each contribution, chosen by their weights."""
+    @override
+    def sample(self, deep: NetworkValues, rng: np.random.Generator) -> Float[np.ndarray, "S P"]:
         zeta, log_w = self._weighted_proposals(deep, *self._draw(rng))
-        self.quality.append(WeightQuality.of(log_w))
+        self.log_weights.append(log_w)
         gumbel = torch.from_numpy(rng.gumbel(size=tuple(log_w.shape)))
         chosen = (log_w + gumbel).argmax(1)
         drawn = zeta[torch.arange(len(zeta)), chosen]
@@ -242,3 +231,70 @@ def _proposals(u: Float[Tensor, "m q"]) -> tuple[Float[Tensor, "m P"], Float[Ten
         - 0.5 * (_DF + p) * torch.log1p(eps.square().sum(1) / _DF)
     )
     return eps, log_q
+
+
+class GroupedMarginalisation(Marginalisation):
+    r"""Effects of counts and binary responses where some vary among groups.
+
+    The effects of groups are integrated out given all other coordinates h, with an unbiased
+    estimate for each group; see `subbayes.regression.integrals.grouped_importance`. h is integrated
+    out by importance sampling from proposals that are fitted without networks, and moved with the
+    mode of h given the networks' contributions $f_\varphi$,
+
+    $$ p(D \mid \varphi) \approx \frac1m \sum_{i=1}^m
+       \frac{\hat p(D, h_i + \delta(\varphi) \mid f_\varphi)}{q(h_i)} . $$
+
+    The random numbers are the same for all $\varphi$, so that the density is a deterministic
+    function.
+
+    Args:
+        likelihood: of the effects, of rows that are not joined.
+        points: number of proposals of h.
+    """
+
+    def __init__(self, likelihood: EffectsLikelihood, points: int) -> None:
+        super().__init__()
+        self.grouped, self.points = GroupedImportance(likelihood), points
+        zero = torch.zeros(self.grouped.size, dtype=torch.float64)
+        at = likelihood.mode(zero)[0].numpy()[self.grouped.rest]
+        self.fitted, self._one, _ = proposals_beside_groups(self.grouped, at, lambda h: h)
+        self._origin = self._mode(self.grouped)
+
+    def _mode(self, own: GroupedImportance) -> Float[np.ndarray, "d"]:
+        """About the mode of h, by Newton steps with one curvature."""
+        h, factor = self._one.mean, self._one.factor
+        steps = _DIFFERENCE * factor.T
+        for _ in range(_MODE_STEPS):
+            value = own.laplace(np.concatenate([h + steps, h - steps]))
+            slope = (value[: len(h)] - value[len(h) :]) / (2 * _DIFFERENCE)
+            size = float(np.abs(slope).max())
+            h = h + factor @ slope / max(1.0, size / _LONGEST)
+            if not size > _CLOSE:
+                break
+        return np.asarray(h)
+
+    def _weighted(
+        self, contributions: Float[Tensor, "n"], rng: np.random.Generator
+    ) -> tuple[Float[np.ndarray, "m d"], Tensor, Float[np.ndarray, "m"]]:
+        """Proposals of h, of the effects of groups, and their log weights."""
+        own = self.grouped.shifted(contributions)
+        h, log_q = self.fitted.draw(self.points, rng)
+        h = h + self._mode(own) - self._origin
+        log_w = own.estimate(h, [rng]) - log_q
+        return h, own.chosen, np.where(np.isnan(log_w), -np.inf, log_w)
+
+    def _log_weights(self, deep: NetworkValues) -> Float[Tensor, "S m"]:
+        rows = [self._weighted(f, np.random.default_rng(_STREAM))[2] for f in deep[..., 0]]
+        return torch.from_numpy(np.stack(rows))
+
+    @override
+    def sample(self, deep: NetworkValues, rng: np.random.Generator) -> Float[np.ndarray, "S P"]:
+        zeta, logs = np.zeros((len(deep), self.grouped.size)), []
+        for one, contributions in zip(zeta, deep[..., 0], strict=True):
+            h, chosen, log_w = self._weighted(contributions, rng)
+            i = int((log_w + rng.gumbel(size=self.points)).argmax())
+            one[self.grouped.rest] = h[i]
+            one[self.grouped.groups.flatten().numpy()] = chosen[i].flatten().numpy()
+            logs.append(log_w)
+        self.log_weights.append(torch.from_numpy(np.stack(logs)))
+        return zeta
