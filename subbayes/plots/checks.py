@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from jaxtyping import Float, Num
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from subbayes.plots.drawn import DrawnReplicates
 from subbayes.plots.style import BLUE, GREY, INK, label_axes, legend, new_axes
-
-if TYPE_CHECKING:
-    from subbayes.regression.questions.predictive_checks import Replicates
-
 
 _MOST_LINES, _MOST_BARS, _MOST_LABELS, _POINTS = 50, 40, 10, 200
 
 
-def predictive_check(replicates: Replicates, *, ax: Axes | None = None) -> Axes:
+def predictive_check(replicates: DrawnReplicates, *, ax: Axes | None = None) -> Axes:
     """Draw the distribution of the responses, and of replicates from the model.
 
     Numbers: kernel densities, which are reflected at 0 where nothing is below. Counts and classes:
@@ -45,7 +40,7 @@ def predictive_check(replicates: Replicates, *, ax: Axes | None = None) -> Axes:
     return legend(ax, columns=1 if replicates.n_censored else 2)
 
 
-def _densities(ax: Axes, replicates: Replicates) -> None:
+def _densities(ax: Axes, replicates: DrawnReplicates) -> None:
     y, draws = replicates.data()[:_MOST_LINES], replicates.finite()[:_MOST_LINES]
     low, high = np.quantile(np.concatenate([draws.ravel(), y.ravel()]), [0.01, 0.99])
     low = min(low, float(np.median(y.min(1))))
@@ -78,13 +73,13 @@ def _density(
     return density + kernel(-at) if positive else density
 
 
-def _of_data(replicates: Replicates) -> str:
+def _of_data(replicates: DrawnReplicates) -> str:
     """The label of the data."""
     censored = replicates.n_censored
     return f"data, {censored} censored responses drawn" if censored else "data"
 
 
-def _shares(ax: Axes, replicates: Replicates) -> None:
+def _shares(ax: Axes, replicates: DrawnReplicates) -> None:
     y, draws = replicates.data(), replicates.finite()
     if not len(draws):
         draws = np.full((1, y.shape[1]), np.nan)  # no share of any value

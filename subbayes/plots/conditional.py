@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from matplotlib.axes import Axes
 
+from subbayes.plots.drawn import HasCurves
 from subbayes.plots.style import COLORS, band, label_axes, label_levels, legend, new_axes
-
-if TYPE_CHECKING:
-    from subbayes.regression.questions.averages import Averages
-    from subbayes.regression.questions.conditional import Conditional
-
 
 _LINES, _MARKERS = ("-", "--", ":", "-."), "os^Dv"
 
 
-def conditional(effect: Conditional | Averages, *, ax: Axes | None = None) -> Axes:
+def conditional(effect: HasCurves, *, ax: Axes | None = None) -> Axes:
     """Draw predictions along a column, or averages of them, with their intervals.
 
     Lines of several groups have a legend above the axes, where it hides none of them.
@@ -38,27 +32,27 @@ def conditional(effect: Conditional | Averages, *, ax: Axes | None = None) -> Ax
         >>> conditional(model.conditional_effect("x")).get_xlabel()
         'x'
     """
-    effect = effect.as_conditional()
+    curves = effect.as_conditional()
     ax = new_axes(ax)
-    tail = (1 - effect.level) / 2
-    many = len(effect.groups)
-    for i, (group, draws) in enumerate(zip(effect.groups, effect.draws, strict=True)):
+    tail = (1 - curves.level) / 2
+    many = len(curves.groups)
+    for i, (group, draws) in enumerate(zip(curves.groups, curves.draws, strict=True)):
         colour = COLORS[i % len(COLORS)]
         low, high = np.quantile(draws, [tail, 1 - tail], axis=0)
         mean = draws.mean(0)
-        name = None if group is None else f"{effect.by} = {_short(group)}"
-        if effect.discrete:
+        name = None if group is None else f"{curves.by} = {_short(group)}"
+        if curves.discrete:
             at = np.arange(len(mean)) + 0.12 * (i - (many - 1) / 2)
             fmt, yerr = _MARKERS[i % len(_MARKERS)], [mean - low, high - mean]
             ax.errorbar(at, mean, yerr=yerr, fmt=fmt, color=colour, label=name)
         else:
-            band(ax, effect.x, low, high, colour, 0.2 if many == 1 else 0.12)
-            ax.plot(effect.x, mean, _LINES[i % len(_LINES)], color=colour, label=name)
-    if effect.discrete:
-        label_levels(ax, [str(level) for level in effect.x])
+            band(ax, curves.x, low, high, colour, 0.2 if many == 1 else 0.12)
+            ax.plot(curves.x, mean, _LINES[i % len(_LINES)], color=colour, label=name)
+    if curves.discrete:
+        label_levels(ax, [str(level) for level in curves.x])
     if many > 1:
         legend(ax, columns=3)
-    return label_axes(ax, effect.variable, effect.quantity)
+    return label_axes(ax, curves.variable, curves.quantity)
 
 
 def _short(value: object) -> str:

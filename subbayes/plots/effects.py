@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
@@ -12,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from subbayes.diagnostics.convergence import hdi
+from subbayes.plots.drawn import DrawnEffect
 from subbayes.plots.style import (
     BLUE,
     GREY,
@@ -28,14 +28,11 @@ from subbayes.plots.term_surfaces import term_surface
 from subbayes.utils.checks import check_count
 from subbayes.utils.text_table import shortened
 
-if TYPE_CHECKING:
-    from subbayes.regression.questions.partial_effects import Partial
-
 __all__ = ["effect", "effects", "forest"]
 
 
 @styled
-def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
+def effect(partial: DrawnEffect, *, ax: Axes | None = None) -> Axes:
     """The effect of a term on the predictor, with its interval.
 
     The effect of a number is relative to the average row, with ticks at the observed values; that
@@ -99,7 +96,7 @@ def effect(partial: Partial, *, ax: Axes | None = None) -> Axes:
 
 
 @styled
-def effects(partials: Sequence[Partial], *, columns: int = 3) -> Figure:
+def effects(partials: Sequence[DrawnEffect], *, columns: int = 3) -> Figure:
     """Several effects in one figure, each as `effect` draws it.
 
     A map takes two panels, of its mean and of its standard deviation.

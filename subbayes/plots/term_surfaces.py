@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -12,14 +12,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from scipy.spatial import KDTree
 
+from subbayes.plots.drawn import DrawnEffect
 from subbayes.plots.style import INK, grid, label_axes, legend, styled
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.utils.checks import fail
 from subbayes.utils.text_table import shortened
-
-if TYPE_CHECKING:
-    from subbayes.regression.questions.partial_effects import Partial
-
 
 _TOO_FAR = 0.1  # of the range of the points; the default of `vis.gam` in mgcv
 _LEVELS, _MOST_ROWS = 12, 1000
@@ -48,7 +45,7 @@ def is_far(
 
 
 @styled
-def term_surface(partial: Partial, *, ax: Axes | None = None, sd: bool = False) -> Axes:
+def term_surface(partial: DrawnEffect, *, ax: Axes | None = None, sd: bool = False) -> Axes:
     """The effect of a smooth of two variables as a map.
 
     Filled contours of the posterior mean, blank where all rows are farther than a tenth of the

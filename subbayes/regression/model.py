@@ -35,11 +35,11 @@ from subbayes.regression.posterior import (
 )
 from subbayes.regression.questions.predictive_checks import Replicates, draw_prior
 from subbayes.regression.questions.summary import in_order, summary_text
+from subbayes.regression.report import write_report
 from subbayes.regression.results import Results
 from subbayes.regression.saving import RegressionFacts, facts_of, state_from, tensors_of
 from subbayes.regression.specification import Specification
 from subbayes.regression.terms.updating import updated_formula
-from subbayes.reports.regression import write_report
 from subbayes.utils.checks import check_choice, check_fraction, fail, fail_type
 from subbayes.utils.text_table import aligned
 from subbayes.utils.warning import warn_user, warnings_once

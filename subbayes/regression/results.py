@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from subbayes import diagnostics
 from subbayes.comparison.arviz import arviz_data, row_weight_group
 from subbayes.data.frames import read_frame
-from subbayes.data.levels import kind_of_level, levels_of, same_level
+from subbayes.data.levels import levels_of, same_level
 from subbayes.data.to_pandas import to_pandas
 from subbayes.diagnostics import LooResult, metrics
 from subbayes.diagnostics.predictor import OUTPUTS_AT_ONCE
@@ -36,9 +36,10 @@ from subbayes.regression.questions.averages import (
     ESTIMANDS,
     Averages,
     RowAverage,
-    contrasts,
-    marginal_means,
-    marginal_slopes,
+    RowQuestion,
+    chosen_values,
+    listed_first,
+    set_to,
 )
 from subbayes.regression.questions.comparison import compare_fits
 from subbayes.regression.questions.conditional import Conditional, conditional_effect
@@ -54,15 +55,8 @@ from subbayes.regression.questions.summary import (
     scales_of,
     summary_table,
 )
-from subbayes.regression.questions.survival import survival_curves, times_of
-from subbayes.utils.checks import (
-    check_choice,
-    check_count,
-    check_fraction,
-    check_seed,
-    closest,
-    fail,
-)
+from subbayes.regression.questions.survival import survival_curve, times_of
+from subbayes.utils.checks import check_choice, check_count, check_fraction, check_seed, fail
 from subbayes.utils.warning import warn_user
 
 _PRIOR_DRAWS = 4000
@@ -548,7 +542,7 @@ class Results:
         if of_location or not places:
             expected = "None for a response of numbers"
             if labels:
-                expected = f"one of the classes {_listed(labels)}"
+                expected = f"one of the classes {listed_first(labels)}"
             if labels and of_location:
                 expected = "None with scale='link', as all classes have the same predictor"
             fail("category", expected, repr(category), "Pass the class to average over" if labels
@@ -597,14 +591,8 @@ class Results:
             InputError: an unknown column, a column of many numbers that are not levels without
                 `values`, or a response of several classes without `category`.
         """
-        check_fraction("level", level)
-        self._check_column(variable)
-        frame, average, effects = self._average(data, weights, effects)
-        values = None if values is None else list(values)
-        self._check_levels("values", variable, values or ())
-        predict, by_level = self._quantity(scale, n_draws, category), self._has_levels(variable)
-        found = marginal_means(predict, frame, variable, values, level, average, by_level)
-        return replace(found, quantity=self._quantity_name(scale, category), effects=effects)
+        question = self._question(variable, data, scale, level, n_draws, weights, category, effects)
+        return question.means(values)
 
     def contrast(
         self,
@@ -640,19 +628,11 @@ class Results:
         Raises:
             InputError: levels that do not exist, or ratios of means that are not positive.
         """
-        check_fraction("level", level)
         if scale == "link" and comparison != "difference":
             remedy = "Ratios are those of means: leave scale at 'response'"
             fail("comparison", "'difference' for scale='link'", repr(comparison), remedy)
-        self._check_column(variable)
-        frame, average, effects = self._average(data, weights, effects)
-        levels = None if levels is None else list(levels)
-        pairs = [pair for pair in levels or () if isinstance(pair, tuple)]
-        self._check_levels("levels", variable, [value for pair in pairs for value in pair])
-        predict, by_level = self._quantity(scale, n_draws, category), self._has_levels(variable)
-        found = contrasts(predict, frame, variable, levels, level, average, by_level, comparison)
-        quantity = f"{comparison}, {self._quantity_name(scale, category)}"
-        return replace(found, quantity=quantity, effects=effects)
+        question = self._question(variable, data, scale, level, n_draws, weights, category, effects)
+        return question.contrasts(levels, comparison)
 
     def marginal_slopes(
         self,
@@ -682,17 +662,37 @@ class Results:
             category: as for `marginal_means`.
             effects: as for `marginal_means`.
         """
+        question = self._question(variable, data, scale, level, n_draws, weights, category, effects)
+        return question.slopes(by)
+
+    def _question(
+        self,
+        variable: str,
+        data: Any,
+        scale: str,
+        level: float,
+        n_draws: int,
+        weights: str | None,
+        category: Any,
+        effects: str | None,
+    ) -> RowQuestion:
+        """The column and the quantity of averages over rows."""
         check_fraction("level", level)
         self._check_column(variable)
-        frame, average, effects = self._average(data, weights, effects)
-        if (known := self._levels(variable)) is not None:
-            got = f"{variable!r}, whose values are levels: {_listed(known)}"
-            remedy = "Use contrast or marginal_means: levels have no slope"
-            fail("variable", "a column whose effect is one of numbers", got, remedy)
-        predict = self._quantity(scale, n_draws, category)
-        found = marginal_slopes(predict, frame, variable, by, level, average)
-        quantity = f"slope, {self._quantity_name(scale, category)}"
-        return replace(found, quantity=quantity, effects=effects)
+        effects = self._estimand_of_rows(data) if effects is None else effects
+        check_choice("effects", effects, ESTIMANDS)
+        frame, weights = self._rows(data, weights)
+        seed = self.state.joint.seed if effects == "population" else None
+        return RowQuestion(
+            variable,
+            self._levels(variable),
+            self._quantity(scale, n_draws, category),
+            self._quantity_name(scale, category),
+            frame,
+            RowAverage(frame, weights, seed),
+            level,
+            effects,
+        )
 
     def _check_column(self, variable: str) -> None:
         """Refuse what no prediction depends on, such as the response or weights."""
@@ -715,42 +715,12 @@ class Results:
                 return levels_of(model.frame[variable])
         return model.design.levels().get(variable)
 
-    def _has_levels(self, variable: str) -> bool:
-        """Whether the values of a column are levels, also if they are numbers."""
-        return self._levels(variable) is not None
-
-    def _check_levels(self, argument: str, variable: str, values: Iterable[Any]) -> None:
-        """Refuse values of a column that are not among its levels."""
-        known = self._levels(variable)
-        if known is None:
-            return
-        for value in values:
-            if any(same_level(level, value) for level in known):
-                continue
-            expected = f"levels of {variable!r} in the training rows: {_listed(known)}"
-            alike = [v for v in known if str(v) == str(value) or v == value]
-            if not alike:
-                fail(argument, expected, repr(value), closest(value, known))
-            got = f"{value!r}, where levels are {kind_of_level(alike[0])}"
-            fail(argument, expected, got, f"Pass {alike[0]!r}")
-
     def _rows(self, data: Any, weights: str | None) -> tuple[pd.DataFrame, str | None]:
         """The rows to average over, and the column of their weights."""
         if data is not None:
             return read_frame("data", data), weights
         model = self.state.model
         return model.frame, weights or model.specification.auxiliary.weights
-
-    def _average(
-        self, data: Any, weights: str | None, effects: str | None
-    ) -> tuple[pd.DataFrame, RowAverage, str]:
-        """The rows, their average, and what it is an average of."""
-        if effects is None:
-            effects = self._estimand_of_rows(data)
-        check_choice("effects", effects, ESTIMANDS)
-        frame, weights = self._rows(data, weights)
-        seed = self.state.joint.seed if effects == "population" else None
-        return frame, RowAverage(frame, weights, seed), effects
 
     def conditional_effect(
         self,
@@ -794,7 +764,7 @@ class Results:
         left_out = () if groups else model.encoder.columns_of_groups
         columns = [name for name in model.encoder.columns if name not in left_out]
         weights = model.specification.auxiliary.weights
-        by_level = [name for name in columns if self._has_levels(name)]
+        by_level = [name for name in columns if self._levels(name) is not None]
         found = conditional_effect(
             predict, model.frame, columns, variable, by, level, weights, by_level
         )
@@ -842,20 +812,18 @@ class Results:
         """
         check_fraction("level", level)
         most = min(check_count("n_draws", n_draws), self.state.draws.flat().shape[0])
-        model, (frame, weights) = self.state.model, self._rows(data, weights)
+        model, average = self.state.model, RowAverage(*self._rows(data, weights))
         own = times_of(times, model.response.numbers(model.frame))
-        values = None if values is None else list(values)
-        by_level = False
+        chosen: list[Any] = [None]
+        rows = [average.rows]
         if variable is not None:
             self._check_column(variable)
-            self._check_levels("values", variable, values or ())
-            by_level = self._has_levels(variable)
-        groups, draws = survival_curves(
-            lambda rows: self.predict(rows, n_draws=most, new_levels=new_levels).outputs,
-            model.family, frame, own, variable, values, weights, by_level,
-        )  # fmt: skip
-        name = model.response.name
-        return Conditional(name, own, variable, groups, draws, {}, level, f"P({name} > t)")
+            chosen = chosen_values(variable, average.rows, self._levels(variable), values)
+            rows = [set_to(average.rows, variable, value) for value in chosen]
+        outputs = (self.predict(at, n_draws=most, new_levels=new_levels).outputs for at in rows)
+        curves = [survival_curve(model.family, part, own, average) for part in outputs]
+        name, draws = model.response.name, np.stack(curves)
+        return Conditional(name, own, variable, tuple(chosen), draws, {}, level, f"P({name} > t)")
 
     def posterior_predictive(self, n: int = 100, seed: int = 0) -> Replicates:
         """Replicates of the training responses, drawn by `plots.checks.predictive_check`.
@@ -889,8 +857,3 @@ class Results:
             InputError: models of other rows or responses.
         """
         return compare_fits([self, *others], Results, names)
-
-
-def _listed(values: Sequence[Any]) -> str:
-    """The first of some values."""
-    return ", ".join(map(repr, values[:8])) + (", ..." if len(values) > 8 else "")

@@ -196,6 +196,6 @@ def test_a_prior_without_values_in_the_range_is_refused():
     frame = frame_of().assign(y=lambda rows: rows.y.round())
     model = Regression("y ~ x", family="student-t", priors={"nu": stats.uniform(0.1, 0.8)})
     with pytest.raises(
-        InputError, match=r"^priors\['nu.Intercept'\]: expected .* above 1, got uni"
+        InputError, match=r"^priors\['nu.Intercept'\]: expected .* between 1 and inf, got uni"
     ):
         model.prior_predictive(frame)

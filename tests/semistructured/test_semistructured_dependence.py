@@ -129,7 +129,7 @@ def test_names_of_levels_do_not_overlap(levels):
 
 
 def test_the_forest_plot_shows_the_intercept_only_without_effects():
-    from subbayes.reports.regression import _forest_caption, _forest_effects
+    from subbayes.regression.report import _forest_caption, _forest_effects
 
     draws = np.zeros((2, 5))
     effects = {"Intercept": draws, "x": draws, "sigma.Intercept": draws}

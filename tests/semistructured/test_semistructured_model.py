@@ -501,7 +501,7 @@ def test_a_report_contains_effects_and_figures(fitted, tmp_path, monkeypatch):
         assert piece in text
     # the forest; x, sex, u, g and the network; traces and ranks of four effects
     assert text.count("<img") == 1 + 5 + 8
-    monkeypatch.setattr("subbayes.reports.regression._MOST_PARTIALS", 2)
+    monkeypatch.setattr("subbayes.regression.report._MOST_PARTIALS", 2)
     text = model.report(tmp_path / "few.html").read_text()
     assert text.count("<img") == 1 + 2 + 8
     assert text.count("Further terms are in the table alone.") >= 1

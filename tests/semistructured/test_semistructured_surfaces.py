@@ -110,7 +110,7 @@ def test_effects_draw_maps_and_say_what_they_leave_out(model):
 
 
 def test_reports_have_maps_and_say_what_they_leave_out(model, tmp_path, monkeypatch):
-    monkeypatch.setattr("subbayes.reports.regression._chains", lambda *_: [])
+    monkeypatch.setattr("subbayes.regression.report._chains", lambda *_: [])
     page = model.report(tmp_path / "report.html").read_text()
     assert "te(x,z,k=4), relative to the average row: posterior mean and standard" in page
     assert "Without a figure of their own: x:sex, whose" in page

@@ -14,7 +14,6 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import pandas as pd
 import torch
-from formulaic import ModelSpec
 from formulaic.errors import FormulaicError
 from jaxtyping import Float
 
@@ -29,14 +28,12 @@ from subbayes.data.levels import (
 from subbayes.regression.formula.checks import check_columns, check_complete, check_different
 from subbayes.regression.formula.grammar import check_size
 from subbayes.regression.formula.names import written_as
-from subbayes.regression.formula.numbers import factor_column
 from subbayes.regression.formula.splitting import sides_of, without_r_names
-from subbayes.regression.terms import columns as formula_columns
 from subbayes.regression.terms.columns import (
+    FormulaColumns,
+    check_defined,
     column_means,
     column_scales,
-    factors,
-    kind_of_term,
     prior_scales,
 )
 from subbayes.regression.terms.group_effects import GroupEffects, GroupLaw, NewGroups
@@ -69,6 +66,7 @@ class Term:
         law: of the penalised coefficients; None if there are none.
         at: values of the variables that do not vary in the effect of the term.
         groups: columns whose combinations are the groups of random effects; empty for other terms.
+        learned: what the term has learned from training rows; None for columns and factors.
     """
 
     name: str
@@ -80,6 +78,12 @@ class Term:
     law: Law | None = None
     at: Mapping[str, Any] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
+    learned: LearnedTerm | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def group_law(self) -> GroupLaw | None:
+        """The law of effects that vary among groups; None for other terms."""
+        return self.law if isinstance(self.law, GroupLaw) else None
 
     @property
     def penalised(self) -> tuple[int, ...]:
@@ -94,8 +98,7 @@ class Term:
     @property
     def unpenalised(self) -> list[int]:
         """Positions of the other columns."""
-        penalised = set(self.penalised)
-        return [i for i in self.columns if i not in penalised]
+        return list(self.columns[: self.fixed])
 
 
 def split_formula(formula: str | Mapping[str, str], location: str) -> tuple[str, dict[str, str]]:
@@ -132,7 +135,7 @@ def formula_variables(right: Mapping[str, str], frame: pd.DataFrame) -> tuple[st
         InputError: a formula that cannot be parsed, or unknown columns.
     """
     sides = (RightSide.of(f"formula of {name!r}", text) for name, text in right.items())
-    columns = [name for side in sides for name in side.check(frame)[0]]
+    columns = [name for side in sides for name in side.check(frame)]
     return tuple(dict.fromkeys(columns))
 
 
@@ -140,17 +143,14 @@ def formula_variables(right: Mapping[str, str], frame: pd.DataFrame) -> tuple[st
 class _ParameterFormula:
     """The formula of one parameter, its variables, and the positions of its effects and offsets.
 
-    `column_terms` holds the term of each column of formulaic's terms.
-    `read` are the variables of formulaic's terms; `own` are the other terms.
+    `column_terms` holds the term of each column of `columns`, those of formulaic's terms.
     """
 
-    spec: ModelSpec
+    columns: FormulaColumns
     variables: tuple[str, ...]
-    read: tuple[str, ...]
     effects: list[int]
     offsets: list[int]
     column_terms: list[str]
-    own: list[LearnedTerm] = field(default_factory=list)
 
 
 class Design:
@@ -172,7 +172,7 @@ class Design:
         centred: parameters with an intercept, or with thresholds in its place.
         scale: standard deviation of each column; 1 for those of many groups.
         layout: how rows are stored; see `rows`.
-        prior_scale: scale of each column in default priors; see `formula_columns.prior_scales`.
+        prior_scale: scale of each column in default priors; see `prior_scales`.
 
     Raises:
         InputError: unknown columns, or a formula that cannot be parsed.
@@ -197,10 +197,8 @@ class Design:
             if most is not None and len(self.names) > most:
                 fail("formula", f"at most {most} effects", f"at least {len(self.names)}")
             width = sum(
-                stored_width(len(term.columns), term.law.n_groups)
-                if isinstance(term.law, GroupLaw)
-                else len(term.columns)
-                for term in self.terms
+                stored_width(len(t.columns), 1 if t.group_law is None else t.group_law.n_groups)
+                for t in self.terms
             )
             check_size(f"formula of {parameter!r}", text, width, len(frame))
         numeric = frame.columns[[pd.api.types.is_numeric_dtype(dtype) for dtype in frame.dtypes]]
@@ -240,18 +238,18 @@ class Design:
         """Add the columns and terms of one parameter's formula."""
         argument = f"formula of {parameter!r}"
         side = RightSide.of(argument, text)
-        columns, read = side.check(frame)
-        for name in columns:
+        read_columns = side.check(frame)
+        for name in read_columns:
             check_read_differently(name, frame[name])
         prefix = "" if parameter == self.parameters[0] else f"{parameter}."
         own = side.learn(frame, prefix, weights)
-        spec = formula_columns.learn(argument, side.rest, frame, read)
-        _check_references(argument, spec)
-        names = [str(name) for name in spec.column_names]
+        columns = FormulaColumns.learn(argument, side.rest, frame)
+        _check_references(argument, columns)
+        names = columns.names
         effects: list[int] = []
         offsets: list[int] = []
         column_terms = [""] * len(names)
-        for term, places in spec.term_indices.items():
+        for term, places in columns.spec.term_indices.items():
             name = str(term)
             for place in places:
                 column_terms[place] = name
@@ -266,14 +264,13 @@ class Design:
             effects += places
             self.names += [prefix + names[i] for i in places]
             self.column_parameters += [parameter] * len(places)
-            named = map(str, spec.term_variables.get(term, ()))
-            variables = tuple(sorted(v for v in named if v in read))
-            kind = kind_of_term(spec, term, places)
+            named = map(str, columns.spec.term_variables.get(term, ()))
+            variables = tuple(sorted(v for v in named if v in columns.read))
             self.terms.append(
                 Term(
                     prefix + ("Intercept" if name == "1" else name),
                     parameter,
-                    kind,
+                    columns.kind(term, places),
                     tuple(range(start, start + len(places))),
                     variables,
                 )
@@ -286,13 +283,13 @@ class Design:
             self.terms.append(
                 Term(
                     *(term.name, parameter, term.kind, places, term.variables),
-                    *(term.fixed, term.law_of_others, term.at, term.groups),
+                    *(term.fixed, term.law_of_others, term.at, term.groups, term),
                 )
             )
         check_different(argument, "terms", (term.name for term in self.terms))
         check_different(argument, "effects", self.names)
         self._formulas[parameter] = _ParameterFormula(
-            spec, columns, read, effects, offsets, column_terms, own
+            columns, read_columns, effects, offsets, column_terms
         )
 
     @property
@@ -303,14 +300,12 @@ class Design:
     @property
     def variables_of_groups(self) -> tuple[str, ...]:
         """Columns of the data frame that random effects alone read."""
-        random, others = set[str](), set[str]()
-        for formula in self._formulas.values():
-            spec = formula.spec
-            for names in spec.term_variables.values():
-                others.update(map(str, names))
-            for own in formula.own:
-                (random if own.groups else others).update(own.variables)
-        return tuple(name for name in self.variables if name in random - others)
+        others = {name for term in self.terms if not term.groups for name in term.variables}
+        for formula in self._formulas.values():  # offsets too
+            others.update(
+                str(v) for names in formula.columns.spec.term_variables.values() for v in names
+            )
+        return tuple(name for name in self.variables if name not in others)
 
     def term(self, name: str) -> Term:
         """Return the term of a name, or of a variable that only one term reads.
@@ -332,10 +327,9 @@ class Design:
         """Levels of each factor, by the column of the data frame or the expression."""
         found: dict[str, list[Any]] = {}
         for formula in self._formulas.values():
-            for expression, levels, _ in factors(formula.spec):
-                found[factor_column(expression)] = levels
-            for term in formula.own:
-                found |= term.levels
+            found |= formula.columns.levels()
+        for term in self.terms:
+            found |= {} if term.learned is None else term.learned.levels
         return found
 
     def warn_of_numbers_as_text(self, frame: pd.DataFrame) -> None:
@@ -384,15 +378,13 @@ class Design:
 
     def _layout(self) -> Layout:
         """How rows are stored."""
-        place = {name: i for i, name in enumerate(self.parameters)}
-        random = {term.name for term in self._group_effects()}
+        places = [self.parameters.index(name) for name in self.column_parameters]
         groups = [
-            (term.columns[0], term.law.n_groups, len(term.law.names))
+            (term.columns[0], term.group_law.n_groups, len(term.group_law.names))
             for term in self.terms
-            if term.name in random and isinstance(term.law, GroupLaw)
+            if term.group_law is not None
         ]
-        places = [place[name] for name in self.column_parameters]
-        return Layout.of(places, len(place), groups)
+        return Layout.of(places, len(self.parameters), groups)
 
     def with_one_group(self, first: int) -> tuple[Design, list[int]]:
         """The design with the first group alone of the effects of groups that begin at a column.
@@ -401,8 +393,9 @@ class Design:
             A design for coefficients, not for rows, and the positions of its columns in this one.
         """
         (term,) = (t for t in self.terms if t.columns and t.columns[0] == first)
-        effects = len(term.law.names) if isinstance(term.law, GroupLaw) else 1
-        left_out = {*term.columns[effects:]}
+        law = term.group_law
+        assert law is not None
+        left_out = {*term.columns[len(law.names) :]}
         columns = [i for i in range(len(self.names)) if i not in left_out]
         place = {column: i for i, column in enumerate(columns)}
         design = copy.copy(self)
@@ -410,9 +403,7 @@ class Design:
             replace(
                 t,
                 columns=tuple(place[i] for i in t.columns if i in place),
-                law=replace(t.law, n_groups=1)
-                if t is term and isinstance(t.law, GroupLaw)
-                else t.law,
+                law=replace(law, n_groups=1) if t is term else t.law,
             )
             for t in self.terms
         ]
@@ -436,7 +427,7 @@ class Design:
         Left alone they are 0, which is the reference level only beside an intercept.
         """
         for parameter, formula in self._formulas.items():
-            known = list(factors(formula.spec))
+            known = list(formula.columns.factors())
             if unseen := unseen_levels(known, frame):
                 replaced, _ = self._evaluate(with_reference(frame, unseen))
                 for term in self.terms:
@@ -444,15 +435,16 @@ class Design:
                     for name in unseen.keys() & set(term.variables if factor else ()):
                         places = np.ix_(unseen[name][0], self.layout.places(term.columns))
                         rows[places] = replaced[places]
-            for own in formula.own:
+            for term in self._own_terms(parameter):
+                own = term.learned
+                assert own is not None
                 if isinstance(own, GroupEffects):
-                    unseen = unseen_levels(factors(own.spec), frame)
+                    unseen = unseen_levels(own.formula.factors(), frame)
                 else:
                     unseen = unseen_levels_of_smooth(own, known, frame)
                 if unseen:
-                    known_rows = with_reference(frame, unseen)
-                    first = self.term(own.name).columns[0]
-                    values = self._stored(own, first, known_rows)
+                    first = term.columns[0]
+                    values = self._stored(term, with_reference(frame, unseen))
                     many = self.layout.term_of(first)
                     place = self.layout.places([first])[0] if many is None else many.place
                     rows[:, place : place + values.shape[1]] = values
@@ -481,16 +473,16 @@ class Design:
 
     def _group_effects(self) -> list[GroupEffects]:
         """The terms `(... | ...)`."""
-        own = [term for formula in self._formulas.values() for term in formula.own]
-        return [term for term in own if isinstance(term, GroupEffects)]
+        return [t.learned for t in self.terms if isinstance(t.learned, GroupEffects)]
+
+    def _own_terms(self, parameter: str) -> list[Term]:
+        """The terms of a parameter that formulaic does not evaluate."""
+        return [t for t in self.terms if t.learned is not None and t.parameter == parameter]
 
     def new_groups(self, frame: pd.DataFrame) -> dict[str, NewGroups]:
         """The new groups of rows, by random term that has some."""
-        found = {}
-        for effects in self._group_effects():
-            if (new := effects.new_groups(frame)) is not None:
-                found[effects.name] = new
-        return found
+        found = {term.name: term.new_groups(frame) for term in self._group_effects()}
+        return {name: new for name, new in found.items() if new is not None}
 
     def _evaluate(
         self, frame: pd.DataFrame
@@ -499,34 +491,32 @@ class Design:
         columns: list[np.ndarray] = []
         of_groups: list[np.ndarray] = []
         offsets: list[np.ndarray] = []
-        for formula in self._formulas.values():
+        for parameter, formula in self._formulas.items():
             values = self._all_columns(formula, frame)
             columns.append(values[:, formula.effects])
-            for term in formula.own:
-                first = self.term(term.name).columns[0]
-                many = self.layout.term_of(first) is not None
-                (of_groups if many else columns).append(self._stored(term, first, frame))
+            for term in self._own_terms(parameter):
+                many = self.layout.term_of(term.columns[0]) is not None
+                (of_groups if many else columns).append(self._stored(term, frame))
             offsets.append(values[:, formula.offsets].sum(1))
         return np.column_stack([*columns, *of_groups]), np.column_stack(offsets)
 
-    def _stored(
-        self, term: LearnedTerm, first: int, frame: pd.DataFrame
-    ) -> Float[np.ndarray, "n c"]:
+    def _stored(self, term: Term, frame: pd.DataFrame) -> Float[np.ndarray, "n c"]:
         """The numbers of a term in stored rows."""
-        if self.layout.term_of(first) is None:
-            return term.columns(frame)
-        assert isinstance(term, GroupEffects)
-        return term.stored(frame)
+        assert term.learned is not None
+        if self.layout.term_of(term.columns[0]) is None:
+            return term.learned.columns(frame)
+        assert isinstance(term.learned, GroupEffects)
+        return term.learned.stored(frame)
 
     def _all_columns(
         self, formula: _ParameterFormula, frame: pd.DataFrame
     ) -> Float[np.ndarray, "n columns"]:
         """All columns of a parameter's formula, offsets included."""
         try:
-            values = formula_columns.evaluate(formula.spec, frame, formula.read)
+            values = formula.columns.evaluate(frame)
         except (FormulaicError, ValueError) as error:
             self._fail_at_values(error, frame)
-        formula_columns.check_defined(values, formula.column_terms)
+        check_defined(values, formula.column_terms)
         return values
 
     def _fail_at_values(self, error: Exception, frame: pd.DataFrame) -> NoReturn:
@@ -546,9 +536,9 @@ class Design:
         fail("data", "values that the formula can use", f"{type(error).__name__}: {error}")
 
 
-def _check_references(argument: str, spec: ModelSpec) -> None:
+def _check_references(argument: str, columns: FormulaColumns) -> None:
     """Raise for a reference level that equals a level of another kind, as 1 equals True."""
-    for expression, levels, contrasts in formula_columns.factors(spec):
+    for expression, levels, contrasts in columns.factors():
         base = getattr(contrasts, "base", None)
         equal = [level for level in levels if level == base]
         if equal and not same_level(equal[0], base):

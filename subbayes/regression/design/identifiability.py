@@ -17,7 +17,6 @@ from subbayes.regression.design.model_priors import priors_of_columns
 from subbayes.regression.design.separation import check_separation
 from subbayes.regression.priors.prior import EffectPrior
 from subbayes.regression.terms.columns import are_constant
-from subbayes.regression.terms.group_effects import GroupLaw
 from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
 
@@ -131,12 +130,10 @@ def _group_warnings(design: Design, rows: int, family: Family) -> list[str]:
     """Terms of random effects with one group, or with as many effects as rows."""
     found = []
     for term in design.terms:
-        if term.kind != "random":
+        if term.group_law is None:
             continue
-        assert isinstance(term.law, GroupLaw)
-        size = len(term.law.names)
         effects = len(term.columns)
-        if effects == size:
+        if term.group_law.n_groups == 1:
             found.append(
                 f"{term.name}: there is one group, so that nothing but the prior says how much "
                 "groups vary; leave the term out"

@@ -238,17 +238,18 @@ class StructuredPredictor(nn.Module):
         assert isinstance(law, GroupLaw)
         return law.factor(zeta[..., extra], self.priors)
 
+    def _law_at(self, first: int) -> str:
+        """The name of the term of effects that begins at a column."""
+        return next(name for name, (_, at, _) in self._laws.items() if at.start == first)
+
     def scale_coordinates(self, first: int) -> list[int]:
         """Coordinates of the hyperparameters of the term of effects that begins at a column."""
-        for _, at, extra in self._laws.values():
-            if at.start == first:
-                return list(range(extra.start, extra.stop))
-        return []
+        extra = self._laws[self._law_at(first)][2]
+        return list(range(extra.start, extra.stop))
 
     def factor_of_groups(self, first: int, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S q q"]:
         """As `group_factor`, of the term of effects that begins at a column."""
-        (name,) = (t.name for t in self.design.terms if t.columns and t.columns[0] == first)
-        return self.group_factor(name, zeta)
+        return self.group_factor(self._law_at(first), zeta)
 
     def with_one_group(self, first: int) -> tuple[StructuredPredictor, Int[Tensor, "m"]]:
         """The same with the first group alone of the effects of groups that begin at a column.
@@ -266,25 +267,20 @@ class StructuredPredictor(nn.Module):
         Args:
             everywhere: of all parameters, not of the location alone.
         """
-        found = []
-        for term in self.design.terms:
-            own = everywhere or term.parameter == self.design.parameters[0]
-            if term.kind != "random" or not own:
-                continue
-            assert isinstance(term.law, GroupLaw)
-            found.append(torch.tensor(term.penalised).reshape(-1, len(term.law.names)))
-        return found
+        return [
+            torch.tensor(term.penalised).reshape(-1, len(term.group_law.names))
+            for term in self.design.terms
+            if term.group_law is not None
+            and (everywhere or term.parameter == self.design.parameters[0])
+        ]
 
     def at_zero(self, beta: Float[Tensor, "*S p"]) -> Float[Tensor, "*S p"]:
         """Coefficients with the effects of groups where the columns of their terms are 0."""
-        moved = [
-            (law, at)
-            for law, at, _ in self._laws.values()
-            if isinstance(law, GroupLaw) and any(law.means)
-        ]
-        found = beta.clone() if moved else beta
-        for law, at in moved:
-            found[..., at] = law.at_zero(beta[..., at])
+        found = beta
+        for law, at, _ in self._laws.values():
+            if isinstance(law, GroupLaw) and any(law.means):
+                found = beta.clone() if found is beta else found
+                found[..., at] = law.at_zero(beta[..., at])
         return found
 
     def linear_map(self, zeta: Float[Tensor, "P"]) -> Float[Tensor, "rows C"]:

@@ -18,7 +18,7 @@ import pandas as pd
 from subbayes.data.columns import as_numpy
 from subbayes.regression.formula.checks import check_no_dates, different_values
 from subbayes.regression.formula.numbers import CONVERSION, FUNCTIONS, without_quotes
-from subbayes.regression.formula.options import FLAG, Option, list_of, one_of, whole
+from subbayes.regression.formula.options import FLAG, Option, list_of, one_of, read_options, whole
 from subbayes.utils.checks import InputError, closest, fail
 from subbayes.utils.registry import TERMS
 
@@ -50,7 +50,6 @@ def _is_label(value: Any) -> bool:
 
 
 _NUMBER: Option = ("a number", _is_number)
-_CONTRASTS: Option = ("contrasts such as Treatment('a') or contr.sum", lambda v: False)
 _DEGREE = whole(0, 20)
 _EXTRAPOLATION = one_of("raise", "clip", "na", "zero", "extend")
 _SPLINE = {"df": whole(1, 1000), "knots": list_of("numbers", _is_number)}
@@ -66,7 +65,11 @@ _NUMPY = {
 _ELEMENTWISE: dict[str, dict[str, Option]] = {name: {} for name in ("I", *FUNCTIONS)}
 _TERMS: dict[str, dict[str, Option]] = {
     "offset": {},
-    "C": {"contrasts": _CONTRASTS, "levels": list_of("levels", _is_label), "spans_intercept": FLAG},
+    "C": {
+        "contrasts": ("contrasts such as Treatment('a') or contr.sum", lambda v: False),
+        "levels": list_of("levels", _is_label),
+        "spans_intercept": FLAG,
+    },
     "bs": {
         **_SPLINE,
         "degree": _DEGREE,
@@ -270,45 +273,31 @@ class Factor:
             self._number(node.args[0])
         else:
             self._expression(node.args[0])
-        self._options(ast.unparse(node), known[function], node.args[1:], node.keywords)
-
-    def _options(
-        self,
-        call: str,
-        known: dict[str, Option],
-        positional: list[ast.expr],
-        keywords: list[ast.keyword],
-    ) -> None:
-        """Check the options of a call, which are literals."""
-        given = [
-            *zip(known, positional, strict=False),
-            *((w.arg or "**", w.value) for w in keywords),
-        ]
-        unknown = [name for name, _ in given if name not in known]
-        if unknown or len(positional) > len(known) or len({n for n, _ in given}) < len(given):
-            expected = "the options " + ", ".join(f"{k}=" for k in known) if known else "no options"
-            fail(self.argument, expected, repr(call))
-        for name, node in given:
-            expected, allowed = known[name]
-            if known[name] is _CONTRASTS and self._is_coding(node):
-                continue
-            try:
-                value = ast.literal_eval(node)
-            except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-                fail(self.argument, f"{name}= to be {expected}", repr(call))
-            if value is not None and not allowed(value):
-                fail(self.argument, f"{name}= to be {expected}", repr(call))
+        options = read_options(
+            self.argument,
+            ast.unparse(node),
+            known[function],
+            node.args[1:],
+            node.keywords,
+            self._is_coding,
+        )
+        for value in options.values():
             size = len(value) if isinstance(value, (list, tuple)) else value
             if isinstance(size, int):
                 self.splines = max(self.splines, size)
 
-    def _is_coding(self, node: ast.expr) -> bool:
-        """Whether an option is contrasts, such as `Treatment('a')`, whose options it checks."""
+    def _is_coding(self, option: str, node: ast.expr) -> bool:
+        """Whether an option is contrasts, such as `Treatment('a')`, which are checked, or None."""
+        if isinstance(node, ast.Constant) and node.value is None:
+            return True
+        if option != "contrasts":
+            return False
         function = node.func if isinstance(node, ast.Call) else node
         name = ast.unparse(function)
         if name not in _CODINGS:
             return False
         self.functions.add(name.split(".")[0])
         if isinstance(node, ast.Call):
-            self._options(ast.unparse(node), _CODINGS[name], node.args, node.keywords)
+            call, known = ast.unparse(node), _CODINGS[name]
+            read_options(self.argument, call, known, node.args, node.keywords, self._is_coding)
         return True

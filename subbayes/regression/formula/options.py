@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from subbayes.utils.checks import fail
 
 Option = tuple[str, Callable[[Any], bool]]
 """What an option has to be, in words and as a predicate of its value."""
@@ -49,3 +52,50 @@ def one_or_each(option: Option) -> Option:
 
 
 FLAG: Option = ("True or False", lambda v: isinstance(v, bool))
+
+
+def read_options(
+    argument: str,
+    call: str,
+    known: Mapping[str, Option],
+    positional: Sequence[ast.expr],
+    keywords: Sequence[ast.keyword],
+    is_read: Callable[[str, ast.expr], bool],
+) -> dict[str, Any]:
+    """The options of a call, which are literals.
+
+    Args:
+        argument: name of the argument, for errors.
+        call: the call, for errors.
+        known: what each option has to be, in the order in which they may have no name.
+        positional: options without a name.
+        keywords: options with their names.
+        is_read: whether the caller reads the value of an option itself.
+
+    Raises:
+        InputError: unknown options, one that is given twice, or another value.
+    """
+    words = [*zip(known, positional, strict=False), *((str(w.arg), w.value) for w in keywords)]
+    names = {name for name, _ in words}
+    if not names <= known.keys() or len(names) < len(positional) + len(keywords):
+        listed = ", ".join(f"{name}=" for name in known) or "no options"
+        fail(argument, f"{call.partition('(')[0]}(...) with {listed}", repr(call))
+    found = {}
+    for name, node in words:
+        shown, allowed = known[name]
+        if is_read(name, node):
+            continue
+        try:
+            value = ast.literal_eval(node)
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            fail(argument, f"{name}= to be {shown}", repr(call))
+        if not allowed(value):
+            fail(argument, f"{name}= to be {shown}", repr(call), _REMEDIES.get(str(value), ""))
+        found[name] = value
+    return found
+
+
+_REMEDIES = {
+    name: f"Write bs={other!r}; smooths that shrink to 0 are not available"
+    for name, other in (("cs", "cr"), ("ts", "tp"))
+}

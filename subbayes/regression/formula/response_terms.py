@@ -6,20 +6,17 @@ follows sees a plain response. The text is parsed and never evaluated.
 
 from __future__ import annotations
 
-import ast
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from subbayes.likelihoods.families import CensoredFamily, Family, TruncatedFamily
-from subbayes.regression.formula.splitting import sides_of, split_at
+from subbayes.regression.formula.splitting import plain_name, sides_of, split_at, within_brackets
 from subbayes.utils.checks import fail, number_text
 from subbayes.utils.warning import warn_user
 
 _LENGTH = 1_000  # characters of the terms
-_QUOTED = re.compile(r"`([^`]*)`")
 _SHAPE = "y | cens(status), trunc(lb=0, ub=9), trials(n) and weights(w), joined by +"
 _ARGUMENTS = {
     "cens": ("status", "upper"),
@@ -131,60 +128,39 @@ def _terms(text: str) -> dict[str, dict[str, Any]]:
     """Arguments of each term, by its name: columns as text, numbers as numbers."""
     if len(text) > _LENGTH:
         _fail(f"terms of the response of at most {_LENGTH:,} characters", f"{len(text):,}")
-    columns: list[str] = []
-
-    def placeholder(found: re.Match[str]) -> str:
-        columns.append(found[1])
-        return f" _column{len(columns) - 1}_ "
-
-    try:
-        tree = ast.parse(_QUOTED.sub(placeholder, text).strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        _fail(_SHAPE, repr(text.strip()))
-    calls = []
-    while isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add):
-        calls.append(tree.right)
-        tree = tree.left
-    names = {f"_column{i}_": name for i, name in enumerate(columns)}
     found: dict[str, dict[str, Any]] = {}
-    for call in [tree, *reversed(calls)]:
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            _fail(_SHAPE, repr(text.strip()))
-        name = call.func.id
-        if name not in _ARGUMENTS or name in found:
-            _fail(_SHAPE + ", each once", repr(text.strip()))
-        found[name] = _arguments(call, names)
+    for part in split_at(text, "+"):
+        name = part.partition("(")[0].strip()
+        inner = within_brackets(part.strip().removeprefix(name).strip())
+        if inner is None or name not in _ARGUMENTS or name in found:
+            _fail(f"{_SHAPE}, each once", repr(text.strip()))
+        found[name] = _arguments(name, inner)
     return found
 
 
-def _arguments(call: ast.Call, columns: Mapping[str, str]) -> dict[str, Any]:
+def _arguments(term: str, text: str) -> dict[str, Any]:
     """The arguments of a term by name."""
-    assert isinstance(call.func, ast.Name)
-    shown, allowed = call.func.id, _ARGUMENTS[call.func.id]
-    given = dict(zip(allowed, call.args, strict=False))
-    keywords = {word.arg: word.value for word in call.keywords}
-    wrong = len(call.args) > len(allowed) or not set(keywords) <= set(allowed) - set(given)
-    values = {**given, **{str(k): v for k, v in keywords.items()}}
-    if wrong or not values:
-        _fail(f"{shown}({', '.join(allowed)})", f"other arguments of {shown}(...)")
-    return {name: _value(shown, node, columns) for name, node in values.items()}
+    allowed = _ARGUMENTS[term]
+    found: dict[str, Any] = {}
+    for place, part in enumerate(split_at(text, ",")):
+        *word, value = split_at(part, "=")
+        name = word[0].strip() if word else "".join(allowed[place : place + 1])
+        if name not in allowed or name in found or not value.strip():
+            _fail(f"{term}({', '.join(allowed)})", f"other arguments of {term}(...)")
+        found[name] = _value(term, value)
+    return found
 
 
-def _value(term: str, node: ast.expr, columns: Mapping[str, str]) -> str | float:
-    sign = 1.0
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        node, sign = node.operand, -1.0
-    if isinstance(node, ast.Name) and sign > 0:
-        return columns.get(node.id, node.id)
-    number = isinstance(node, ast.Constant) and type(node.value) in (int, float)
-    if not isinstance(node, ast.Constant) or not number:
+def _value(term: str, text: str) -> str | float:
+    """A column, or a number."""
+    column = plain_name(text)
+    if column is not None:
+        return column
+    try:
+        value = float("".join(text.split()))
+    except ValueError:
         remedy = "Leave out a bound that there is not" if term == "trunc" else "Add a column"
         _fail(f"columns and numbers in {term}(...)", "another expression", remedy)
-    assert isinstance(node.value, (int, float))
-    try:
-        value = sign * float(node.value)
-    except OverflowError:
-        value = math.inf
     if not math.isfinite(value):
         _fail(f"numbers within the range of float64 in {term}(...)", "a larger one")
     return value

@@ -3,7 +3,7 @@ r"""Priors of parameters whose range is smaller than that of the prior, such as 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class TruncatedPrior(EffectPrior):
         prior: the prior with distribution function F.
         low: l, which may be infinite.
         high: h, which may be infinite.
+        argument: name of the prior, for errors.
 
     Raises:
         InputError: a prior without values between both.
@@ -39,14 +40,15 @@ class TruncatedPrior(EffectPrior):
     prior: EffectPrior
     low: float = -math.inf
     high: float = math.inf
+    argument: InitVar[str] = "prior"
     _below: float = field(init=False, repr=False)  # probabilities before truncation
     _above: float = field(init=False, repr=False)
     _between: float = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, argument: str) -> None:
         if not _value(self.prior, _END) > self.low or not _value(self.prior, -_END) < self.high:
-            expected = f"one with values between {self.low:g} and {self.high:g}"
-            fail("prior", expected, repr(self.prior))
+            expected = f"a prior with values between {self.low:g} and {self.high:g}"
+            fail(argument, expected, repr(self.prior))
         left, right = _place(self.prior, self.low), _place(self.prior, self.high)
         below, above = _tail(left), _tail(-right)
         between = _tail(-left) - above if left > 0 else _tail(right) - below
@@ -96,10 +98,7 @@ def within_range(argument: str, prior: EffectPrior, link: str) -> EffectPrior:
     low, high = LINKS[link][1](ends).tolist()
     if _value(prior, -_FAR) >= low - _ROUNDING and _value(prior, _FAR) <= high + _ROUNDING:
         return prior
-    if not (_value(prior, _END) > low and _value(prior, -_END) < high):
-        expected = f"a prior with values above {low:g}" + f" and below {high:g}" * (high < math.inf)
-        fail(argument, expected, repr(prior))
-    return TruncatedPrior(prior, low, high)
+    return TruncatedPrior(prior, low, high, argument)
 
 
 def _value(prior: EffectPrior, zeta: float) -> float:

@@ -8,19 +8,19 @@ unlike coefficients behind a link.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
 
-from subbayes.data.levels import levels_of
+from subbayes.data.levels import kind_of_level, levels_of, same_level
 from subbayes.regression.formula.checks import has_numbers
 from subbayes.regression.questions.conditional import Conditional
 from subbayes.regression.questions.summary import central
-from subbayes.utils.checks import check_choice, fail
+from subbayes.utils.checks import check_choice, closest, fail
 
 Predict = Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]
 """From rows to the draws of a quantity of each."""
@@ -77,26 +77,48 @@ class Averages:
         return f"Averages of {self.name!r} over {of}, {len(self.draws)} draws\n{shown}"
 
 
-def rows_to_average(frame: pd.DataFrame) -> pd.DataFrame:
-    """At most 2000 evenly spaced rows."""
-    if len(frame) <= _MOST_ROWS:
-        return frame
-    return frame.iloc[np.linspace(0, len(frame) - 1, _MOST_ROWS).round().astype(int)]
-
-
-def values_of(
-    variable: str, frame: pd.DataFrame, values: Sequence[Any] | None, by_level: bool
+def chosen_values(
+    variable: str,
+    frame: pd.DataFrame,
+    levels: Sequence[Any] | None,
+    values: Iterable[Any] | None,
+    argument: str = "values",
 ) -> list[Any]:
-    """The given values, or all levels, which may be many numbers if effects are by level."""
+    """The given values of a column, or all of them.
+
+    Args:
+        variable: the column.
+        frame: the rows.
+        levels: the values of a column whose effects are by level; None for other columns.
+        values: the given values.
+        argument: which has them, for errors.
+
+    Raises:
+        InputError: an unknown column, values that are no levels, or many numbers if none are given.
+    """
     check_choice("variable", variable, tuple(map(str, frame.columns)))
-    if values is not None:
-        chosen = list(values)
-        return chosen if chosen else fail("values", "at least one value", "none")
-    column = frame[variable]
-    if pd.api.types.is_numeric_dtype(column) and column.nunique() > 10 and not by_level:
-        got = f"{column.nunique()} numbers in {variable!r}"
-        fail("values", "values of the column", got, "Pass values=[...], or use marginal_slopes")
-    return levels_of(column)
+    if values is None:
+        column = frame[variable]
+        if pd.api.types.is_numeric_dtype(column) and column.nunique() > 10 and levels is None:
+            got = f"{column.nunique()} numbers in {variable!r}"
+            fail("values", "values of the column", got, "Pass values=[...], or use marginal_slopes")
+        return levels_of(column)
+    chosen = list(values)
+    for value in chosen:
+        if levels is None or any(same_level(level, value) for level in levels):
+            continue
+        expected = f"levels of {variable!r} in the training rows: {listed_first(levels)}"
+        alike = [v for v in levels if str(v) == str(value) or v == value]
+        if not alike:
+            fail(argument, expected, repr(value), closest(value, levels))
+        got = f"{value!r}, where levels are {kind_of_level(alike[0])}"
+        fail(argument, expected, got, f"Pass {alike[0]!r}")
+    return chosen or fail(argument, "at least one value", "none")
+
+
+def listed_first(values: Sequence[Any]) -> str:
+    """The first of some values."""
+    return ", ".join(map(repr, values[:8])) + (", ..." if len(values) > 8 else "")
 
 
 class RowAverage:
@@ -127,7 +149,9 @@ class RowAverage:
     ) -> None:
         if not len(frame):
             fail("data", "at least one row", "an empty data frame")
-        self.rows, self.seed = rows_to_average(frame), seed
+        most = min(len(frame), _MOST_ROWS)
+        at = np.linspace(0, len(frame) - 1, most).round().astype(int)
+        self.rows, self.seed = frame.iloc[at], seed
         self._counts = None if column is None else _counts(self.rows, column)
         self._each = len(frame) / len(self.rows)
         self._drawn = np.empty((0, len(self.rows)))
@@ -179,92 +203,101 @@ def set_to(frame: pd.DataFrame, variable: str, value: Any) -> pd.DataFrame:
     return frame.assign(**{variable: column})
 
 
-def marginal_means(
-    predict: Predict,
-    frame: pd.DataFrame,
-    variable: str,
-    values: Sequence[Any] | None,
-    level: float,
-    average: RowAverage,
-    by_level: bool = False,
-) -> Averages:
-    """The average prediction with a column set to each value; see `AfterFit.marginal_means`."""
-    chosen = values_of(variable, frame, values, by_level)
-    draws = [average(predict(set_to(average.rows, variable, value))) for value in chosen]
-    return Averages(variable, tuple(chosen), np.stack(draws, 1), level)
+@dataclass(frozen=True)
+class RowQuestion:
+    """A column, and a quantity that is averaged over rows with the column set to values.
 
+    Attributes:
+        variable: the column.
+        levels: the values of a column whose effects are by level; None for other columns.
+        predict: from rows to the draws of the quantity of each.
+        quantity: its name.
+        frame: all rows.
+        average: over the rows.
+        level: level of the intervals.
+        effects: averages over the "population" of the rows, or over these rows, the "sample".
+    """
 
-def contrasts(
-    predict: Predict,
-    frame: pd.DataFrame,
-    variable: str,
-    pairs: Sequence[Any] | None,
-    level: float,
-    average: RowAverage,
-    by_level: bool = False,
-    comparison: str = "difference",
-) -> Averages:
-    """Comparisons of marginal means; see `AfterFit.contrast`."""
-    check_choice("comparison", comparison, tuple(_COMPARISONS))
-    if pairs is None:
-        levels = values_of(variable, frame, None, by_level)
-        pairs = [(value, levels[0]) for value in levels[1:]]
-    if not pairs or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
-        fail("levels", "pairs of levels, such as [('b', 'a')]", repr(pairs))
-    needed = list(dict.fromkeys(value for pair in pairs for value in pair))
-    means = marginal_means(predict, frame, variable, needed, level, average)
-    place = {value: i for i, value in enumerate(needed)}
-    first, second = (means.draws[:, [place[pair[i]] for pair in pairs]] for i in (0, 1))
-    labels = tuple(_COMPARISONS[comparison].format(a, b) for a, b in pairs)
-    if comparison == "difference":
-        return Averages(variable, labels, first - second, level)
-    _check_positive(means.draws, comparison)
-    if comparison == "odds ratio":
-        first, second = _odds(first), _odds(second)
-    return Averages(variable, labels, first / second, level, null=1.0)
+    variable: str
+    levels: Sequence[Any] | None
+    predict: Predict
+    quantity: str
+    frame: pd.DataFrame
+    average: RowAverage
+    level: float
+    effects: str
 
+    def _averages(
+        self,
+        labels: Sequence[Any],
+        draws: Float[np.ndarray, "S m"],
+        comparison: str = "",
+        null: float = 0.0,
+    ) -> Averages:
+        quantity = f"{comparison}, {self.quantity}" if comparison else self.quantity
+        return Averages(
+            self.variable, tuple(labels), draws, self.level, quantity, null, self.effects
+        )
 
-def _odds(means: Float[np.ndarray, "S m"]) -> Float[np.ndarray, "S m"]:
-    if means.max() >= 1:
-        got = f"means up to {means.max():.4g}"
-        remedy = "Compare by 'ratio', or set trials to 1 in data= for the odds of a trial"
-        fail("comparison", "means below 1 for an odds ratio", got, remedy)
-    return means / (1 - means)
+    def _means(self, chosen: Sequence[Any]) -> Float[np.ndarray, "S m"]:
+        """The average at each value."""
+        rows = [set_to(self.average.rows, self.variable, value) for value in chosen]
+        return np.stack([self.average(self.predict(at)) for at in rows], 1)
 
+    def means(self, values: Iterable[Any] | None) -> Averages:
+        """The averages; see `Results.marginal_means`."""
+        chosen = chosen_values(self.variable, self.frame, self.levels, values)
+        return self._averages(chosen, self._means(chosen))
 
-def _check_positive(means: Float[np.ndarray, "S m"], comparison: str) -> None:
-    if means.min() <= 0:
-        got = f"means down to {means.min():.4g}"
-        remedy = "Compare by 'difference'"
-        fail("comparison", f"means above 0 for a comparison by {comparison!r}", got, remedy)
+    def contrasts(self, pairs: Iterable[Any] | None, comparison: str) -> Averages:
+        """Comparisons of the averages; see `Results.contrast`."""
+        check_choice("comparison", comparison, tuple(_COMPARISONS))
+        if pairs is None:
+            first_level, *others = chosen_values(self.variable, self.frame, self.levels, None)
+            pairs = [(value, first_level) for value in others]
+        pairs = list(pairs)
+        if not pairs or any(not isinstance(pair, tuple) or len(pair) != 2 for pair in pairs):
+            fail("levels", "pairs of levels, such as [('b', 'a')]", repr(pairs))
+        given = dict.fromkeys(value for pair in pairs for value in pair)
+        needed = chosen_values(self.variable, self.frame, self.levels, given, "levels")
+        means = self._means(needed)
+        first, second = (means[:, [needed.index(pair[i]) for pair in pairs]] for i in (0, 1))
+        labels = [_COMPARISONS[comparison].format(a, b) for a, b in pairs]
+        if comparison == "difference":
+            return self._averages(labels, first - second, comparison)
+        if means.min() <= 0:
+            got, remedy = f"means down to {means.min():.4g}", "Compare by 'difference'"
+            fail("comparison", f"means above 0 for a comparison by {comparison!r}", got, remedy)
+        if comparison == "odds ratio":
+            if means.max() >= 1:
+                got = f"means up to {means.max():.4g}"
+                remedy = "Compare by 'ratio', or set trials to 1 in data= for the odds of a trial"
+                fail("comparison", "means below 1 for an odds ratio", got, remedy)
+            first, second = first / (1 - first), second / (1 - second)
+        return self._averages(labels, first / second, comparison, null=1.0)
 
-
-def marginal_slopes(
-    predict: Predict,
-    frame: pd.DataFrame,
-    variable: str,
-    by: str | None,
-    level: float,
-    average: RowAverage,
-) -> Averages:
-    """Average slopes in a column of numbers; see `AfterFit.marginal_slopes`."""
-    check_choice("variable", variable, tuple(map(str, frame.columns)))
-    rows = average.rows
-    column = rows[variable]
-    if not has_numbers(column):
-        got = f"dtype {column.dtype}"
-        fail("variable", "a column of numbers", got, "Use contrast or marginal_means for levels")
-    x = column.to_numpy(dtype=np.float64)
-    step = _STEP * float(np.std(x)) or _STEP
-    low, high = x - step, x + step
-    if x.min() < x.max():  # within splines
-        low, high = np.maximum(low, x.min()), np.minimum(high, x.max())
-    up, down = (predict(rows.assign(**{variable: at})) for at in (high, low))
-    slopes = (up - down) / (high - low)
-    if by is None:
-        return Averages(variable, ("average",), average(slopes)[:, None], level)
-    check_choice("by", by, tuple(map(str, frame.columns)))
-    groups = levels_of(rows[by])
-    parts = [(rows[by] == group).to_numpy() for group in groups]
-    draws = [average(slopes, part) for part in parts]
-    return Averages(f"{variable} by {by}", tuple(groups), np.stack(draws, 1), level)
+    def slopes(self, by: str | None) -> Averages:
+        """Average slopes in a column of numbers; see `Results.marginal_slopes`."""
+        variable, rows = self.variable, self.average.rows
+        check_choice("variable", variable, tuple(map(str, rows.columns)))
+        if self.levels is not None:
+            got = f"{variable!r}, whose values are levels: {listed_first(self.levels)}"
+            remedy = "Use contrast or marginal_means: levels have no slope"
+            fail("variable", "a column whose effect is one of numbers", got, remedy)
+        if not has_numbers(rows[variable]):
+            remedy = "Use contrast or marginal_means for levels"
+            fail("variable", "a column of numbers", f"dtype {rows[variable].dtype}", remedy)
+        x = rows[variable].to_numpy(dtype=np.float64)
+        step = _STEP * float(np.std(x)) or _STEP
+        low, high = x - step, x + step
+        if x.min() < x.max():  # within splines
+            low, high = np.maximum(low, x.min()), np.minimum(high, x.max())
+        up, down = (self.predict(rows.assign(**{variable: at})) for at in (high, low))
+        slopes = (up - down) / (high - low)
+        if by is None:
+            return self._averages(["average"], self.average(slopes)[:, None], "slope")
+        check_choice("by", by, tuple(map(str, rows.columns)))
+        groups = levels_of(rows[by])
+        draws = [self.average(slopes, (rows[by] == group).to_numpy()) for group in groups]
+        found = self._averages(groups, np.stack(draws, 1), "slope")
+        return replace(found, name=f"{variable} by {by}")

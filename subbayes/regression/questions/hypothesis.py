@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Num
 
 from subbayes.diagnostics.convergence import mcse_mean
 from subbayes.regression.formula.names import pattern_of, written_as
+from subbayes.regression.questions.summary import central
 from subbayes.utils.checks import check_fraction, closest, fail, fail_type
 from subbayes.utils.warning import warn_user
 
@@ -109,19 +110,13 @@ class Hypothesis:
     @property
     def interval(self) -> tuple[float, float]:
         """Central interval of the difference of both sides."""
-        tail = (1 - self.level) / 2
-        low, high = np.quantile(self.draws, [tail, 1 - tail])
-        return float(low), float(high)
+        low, high = list(central(self.draws[:, None], self.level).values())[2:]
+        return float(low[0]), float(high[0])
 
     def table(self) -> pd.DataFrame:
         """One row: mean, deviation, interval, probability, evidence ratio and its error."""
-        tail = 50 * (1 - self.level)
-        low, high = self.interval
-        row = {
-            "mean": float(self.draws.mean()),
-            "sd": float(self.draws.std(ddof=1)),
-            f"{tail:g}%": low,
-            f"{100 - tail:g}%": high,
+        statistics = central(self.draws[:, None], self.level)
+        row = {name: values[0] for name, values in statistics.items()} | {
             "probability": self.probability,
             "evidence_ratio": self.evidence_ratio,
             "evidence_ratio_mcse": self.evidence_ratio_mcse,
@@ -189,7 +184,6 @@ def evaluate_hypothesis(
             expected, remedy = "effects with proper priors in an equality", "Pass a scale"
             fail("hypothesis", expected, f"{', '.join(flat)} with flat priors", remedy)
         before = difference(known)
-    if before is not None:
         before = before[np.isfinite(before)]
         for which, values in (("posterior", draws), ("prior", before)):
             weights, width = _kernel_weights(values)
@@ -275,46 +269,32 @@ def _parse(expression: str, effects: list[str]) -> ast.Compare:
                 fail("hypothesis", shown, repr(node.id), closest(node.id, effects))
             node.id = names.get(node.id, node.id)
     if len(tree.ops) > 1:
-        fail("hypothesis", "a single comparison", repr(expression), _as_one_comparison(tree))
+        fail(
+            "hypothesis",
+            "a single comparison",
+            repr(expression),
+            "Ask for one comparison after the other",
+        )
     return tree
-
-
-def _as_one_comparison(tree: ast.Compare) -> str:
-    """How to write a < x < b, for numbers a and b, as one comparison."""
-    signs = [_SIGNS[type(op)] for op in tree.ops]
-    try:
-        ends = [float(ast.literal_eval(end)) for end in (tree.left, tree.comparators[-1])]
-    except (ValueError, TypeError, OverflowError):
-        ends = []
-    if not ends or signs not in (["<", "<"], [">", ">"]):
-        return "Ask for one comparison after the other"
-    middle, half = sum(ends) / 2, abs(ends[1] - ends[0]) / 2
-    shift = f" {'-' if middle > 0 else '+'} {abs(middle):.10g}" if middle else ""
-    return f"Write abs({ast.unparse(tree.comparators[0])}{shift}) < {half:.10g}"
 
 
 def _evaluate(node: ast.AST, values: Mapping[str, np.ndarray]) -> np.ndarray:
     """The value of an expression of allowed nodes."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-        try:
-            return np.asarray(float(node.value))
-        except OverflowError:
-            fail("hypothesis", "numbers within the range of float64", "a larger one")
-    if isinstance(node, ast.Name) and node.id in values:
-        return values[node.id]
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.UAdd)):
-        value = _evaluate(node.operand, values)
-        return np.asarray(-value) if isinstance(node.op, ast.USub) else value
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        left, right = _evaluate(node.left, values), _evaluate(node.right, values)
-        return np.asarray(_OPERATORS[type(node.op)](left, right))
-    if (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id in _FUNCTIONS
-        and len(node.args) == 1
-        and not node.keywords
-    ):
-        return np.asarray(_FUNCTIONS[node.func.id](_evaluate(node.args[0], values)))
+    match node:
+        case ast.Constant(value=int() | float() as number):
+            try:
+                return np.asarray(float(number))
+            except OverflowError:
+                fail("hypothesis", "numbers within the range of float64", "a larger one")
+        case ast.Name(id=name) if name in values:
+            return values[name]
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return np.asarray(-_evaluate(operand, values))
+        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
+            return _evaluate(operand, values)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+            return _OPERATORS[type(op)](_evaluate(left, values), _evaluate(right, values))
+        case ast.Call(func=ast.Name(id=name), args=[arg], keywords=[]) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](_evaluate(arg, values))
     allowed = "numbers, effects, + - * / ** ^, abs, exp, log and sqrt"
     fail("hypothesis", allowed, ast.unparse(node) if isinstance(node, ast.expr) else repr(node))

@@ -79,8 +79,8 @@ def effects_to_draw(design: Design) -> tuple[tuple[str, ...], tuple[str, ...]]:
     shown: list[str] = []
     others: list[str] = []
     for term in design.terms:
-        if isinstance(term.law, GroupLaw):
-            shown += term.law.effect_names
+        if term.group_law is not None:
+            shown += term.group_law.effect_names
         elif term.kind != "intercept":
             single = len(term.along) == 1 or (term.kind == "smooth" and len(term.along) == 2)
             (shown if single else others).append(term.name)
@@ -92,44 +92,63 @@ def partial_effect(
 ) -> Partial:
     """The effect of a term as a function of its variable; see `Regression.effect`."""
     model, design = state.model, state.model.design
-    groups = {n: t for t in design.terms if isinstance(t.law, GroupLaw) for n in t.law.effect_names}
-    if name in groups:
-        return _group_effect(state, groups[name], name, level)
+    for term in design.terms:
+        if term.group_law is not None and name in term.group_law.effect_names:
+            return _group_effect(state, term, term.group_law, name, level)
     term = design.term(name)
-    if isinstance(term.law, GroupLaw):
-        names = term.law.effect_names
-        if len(names) > 1:
-            fail("term", "one of " + ", ".join(map(repr, names)), repr(name))
-        return _group_effect(state, term, names[0], level)
-    if len(term.along) > 1 and term.kind == "smooth":
-        return _surface(state, term, values, level)
-    if len(term.along) != 1:
+    if term.group_law is not None:
+        first, *others = term.group_law.effect_names
+        if others:
+            fail("term", "one of " + ", ".join(map(repr, [first, *others])), repr(name))
+        return _group_effect(state, term, term.group_law, first, level)
+    if len(term.along) != 1 and not (term.along and term.kind == "smooth"):
         remedy = ""
         if term.variables:
             first, *rest = sorted(term.variables, key=lambda v: v in design.levels())
             by = f", by={rest[0]!r}" if rest else ""
             remedy = f"conditional_effect({first!r}{by}) has predictions along them"
         fail("term", "a term of one variable, or a smooth", repr(term.name), remedy)
-    (variable,) = term.along
-    observed = model.frame[variable]
-    if isinstance(values, pd.DataFrame):
-        check_columns([variable], values)
-        values = values[variable].tolist()
-    discrete = term.kind in _DISCRETE
-    if values is None and discrete and variable in design.levels():
-        values = design.levels()[variable]
-    elif values is None:
-        values = grid_of(observed, discrete, _POINTS)
-    grid = pd.concat([model.frame.iloc[:1]] * len(values), ignore_index=True)
-    for fixed, value in {variable: list(values), **term.at}.items():
-        grid[fixed] = value
+    names, discrete = list(term.along), term.kind in _DISCRETE
+    x = _values(state, term, values)
+    grid = pd.concat([model.frame.iloc[:1]] * len(x), ignore_index=True)
+    along = {names[0]: x} if len(names) == 1 else dict(zip(names, np.transpose(x), strict=True))
+    for column, value in {**along, **term.at}.items():
+        grid[column] = value
     places = list(term.columns)
     columns = design.rows(grid)[0][:, design.layout.places(places)]
     if discrete or term.at:
         columns = columns + design.center[places]
     draws = _coefficients(state)[:, places] @ columns.T
-    numbers = np.zeros(0) if discrete else _own_rows(state, term)[variable].to_numpy()
-    return Partial(term, variable, np.asarray(values), draws, numbers, level)
+    if len(names) > 1:
+        scale = model.family.predictor_scale(term.parameter)
+        rows = _own_rows(state, term)[names].to_numpy()
+        return Partial(term, ", ".join(names), np.asarray(x), draws, rows, level, scale)
+    numbers = np.zeros(0) if discrete else _own_rows(state, term)[names[0]].to_numpy()
+    return Partial(term, names[0], np.asarray(x), draws, numbers, level)
+
+
+def _values(state: FittedState, term: Term, values: Any) -> Any:
+    """Values of the variable of a term, or a row of values of its variables for each point."""
+    frame, names, levels = state.model.frame, list(term.along), state.model.design.levels()
+    if len(names) == 1:
+        (variable,) = names
+        if isinstance(values, pd.DataFrame):
+            check_columns([variable], values)
+            values = values[variable].tolist()
+        discrete = term.kind in _DISCRETE
+        if values is None and discrete and variable in levels:
+            values = levels[variable]
+        elif values is None:
+            values = grid_of(frame[variable], discrete, _POINTS)
+        return list(values)
+    if values is None:
+        axes = [grid_of(frame[name], False, _SURFACE_POINTS[len(names)]) for name in names]
+        return np.stack([a.reshape(-1) for a in np.meshgrid(*axes, indexing="ij")], -1)
+    given = pd.DataFrame(values)
+    if not set(names) <= set(given.columns):
+        got = ", ".join(map(str, given.columns))
+        fail("values", f"a data frame with the columns {', '.join(names)}", got)
+    return given[names].to_numpy(dtype=np.float64)
 
 
 def _coefficients(state: FittedState) -> Float[np.ndarray, "S p"]:
@@ -142,42 +161,16 @@ def _coefficients(state: FittedState) -> Float[np.ndarray, "S p"]:
     return found
 
 
-def _group_effect(state: FittedState, term: Term, name: str, level: float) -> Partial:
+def _group_effect(
+    state: FittedState, term: Term, law: GroupLaw, name: str, level: float
+) -> Partial:
     """An effect that varies among groups, of each group."""
-    law = term.law
-    assert isinstance(law, GroupLaw)
     places = list(term.columns)[law.effect_names.index(name) :: len(law.names)]
     groups = [state.model.design.names[i][len(name) + 1 : -1] for i in places]
     beta = torch.from_numpy(_coefficients(state))
     draws = state.model.structured.at_zero(beta)[:, places].numpy()
     own = replace(term, name=name)
     return Partial(own, law.label, np.array(groups), draws, np.zeros(0), level)
-
-
-def _surface(state: FittedState, term: Term, values: Any, level: float) -> Partial:
-    """The effect of a smooth of several variables, at rows of values or on a grid."""
-    design, frame = state.model.design, state.model.frame
-    names = list(term.along)
-    if values is None:
-        axes = [grid_of(frame[name], False, _SURFACE_POINTS[len(names)]) for name in names]
-        points = np.stack([a.reshape(-1) for a in np.meshgrid(*axes, indexing="ij")], -1)
-    else:
-        given = pd.DataFrame(values)
-        if not set(names) <= set(given.columns):
-            got = ", ".join(map(str, given.columns))
-            fail("values", f"a data frame with the columns {', '.join(names)}", got)
-        points = given[names].to_numpy(dtype=np.float64)
-    grid = pd.concat([frame.iloc[:1]] * len(points), ignore_index=True)
-    for name, column in {**dict(zip(names, points.T, strict=True)), **term.at}.items():
-        grid[name] = column
-    places = list(term.columns)
-    columns = design.rows(grid)[0][:, design.layout.places(places)]
-    if term.at:
-        columns = columns + design.center[places]
-    draws = _coefficients(state)[:, places] @ columns.T
-    scale = state.model.family.predictor_scale(term.parameter)
-    own = _own_rows(state, term)[names].to_numpy()
-    return Partial(term, ", ".join(names), points, draws, own, level, scale)
 
 
 def _own_rows(state: FittedState, term: Term) -> pd.DataFrame:

@@ -6,17 +6,15 @@ to one value in all rows: curves that are adjusted for the other columns (Makuch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.likelihoods.family import Family
-from subbayes.regression.questions.averages import RowAverage, set_to, values_of
+from subbayes.regression.questions.averages import RowAverage
 from subbayes.utils.checks import fail
 
 _POINTS = 50
@@ -72,35 +70,19 @@ def times_of(
     return found
 
 
-def survival_curves(
-    predict: Callable[[pd.DataFrame], Float[Tensor, "S n K"]],
+def survival_curve(
     family: Family,
-    frame: pd.DataFrame,
+    outputs: Float[Tensor, "S n K"],
     times: Float[np.ndarray, "m"],
-    variable: str | None,
-    values: Sequence[Any] | None,
-    weights: str | None = None,
-    by_level: bool = False,
-) -> tuple[tuple[Any, ...], Float[np.ndarray, "g S m"]]:
-    """Values of the column, or None, and the average of P(Y > t) over rows for each of them.
+    average: RowAverage,
+) -> Float[np.ndarray, "S m"]:
+    """The average of P(Y > t) over rows, for each draw and time.
 
     Args:
-        predict: from rows to draws of the predictors of the family's parameters.
         family: distribution of the response.
-        frame: the rows, of which at most 2000 evenly spaced ones are used.
+        outputs: draws of the predictors of the family's parameters at the rows.
         times: the times.
-        variable: column that is set to each value, or None.
-        values: its values; by default its levels.
-        weights: column that says how many times a row counts.
-        by_level: whether the values of the column are levels, also if they are numbers.
+        average: over the rows.
     """
-    average = RowAverage(frame, weights)
-    rows = average.rows
-    chosen = (None,) if variable is None else tuple(values_of(variable, frame, values, by_level))
-    curves = []
-    for value in chosen:
-        own = rows if variable is None else set_to(rows, variable, value)
-        outputs = predict(own)
-        curve = [average(np.exp(log_survival(family, outputs, float(time)))) for time in times]
-        curves.append(np.stack(curve, 1))
-    return chosen, np.stack(curves)
+    logs = (log_survival(family, outputs, float(time)) for time in times)
+    return np.stack([average(np.exp(values)) for values in logs], 1)

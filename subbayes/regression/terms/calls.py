@@ -7,9 +7,8 @@ A term is one file of this folder, or of another package: a subclass of `CallTer
 from __future__ import annotations
 
 import ast
-import contextlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 from unicodedata import is_normalized
@@ -19,15 +18,11 @@ from typing_extensions import override
 
 from subbayes.regression.formula.checks import has_numbers
 from subbayes.regression.formula.factors import parse_errors
-from subbayes.regression.formula.options import Option
+from subbayes.regression.formula.options import Option, read_options
 from subbayes.regression.terms.law import WrittenTerm
 from subbayes.utils.checks import fail
 
 _NAMES = re.compile(r"""'[^']*'|"[^"]*"|`([^`]+)`|[^\W\d]\w*""")
-_SHRINKAGE = {
-    name: f"Write bs={other!r}; smooths that shrink to 0 are not available"
-    for name, other in (("cs", "cr"), ("ts", "tp"))
-}
 
 
 @dataclass(frozen=True)
@@ -121,44 +116,24 @@ def parse_call(argument: str, text: str, term: type[CallTerm]) -> Call:
     if not least <= len(columns) <= most or len(set(columns)) < len(columns):
         count = f"{least}" if least == most else f"{least} or {most}"
         fail(argument, f"{function}(...) of {count} different columns", repr(text), term.remedy)
-    words = [*map(ast.keyword, term.positional, values), *node.keywords]
-    options: dict[str, Any] = {}
+    if term.varies:
+        known = {**known, "by": ("a column", str.isidentifier)}
+    unnamed = itertools.zip_longest(term.positional[: len(values)], values)
+    words = [*itertools.starmap(ast.keyword, unnamed), *node.keywords]
+    options = read_options(argument, text, known, [], words, _is_default)
     by = None
     for word in words:
-        if word.arg == "by" and term.varies:
+        if word.arg == "by":
             by = _column(argument, text, word.value, aliases)
-            continue
-        name = str(word.arg)
-        if name not in known or name in options or len(values) > len(term.positional):
-            listed = [f"{other}=" for other in known] + ["by="] * term.varies
-            expected = f"{function}(...) with " + (", ".join(listed) or "no options")
-            fail(argument, expected, repr(text))
-        shown, allowed = known[name]
-        try:
-            value = ast.literal_eval(word.value)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            remedy = _vector_of_r(word, allowed)
-            fail(argument, f"{name}= to be {shown}", repr(text), remedy)
-        if name == "k" and value == -1:  # the default of mgcv
-            continue
-        if not allowed(value):
-            fail(argument, f"{name}= to be {shown}", repr(text), _SHRINKAGE.get(str(value), ""))
-        options[name] = value
     shown = " ".join(text.split())
     of = zip(names, columns, strict=True)
     expressions = tuple(column for arg, column in of if not isinstance(arg, ast.Name))
     return Call(shown, function, tuple(columns), options, by, expressions)
 
 
-def _vector_of_r(word: ast.keyword, allowed: Callable[[Any], bool]) -> str:
-    """A remedy for `c(4, 5)` where a list is allowed."""
-    node = word.value
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "c":
-        written = ast.unparse(ast.List(node.args, ast.Load()))
-        with contextlib.suppress(ValueError):
-            if allowed(ast.literal_eval(written)):
-                return f"Write {word.arg}={written}"
-    return ""
+def _is_default(option: str, node: ast.expr) -> bool:
+    """Whether an option is the column of `by=`, or k=-1, the default of mgcv."""
+    return option == "by" or (option == "k" and ast.unparse(node) == "-1")
 
 
 def _without_names(text: str) -> tuple[str, dict[str, str]]:

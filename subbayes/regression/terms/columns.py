@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from formulaic.errors import DataMismatchWarning, FormulaicError
 from jaxtyping import Bool, Float, Int
 
 from subbayes.regression.formula.checks import check_different
-from subbayes.regression.formula.grammar import formula_errors
+from subbayes.regression.formula.grammar import check_formula, formula_errors
 from subbayes.regression.formula.numbers import factor_column, model_matrix
 from subbayes.utils.checks import InputError, fail
 from subbayes.utils.warning import filtered_warnings
@@ -23,50 +24,83 @@ _ROUNDING = 1e-12  # of a column relative to its largest value, in which constan
 _CONTEXT = {"np": np, "offset": lambda x: x}
 
 
-def learn(argument: str, text: str, frame: pd.DataFrame, columns: Sequence[str]) -> ModelSpec:
-    """Evaluate a checked right-hand side on training rows, and return what was learned from them.
+@dataclass(frozen=True)
+class FormulaColumns:
+    """The columns of a right-hand side without terms of this package, and those of new rows.
 
-    Args:
-        argument: name of the argument, for errors.
-        text: the right-hand side, which `check_formula` has checked.
-        frame: the rows.
-        columns: columns of the data frame that the text reads. The others are not passed on, as
-            they could have the names of functions.
-
-    Raises:
-        InputError: a formula that formulaic cannot evaluate, a factor with one level, or effects
-            with the same name.
+    Attributes:
+        spec: what formulaic has learned from training rows.
+        read: columns of the data frame that are read. The others are not passed on, as they could
+            have the names of functions.
     """
-    with formula_errors(argument, text), np.errstate(all="ignore"):
-        matrix = model_matrix(text, frame[list(columns)], _CONTEXT)
-    spec: ModelSpec = matrix.model_spec
-    for expression, levels, _ in factors(spec):
-        if len(levels) == 1:
-            remedy = "Leave it out of the formula"
-            fail(factor_column(expression), "at least 2 levels of a factor", levels[0], remedy)
-    check_different(argument, "effects", map(str, spec.column_names))
-    return spec
 
+    spec: ModelSpec
+    read: tuple[str, ...]
 
-def evaluate(
-    spec: ModelSpec, frame: pd.DataFrame, columns: Sequence[str]
-) -> Float[np.ndarray, "n columns"]:
-    """All columns of rows, which are not finite where they are undefined.
+    @classmethod
+    def learn(cls, argument: str, text: str, frame: pd.DataFrame) -> FormulaColumns:
+        """Check a right-hand side, and evaluate it on training rows.
 
-    Raises:
-        FormulaicError, ValueError: values that a term does not accept.
-        InputError: levels of an expression, as in `C(np.floor(x))`, that are undefined or new.
-    """
-    spec = copy.deepcopy(spec)  # evaluation changes its state
-    # unseen levels are reported by check_levels
-    with filtered_warnings("ignore", DataMismatchWarning), np.errstate(all="ignore"):
-        try:
-            matrix = model_matrix(spec, frame[list(columns)], _CONTEXT)
-        except FormulaicError as error:
-            if isinstance(error.__cause__, InputError):
-                raise error.__cause__ from None
-            raise
-    return np.array(matrix, dtype=np.float64).reshape(len(frame), -1)
+        Args:
+            argument: name of the argument, for errors.
+            text: the right-hand side.
+            frame: the rows.
+
+        Raises:
+            InputError: a formula that formulaic cannot evaluate, a factor with one level, or
+                effects with the same name.
+        """
+        with formula_errors(argument, text), np.errstate(all="ignore"):
+            read = check_formula(argument, text, frame)
+            learned = cls(model_matrix(text, frame[list(read)], _CONTEXT).model_spec, read)
+        for expression, levels, _ in learned.factors():
+            if len(levels) == 1:
+                remedy = "Leave it out of the formula"
+                fail(factor_column(expression), "at least 2 levels of a factor", levels[0], remedy)
+        check_different(argument, "effects", learned.names)
+        return learned
+
+    @property
+    def names(self) -> list[str]:
+        """Name of each column."""
+        return list(map(str, self.spec.column_names))
+
+    def factors(self) -> Iterator[tuple[str, list[Any], Any]]:
+        """The expression, the levels and the contrasts of each factor."""
+        for expression, (kind, state) in self.spec.encoder_state.items():
+            if getattr(kind, "value", kind) == "categorical":
+                yield str(expression), list(state["categories"]), state["contrasts"].contrasts
+
+    def levels(self) -> dict[str, list[Any]]:
+        """Levels of each factor, by the column of the data frame or the expression."""
+        return {factor_column(expression): levels for expression, levels, _ in self.factors()}
+
+    def kind(self, term: Any, places: Sequence[int]) -> str:
+        """The kind of a term, as of `design.Term`."""
+        if str(term) == "1":
+            return "intercept"
+        factors = {expression for expression, _, _ in self.factors()}
+        if not factors.isdisjoint(map(str, term.factors)):
+            return "factor"
+        return "linear" if len(places) == 1 else "spline"
+
+    def evaluate(self, frame: pd.DataFrame) -> Float[np.ndarray, "n columns"]:
+        """All columns of rows, which are not finite where they are undefined.
+
+        Raises:
+            FormulaicError, ValueError: values that a term does not accept.
+            InputError: levels of an expression, as in `C(np.floor(x))`, that are undefined or new.
+        """
+        spec = copy.deepcopy(self.spec)  # evaluation changes its state
+        # unseen levels are reported by check_levels
+        with filtered_warnings("ignore", DataMismatchWarning), np.errstate(all="ignore"):
+            try:
+                matrix = model_matrix(spec, frame[list(self.read)], _CONTEXT)
+            except FormulaicError as error:
+                if isinstance(error.__cause__, InputError):
+                    raise error.__cause__ from None
+                raise
+        return np.array(matrix, dtype=np.float64).reshape(len(frame), -1)
 
 
 def check_defined(values: Float[np.ndarray, "n c"], terms: Sequence[str]) -> None:
@@ -90,28 +124,6 @@ def check_defined(values: Float[np.ndarray, "n c"], terms: Sequence[str]) -> Non
         got = f"{len(rows)} rows without one, the first at position {rows[0]}"
         remedy = "Drop these rows, or transform the column another way"
         fail(f"term {terms[int(place)]!r}", "finite numbers", got, remedy)
-
-
-def is_categorical(spec: ModelSpec, term: Any) -> bool:
-    """Whether a term has a factor with levels."""
-    known = [spec.encoder_state.get(str(f), ("",))[0] for f in term.factors]
-    return any(getattr(kind, "value", "") == "categorical" for kind in known)
-
-
-def kind_of_term(spec: ModelSpec, term: Any, places: Sequence[int]) -> str:
-    """The kind of a term that formulaic evaluates; see `formula.Term`."""
-    if str(term) == "1":
-        return "intercept"
-    if is_categorical(spec, term):
-        return "factor"
-    return "linear" if len(places) == 1 else "spline"
-
-
-def factors(spec: ModelSpec) -> Iterator[tuple[str, list[Any], Any]]:
-    """The expression, the levels and the contrasts of each factor."""
-    for expression, (kind, state) in spec.encoder_state.items():
-        if getattr(kind, "value", kind) == "categorical":
-            yield str(expression), list(state["categories"]), state["contrasts"].contrasts
 
 
 def are_constant(

@@ -24,16 +24,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from formulaic import ModelSpec
 from jaxtyping import Float, Int
 from torch import Tensor
 from typing_extensions import override
 
 from subbayes.data.levels import check_levels, levels_of
 from subbayes.regression.formula.grammar import check_formula, formula_errors
-from subbayes.regression.formula.numbers import factor_column
 from subbayes.regression.formula.splitting import plain_name, split_at, within_brackets
-from subbayes.regression.terms import columns as formula_columns
+from subbayes.regression.terms.columns import (
+    FormulaColumns,
+    check_defined,
+    column_means,
+    column_scales,
+)
 from subbayes.regression.terms.law import (
     Counts,
     Hyperparameter,
@@ -98,38 +101,31 @@ class GroupTerm(WrittenTerm):
         self, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
     ) -> list[LearnedTerm]:
         """Learn levels, and the columns of the left-hand side, from training rows."""
-        with formula_errors(argument, self.left):
-            read = check_formula(argument, self.left, frame)
-        spec = formula_columns.learn(argument, self.left, frame, read)
-        for expression in map(str, spec.factors):
+        formula = FormulaColumns.learn(argument, self.left, frame)
+        for expression in map(str, formula.spec.factors):
             if expression.replace(" ", "").startswith("offset("):
                 got = f"{expression} in {self.name}"
                 fail(argument, "linear effects, factors and splines that vary", got)
-        names = [str(name) for name in spec.column_names]
+        names = formula.names
         if not 1 <= len(names) <= _MOST:
             fail(argument, f"from 1 to {_MOST} effects that vary", f"{len(names)} in {self.name}")
         keys = _keys_in_order(frame, self.groups)
-        values = formula_columns.evaluate(spec, frame, read)
-        formula_columns.check_defined(values, [prefix + self.name] * len(names))
+        values = formula.evaluate(frame)
+        check_defined(values, [prefix + self.name] * len(names))
         law = GroupLaw.of(names, self.label, prefix, len(keys), self.correlated, values, weights)
         if not (self.correlated and _INTERCEPT in names):
             self._warn_of_columns_far_from_0(names, values, weights)
-        levels = {
-            factor_column(expression): found
-            for expression, found, _ in formula_columns.factors(spec)
-        }
         shown = [":".join(map(str, key)) for key in keys]
         learned = GroupEffects(
             name=prefix + self.name,
             kind="random",
             labels=tuple(f"{prefix}{c} | {self.label}[{key}]" for key in shown for c in names),
-            variables=tuple(sorted({*read, *self.groups})),
+            variables=tuple(sorted({*formula.read, *self.groups})),
             law=law,
-            levels=levels,
+            levels=formula.levels(),
             groups=self.groups,
             keys=tuple(keys),
-            spec=spec,
-            read=read,
+            formula=formula,
         )
         return [learned]
 
@@ -138,8 +134,8 @@ class GroupTerm(WrittenTerm):
     ) -> None:
         """Warn of slopes that are uncorrelated with intercepts, or alone, where no rows are."""
         for name, column in zip(names, values.T, strict=True):
-            mean = float(formula_columns.column_means(column, weights))
-            sd = float(formula_columns.column_scales(column[:, None], weights=weights)[0])
+            mean = float(column_means(column, weights))
+            sd = float(column_scales(column[:, None], weights=weights)[0])
             if not _is_indicator(column) and abs(mean) > _FAR * sd:
                 what = (
                     "uncorrelated with the intercepts" if _INTERCEPT in names else "all of them 0"
@@ -219,13 +215,11 @@ class GroupEffects(LearnedTerm):
 
     Attributes:
         keys: the groups of training.
-        spec: of the columns of the left-hand side.
-        read: columns of the data frame that it reads.
+        formula: the columns of the left-hand side.
     """
 
     keys: tuple[tuple[Any, ...], ...]
-    spec: ModelSpec
-    read: tuple[str, ...]
+    formula: FormulaColumns
 
     def columns(self, frame: pd.DataFrame) -> Float[np.ndarray, "n c"]:
         """The columns of the left-hand side, at those of the row's group, group by group."""
@@ -248,8 +242,8 @@ class GroupEffects(LearnedTerm):
     def loadings(self, frame: pd.DataFrame) -> Float[np.ndarray, "n q"]:
         """The columns of the left-hand side, centred by the means of the law."""
         with formula_errors(f"term {self.name!r}", self.name):
-            values = formula_columns.evaluate(self.spec, frame, self.read)
-        formula_columns.check_defined(values, [self.name] * values.shape[1])
+            values = self.formula.evaluate(frame)
+        check_defined(values, [self.name] * values.shape[1])
         assert isinstance(self.law, GroupLaw)
         return np.asarray(values - self.law.means)
 
@@ -343,8 +337,8 @@ class GroupLaw(Law):
         weights: Counts | None = None,
     ) -> GroupLaw:
         """The law of the effects of columns with these values in the training rows."""
-        centers = formula_columns.column_means(values, weights)
-        scales = formula_columns.column_scales(values, weights=weights)
+        centers = column_means(values, weights)
+        scales = column_scales(values, weights=weights)
         plain = [_is_indicator(column) for column in values.T]
         sds = [
             Hyperparameter(f"sd({prefix}{name} | {label})", "sd", 1.0 if own else 1 / float(scale))
@@ -430,5 +424,5 @@ class GroupLaw(Law):
 
 def _is_indicator(values: Float[np.ndarray, "n"]) -> bool:
     """Whether a column is constant or has the values 0 and 1."""
-    constant = not formula_columns.column_scales(values[:, None])[0]
+    constant = not column_scales(values[:, None])[0]
     return constant or set(np.unique(values)) <= {0.0, 1.0}

@@ -8,7 +8,6 @@ from typing import cast
 
 import numpy as np
 import pandas as pd
-from formulaic import ModelSpec
 from jaxtyping import Float
 
 from subbayes.regression.formula.checks import check_columns, check_different
@@ -19,7 +18,7 @@ from subbayes.regression.formula.grammar import (
     formula_errors,
 )
 from subbayes.regression.formula.splitting import split_terms
-from subbayes.regression.terms import columns as formula_columns
+from subbayes.regression.terms.columns import FormulaColumns
 from subbayes.regression.terms.group_effects import parse_group_term
 from subbayes.regression.terms.law import Counts, LearnedTerm, WrittenTerm
 from subbayes.utils.checks import fail
@@ -84,19 +83,15 @@ class RightSide:
             rest, own = split_terms(argument, text)
             return cls(argument, text, rest, tuple(written_terms(argument, own)))
 
-    def check(self, frame: pd.DataFrame) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Check it against a data frame, without evaluating it.
-
-        Returns:
-            The columns that it reads, and those that the part of columns and factors reads.
+    def check(self, frame: pd.DataFrame) -> tuple[str, ...]:
+        """Check it against a data frame, without evaluating it, and return the columns it reads.
 
         Raises:
             InputError: as `check_formula`.
         """
         argument = self.argument
         with formula_errors(argument, self.text):
-            read = check_formula(argument, self.rest, frame)
-            columns = list(read)
+            columns = list(check_formula(argument, self.rest, frame))
             width = 0
             for term in self.terms:
                 needed = term.check(argument, frame)
@@ -107,7 +102,7 @@ class RightSide:
                 columns += needed
                 width += term.width(frame)
             check_size(argument, self.text, width, len(frame))
-        return tuple(dict.fromkeys(columns)), read
+        return tuple(dict.fromkeys(columns))
 
     def learn(
         self, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
@@ -136,16 +131,15 @@ def _learn(
     """Learn a term, of expressions from their values."""
     if not term.expressions:
         return term.learn(argument, frame, prefix, weights)
-    values = {}
-    for text in term.expressions:
-        read = check_formula(argument, text, frame)
-        values[text] = formula_columns.learn(argument, f"0 + {text}", frame, read), read
+    values = {
+        text: FormulaColumns.learn(argument, f"0 + {text}", frame) for text in term.expressions
+    }
     parts = term.learn(argument, _with_values(frame, values), prefix, weights)
-    read = tuple(sorted({name for _, read in values.values() for name in read}))
+    read = {name for columns in values.values() for name in columns.read}
     return [
         OfExpressions(
             **{f.name: getattr(part, f.name) for f in fields(LearnedTerm)}
-            | {"variables": tuple(sorted({*part.variables} - {*values} | {*read}))},
+            | {"variables": tuple(sorted({*part.variables} - {*values} | read))},
             term=part,
             values=values,
         )
@@ -155,22 +149,15 @@ def _learn(
 
 @dataclass(frozen=True)
 class OfExpressions(LearnedTerm):
-    """A term that reads expressions, each with its specification and the columns it reads."""
+    """A term that reads expressions, by their text."""
 
     term: LearnedTerm
-    values: Mapping[str, tuple[ModelSpec, tuple[str, ...]]]
+    values: Mapping[str, FormulaColumns]
 
     def columns(self, frame: pd.DataFrame) -> Float[np.ndarray, "n c"]:
         """The columns of the term."""
         return self.term.columns(_with_values(frame, self.values))
 
 
-def _with_values(
-    frame: pd.DataFrame, values: Mapping[str, tuple[ModelSpec, tuple[str, ...]]]
-) -> pd.DataFrame:
-    return frame.assign(
-        **{
-            text: formula_columns.evaluate(spec, frame, read)[:, 0]
-            for text, (spec, read) in values.items()
-        }
-    )
+def _with_values(frame: pd.DataFrame, values: Mapping[str, FormulaColumns]) -> pd.DataFrame:
+    return frame.assign(**{text: columns.evaluate(frame)[:, 0] for text, columns in values.items()})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,11 +27,7 @@ class RandomIntercept(CallTerm):
         name = plain_name(groups)
         if name is not None:
             return [GroupTerm("1", (name,), True)]
-        columns = re.findall(r"`[^`]+`|\b[^\W\d]\w*\b(?!\s*[(=.])", groups)
-        written = " + ".join(f"re({column})" for column in columns)
-        if "/" in groups or ":" in groups:
-            written = f"(1 | {groups.strip()})"
-        remedy = f"Write {written}" if columns else ""
+        remedy = "Write a term of each column, or (1 | a:b) for combinations of columns"
         fail(argument, "re(...) of one column", repr(text), remedy)
 
 

@@ -22,7 +22,7 @@ def unseen_levels(factors: Iterable[tuple[str, list[Any], Any]], frame: pd.DataF
     """The columns of factors with unseen levels.
 
     Args:
-        factors: expression, levels and contrasts of each factor, as of `formula_columns.factors`.
+        factors: expression, levels and contrasts of each factor, as of `FormulaColumns.factors`.
         frame: the rows.
 
     Raises:
