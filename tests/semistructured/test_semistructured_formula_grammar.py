@@ -201,10 +201,6 @@ SUM = "+".join(f"a{i}" for i in range(10))
         ("a0**2**2**2**99", "exponents from 1 to 8"),
         ("a0^99999999", "exponents from 1 to 8"),
         ("*".join(f"a{i}" for i in range(10)), "at most 8 factors"),
-        ("{a0 + 10**10**10}", r"constants of at most 1e\+15"),
-        ("{a0 ** 2**2**2**2**99}", r"constants of at most 1e\+15"),
-        ("np.power(a0, 10**10**10)", r"constants of at most 1e\+15"),
-        ("{a0 + 1/0}", "constants of at most"),
         ("{a0 + " + "9" * 400 + "}", "columns, numbers"),
         ("{g * 1000000000}", "columns of numbers in arithmetic"),
         ("{'a' * 1000000000}", "columns, numbers"),
@@ -229,6 +225,15 @@ def test_formulas_of_unlimited_cost_are_refused(formula, said):
     frame = table().assign(**many, id=names, id2=names, id3=names)
     with pytest.raises(InputError, match=said):
         check_formula("formula", formula, frame)
+
+
+@pytest.mark.parametrize(
+    "term",
+    ["{a0 + 10**10**10}", "{a0 ** 2**2**2**2**99}", "np.power(a0, 10**10**10)", "{a0 + 1/0}"],
+)
+def test_constants_are_numbers_of_limited_size(term):
+    with pytest.raises(InputError, match="expected finite numbers"):
+        Design({"mu": term}, table())
 
 
 # --- formulas that are allowed --------------------------------------------------------------------

@@ -59,7 +59,18 @@ def check_identified(
             got += f", {len(most.columns)} of the levels of {most.name!r}"
             remedy += f", or convert {most.name!r} if it should be numbers"
         fail("formula", "more rows than effects", got, remedy)
-    sums = collinear(design, columns, own) or _constant(design, columns, priors, defaults)
+    stored = design.layout.dense.numpy()
+    is_constant = are_constant(columns[:, : len(stored)], design.center[stored])
+    constant = set(stored[is_constant].tolist())
+    with_default = {  # whose scale is relative to that of the column
+        i
+        for term in design.terms
+        for places, prior in priors_of_columns(term, design.names, priors)
+        if prior is defaults.get(term.name)
+        for i in places
+    }
+    sums = [design.names[i] for i in sorted(constant & {*own, *with_default})]
+    sums += collinear(design, columns, set(own) - constant)
     if sums:
         remedy = "Leave one out, or pass priors={term: scale}"
         if any(re.match(r"c[crs]\(", name) for name in sums):
@@ -78,16 +89,12 @@ def collinear(
     Args:
         design: the design matrix.
         centred: its columns, as `Design.rows` has them.
-        among: positions of the columns that are compared.
+        among: positions of the columns that are compared, which vary.
     """
-    found, compared = [], set(among)
+    found = []
     for parameter in design.parameters:
         terms = [t for t in design.terms if t.parameter == parameter]
-        places = [i for t in terms for i in t.unpenalised if i in compared]
-        stored = design.layout.places(places)
-        constant = are_constant(centred[:, stored], design.center[places])
-        found += [design.names[i] for i, own in zip(places, constant, strict=True) if own]
-        places = [i for i, own in zip(places, constant, strict=True) if not own]
+        places = [i for t in terms for i in t.unpenalised if i in among]
         if len(places) < 2:
             continue
         own_columns = centred[:, design.layout.places(places)]
@@ -101,26 +108,6 @@ def collinear(
             summands = [design.names[places[i]] for i in basis[np.abs(weights) > 1e-6]]
             found.append(f"{design.names[places[column]]} = {' + '.join(summands)}")
     return found
-
-
-def _constant(
-    design: Design,
-    centred: Float[np.ndarray, "n p"],
-    priors: Mapping[str, EffectPrior],
-    defaults: Mapping[str, EffectPrior],
-) -> list[str]:
-    """Names of constant columns with default priors, whose scale is relative to the column's."""
-    stored = design.layout.dense.numpy()
-    constant = np.zeros(len(design.names), dtype=bool)
-    constant[stored] = are_constant(centred[:, : len(stored)], design.center[stored])
-    return [
-        design.names[i]
-        for term in design.terms
-        for own, prior in priors_of_columns(term, design.names, priors)
-        if prior is defaults.get(term.name)
-        for i in own
-        if constant[i]
-    ]
 
 
 # --- groups -------------------------------------------------------------------------------------

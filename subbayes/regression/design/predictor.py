@@ -139,14 +139,6 @@ class StructuredPredictor(nn.Module):
         return self.design.layout
 
     @property
-    def has_normal_location(self) -> bool:
-        """Whether all effects of the location are unpenalised and have normal priors."""
-        design = self.design
-        own = [t for t in design.terms if t.parameter == design.parameters[0]]
-        parts = [part for t in own for part in priors_of_columns(t, design.names, self.priors)]
-        return all(not t.penalised for t in own) and all(is_normal(prior) for _, prior in parts)
-
-    @property
     def linear_columns(self) -> list[int]:
         """Columns whose coefficients are affine in their coordinates, given the hyperparameters."""
         linear = torch.ones(len(self.design.names), dtype=torch.bool)
@@ -282,16 +274,6 @@ class StructuredPredictor(nn.Module):
                 found = beta.clone() if found is beta else found
                 found[..., at] = law.at_zero(beta[..., at])
         return found
-
-    def linear_map(self, zeta: Float[Tensor, "P"]) -> Float[Tensor, "rows C"]:
-        """Coefficients by predictor, shape (p + 1, C): those of the columns, then a constant."""
-        placed = self.coefficients(zeta).unsqueeze(-1) * self.placement.to(zeta)
-        constant = zeta.new_zeros(1, placed.shape[1])
-        if self.thresholds:
-            cuts = self.threshold_values(zeta).unsqueeze(0)
-            placed = nn.functional.pad(placed, (0, cuts.shape[1]))
-            constant = torch.cat([constant, cuts], 1)
-        return torch.cat([placed, constant])
 
     def threshold_values(self, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S c"]:
         """Thresholds of an ordinal response, increasing."""

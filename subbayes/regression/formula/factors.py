@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import ast
 import math
-import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import numpy as np
 import pandas as pd
 
 from subbayes.data.columns import as_numpy
@@ -26,15 +24,7 @@ SHAPE = "a formula such as 'y ~ age + C(sex) + s(bmi)'"
 """What a formula looks like, for errors."""
 
 _LARGEST = 1e15  # constants, which remain exact integers in float64
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
-}
+_OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
 
 # --- functions and their options ----------------------------------------------------------------
 
@@ -184,35 +174,28 @@ class Factor:
             remedy = "Write 'successes | trials(n)' in the place of cbind(successes, n - successes)"
         fail(self.argument, expected, f"{got} in {self.text!r}", remedy)
 
-    def _expression(self, node: ast.expr, *, whole: bool = False) -> float | None:
-        """Check an expression, and return its value if it is a constant."""
+    def _expression(self, node: ast.expr, *, whole: bool = False) -> None:
+        """Check an expression."""
         match node:
             case ast.Name(id=name):
                 self.names.append(self.aliases.get(name, name))
-                return None
             case ast.Constant(value=int() | float() as number) if _is_number(number):
-                return float(number)
-            case ast.Attribute(value=ast.Name(id="np"), attr="pi" | "e" as name):
+                pass
+            case ast.Attribute(value=ast.Name(id="np"), attr="pi" | "e"):
                 self.functions.add("np")
-                return float(getattr(np, name))
-            case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
-                value = self._number(operand)
-                return value if value is None or isinstance(node.op, ast.UAdd) else -value
-            case ast.BinOp(left=left, right=right, op=op) if type(op) in _BINARY:
-                return self._folded(op, self._number(left), self._number(right))
-            case ast.BinOp(op=ast.BitAnd() | ast.BitOr(), left=left, right=right):
-                self._number(left)
-                self._number(right)
-                return None
-            case ast.UnaryOp(op=ast.Invert(), operand=operand):
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd() | ast.Invert(), operand=operand):
                 self._number(operand)
-                return None
             case ast.BinOp(op=ast.BitXor()):
                 remedy = f"Write {self.text.replace(' ', '').replace('^', '**')}"
                 fail(self.argument, "powers with **", repr(self.text), remedy)
-            case ast.Compare(left=left, ops=[op], comparators=[right]):
-                if isinstance(op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)):
-                    self._refuse(repr(ast.unparse(node)))
+            case ast.BinOp(left=left, right=right, op=op) if isinstance(
+                op, (*_OPERATORS, ast.BitAnd, ast.BitOr)
+            ):
+                self._number(left)
+                self._number(right)
+            case ast.Compare(left=left, ops=[op], comparators=[right]) if not isinstance(
+                op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)
+            ):
                 start = len(self.names)
                 for side in (left, right):
                     if not isinstance(side, ast.Constant) or not isinstance(side.value, str):
@@ -221,29 +204,16 @@ class Factor:
                         self._refuse(repr(ast.unparse(side)))
                 self.compared |= set(self.names[start:])
                 del self.names[start:]
-                return None
             case ast.Call():
                 self._call(node, whole)
-                return None
-        self._refuse(repr(ast.unparse(node)))
+            case _:
+                self._refuse(repr(ast.unparse(node)))
 
-    def _number(self, node: ast.expr) -> float | None:
+    def _number(self, node: ast.expr) -> None:
         """Check an expression whose columns have to be numbers."""
         start = len(self.names)
-        value = self._expression(node)
+        self._expression(node)
         self.numeric |= set(self.names[start:])
-        return value
-
-    def _folded(self, op: ast.operator, left: float | None, right: float | None) -> float | None:
-        """The value of an operator of two constants, or None if one reads columns."""
-        if left is None or right is None:
-            return None
-        value: Any = math.inf
-        with suppress(OverflowError, ZeroDivisionError):
-            value = _BINARY[type(op)](left, right)
-        if isinstance(value, complex) or not abs(value) <= _LARGEST:
-            fail(self.argument, f"constants of at most {_LARGEST:g}", f"others in {self.text!r}")
-        return float(value)
 
     def _call(self, node: ast.Call, whole: bool) -> None:
         """Check the call of a function."""

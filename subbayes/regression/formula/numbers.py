@@ -44,7 +44,7 @@ def to_double(values: Any, levels: bool = False) -> Any:
     """Numbers and booleans in float64; other values, such as text, as they are.
 
     Args:
-        values: a column, an array, or anything else.
+        values: a column, an array, a number, or anything else.
         levels: convert booleans and integers to int64 instead, so that levels computed from whole
             numbers remain whole, and leave other numbers as they are.
 
@@ -54,6 +54,8 @@ def to_double(values: Any, levels: bool = False) -> Any:
         1    200.0
         dtype: float64
     """
+    if isinstance(values, (int, float)):  # which neither grow without end nor become complex
+        return np.int64(values) if levels and isinstance(values, int) else np.float64(values)
     if not isinstance(values, (pd.Series, np.ndarray)):
         return values
     dtype = values.dtype
@@ -89,13 +91,13 @@ def without_quotes(expression: str) -> tuple[str, dict[str, str]]:
 def in_doubles(expression: str) -> str:
     """An expression of a formula, with the operands of its arithmetic converted to float64.
 
-    The operands of comparisons and of & | ~ are not converted, nor are constants, options, and
-    columns that are levels. ~ is a comparison with 0. Braces around the argument of `offset` are
+    The operands of comparisons and of & | ~ are not converted, nor are options and columns that
+    are levels. ~ is a comparison with 0. Braces around the argument of `offset` are
     left out.
 
     Example:
         >>> in_doubles("I(a * 2)")
-        'I(__double__(__double__(a) * 2))'
+        'I(__double__(__double__(a) * __double__(2)))'
         >>> in_doubles("C(a)")
         'C(a)'
     """
@@ -145,9 +147,7 @@ class _Doubles(ast.NodeTransformer):
 
 
 def _converted(node: ast.expr, levels: bool) -> ast.expr:
-    """The expression, converted unless it is a constant."""
-    if isinstance(node, ast.Constant):
-        return node
+    """The expression, converted."""
     options: list[ast.expr] = [ast.Constant(True)] if levels else []
     return ast.Call(ast.Name(CONVERSION, ast.Load()), [node, *options], [])
 

@@ -29,14 +29,6 @@ from subbayes.regression.specification import PreparedModel
 _DRAWS = 200  # over which the variance of the score is averaged
 
 
-def _is_corrected(model: PreparedModel, draws: Draws) -> bool:
-    """Whether draws are exact, and all effects of the location have normal priors."""
-    own = model.design.column_parameters.count(model.design.parameters[0])
-    exact = draws.validity == "exact"
-    normal = own and model.structured.has_normal_location
-    return bool(exact and normal and model.family.is_working)
-
-
 def interval_warnings(
     model: PreparedModel, correction: Float[np.ndarray, "S p"] | None
 ) -> list[str]:
@@ -66,9 +58,10 @@ def score_correction(
         draws: the draws, which have to be exact.
         zeta: their coordinates of the effects.
     """
-    if not _is_corrected(model, draws):
-        return None
     structured, inputs = model.structured, model.inputs
+    precisions = _precisions(model)
+    if precisions is None or draws.validity != "exact" or not model.family.is_working:
+        return None
     at = torch.from_numpy(np.ascontiguousarray(zeta, dtype=np.float64))
     parameters, location = model.design.column_parameters, model.design.parameters[0]
     own = [i for i, name in enumerate(parameters) if name == location]
@@ -85,7 +78,7 @@ def score_correction(
     if len(at) <= len(own) or np.linalg.matrix_rank(covariance / np.outer(unit, unit)) < len(own):
         return None  # too few draws
     columns = structured.columns_at(inputs["design"], own).numpy()
-    score = np.diag(_precisions(model)[own]) + (columns * information[:, None]).T @ columns
+    score = np.diag(precisions[own]) + (columns * information[:, None]).T @ columns
     both = covariance, covariance @ score @ covariance
     old, new = (np.linalg.cholesky(matrix / np.outer(unit, unit)) for matrix in both)
     shift = np.zeros_like(beta)
@@ -93,12 +86,15 @@ def score_correction(
     return shift
 
 
-def _precisions(model: PreparedModel) -> Float[np.ndarray, "p"]:
-    """Precision of the normal prior of each coefficient of the location; 0 of others."""
-    found = np.zeros(len(model.design.names))
-    for term in model.design.terms:
-        if term.parameter == model.design.parameters[0]:
-            for own, prior in priors_of_columns(term, model.design.names, model.structured.priors):
-                assert is_normal(prior)
-                found[own] = prior.scale**-2
-    return found
+def _precisions(model: PreparedModel) -> Float[np.ndarray, "p"] | None:
+    """Precision of the normal prior of each coefficient of the location; None without these."""
+    design, found = model.design, np.zeros(len(model.design.names))
+    terms = [term for term in design.terms if term.parameter == design.parameters[0]]
+    if any(term.penalised for term in terms):
+        return None
+    for term in terms:
+        for own, prior in priors_of_columns(term, design.names, model.structured.priors):
+            if not is_normal(prior):
+                return None
+            found[own] = prior.scale**-2
+    return found if any(term.columns for term in terms) else None
