@@ -539,14 +539,14 @@ class Results:
         if category is None and (of_location or len(labels) <= 2):
             return 0 if of_location else max(len(labels) - 1, 0)
         places = [i for i, label in enumerate(labels) if same_level(label, category)]
-        if of_location or not places:
-            expected = "None for a response of numbers"
-            if labels:
-                expected = f"one of the classes {listed_first(labels)}"
-            if labels and of_location:
-                expected = "None with scale='link', as all classes have the same predictor"
-            fail("category", expected, repr(category), "Pass the class to average over" if labels
-                 and not of_location else "")  # fmt: skip
+        if labels and of_location:
+            expected = "None with scale='link', as all classes have the same predictor"
+            fail("category", expected, repr(category))
+        if not places:
+            if not labels:
+                fail("category", "None for a response of numbers", repr(category))
+            remedy = "Pass the class to average over"
+            fail("category", f"one of the classes {listed_first(labels)}", repr(category), remedy)
         return places[0]
 
     def marginal_means(

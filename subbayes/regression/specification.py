@@ -18,7 +18,7 @@ from subbayes.data.frames import read_frame
 from subbayes.data.levels import listed
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.families import Family
-from subbayes.regression.design.default_priors import default_priors, predictor_sd
+from subbayes.regression.design.default_priors import ResponseRows, default_priors, predictor_sd
 from subbayes.regression.design.design import Design, formula_variables, split_formula
 from subbayes.regression.design.flat_effects import with_limits
 from subbayes.regression.design.identifiability import check_identified
@@ -224,7 +224,7 @@ class Specification:
         encoder = specification.encoder(design, family, frame)
         data = Data.of((encoder.inputs(frame, inputs), targets))
         model = PreparedModel(specification, frame, response, structured, encoder, data, dropped)
-        return specification.completed(model, predictor_sd(family, y, offset, counts))
+        return specification.completed(model, predictor_sd(family, ResponseRows(y, offset, counts)))
 
     # --- what a model with networks adds -----------------------------------------------------
 

@@ -26,7 +26,6 @@ from subbayes.regression.design.design import NewLevels
 from subbayes.regression.formula.checks import Missing
 from subbayes.regression.model import SAMPLING, Regression, checked_engine
 from subbayes.regression.questions.averages import ESTIMANDS
-from subbayes.regression.questions.new_groups import columns_of_groups
 from subbayes.regression.questions.partial_effects import Partial
 from subbayes.regression.questions.predictive_checks import Replicates
 from subbayes.semistructured.estimand import NOTES
@@ -425,7 +424,7 @@ class SemiStructuredRegression(Regression):
 
     def _networks_read_groups(self) -> bool:
         """Whether a network is orthogonal to effects of groups, so that it depends on these."""
-        columns = set(columns_of_groups(self.state.model.design))
+        columns = set(self.state.model.design.columns_of_groups)
         return any(columns & set(part.columns.columns) for part in self.state.joint.orthogonal)
 
     @override

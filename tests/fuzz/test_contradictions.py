@@ -200,7 +200,7 @@ KINDS = (
 )  # fmt: skip
 
 
-MANY = "y ~ a + C(c) + " + " + ".join(f"s(a, 990, {i})" for i in range(1, 11))
+MANY = "y ~ a + C(c) + " + " + ".join(f"s(a, k=990, degree={i})" for i in range(1, 11))
 
 
 LONG = "x" * 1001
@@ -297,7 +297,6 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
         lambda tensors, facts: tensors.update({"values.0": -1 - tensors["values.0"]}),
     ),
     "buffers of no weight vector": ("samples", without_buffers_of_one),
-    "splines by position": ("semi-structured", formula("y ~ a + C(c) + s(a, 1000)")),
     "splines of 1_000": ("semi-structured", formula("y ~ a + C(c) + s(a, df=1_000)")),
     "splines in hexadecimal": ("semi-structured", formula("y ~ a + C(c) + s(a, df=0x3e8)")),
     "splines of an expression": ("semi-structured", formula("y ~ C(c) + s(I(a), df=1000)")),

@@ -279,7 +279,7 @@ def test_allowed_terms_have_their_values(term, expected):
         ("bs(a0, df=6) + poly(z, 2)", 9),
         ("bs(a0, knots=[1.4, 1.6], degree=2, include_intercept=False)", 5),
         ("cr(a0, df=4) + cc(z, df=4, constraints='center')", 9),
-        ("s(a0, 6, degree=2) + re(g) + offset(np.log(a0))", 9),
+        ("s(a0, k=6, degree=2) + re(g) + offset(np.log(a0))", 9),
         ("(a0 + z + C(g))**2", 10),
         ("a0*sex - a0", 4),
         ("0 + C(g)", 3),

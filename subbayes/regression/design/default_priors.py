@@ -64,12 +64,12 @@ def default_priors(
         weights: how many times each row counts in means and standard deviations; by default once.
     """
     priors: dict[str, EffectPrior] = {}
-    rows = _Rows(y, offset, weights)
-    _predictor_sd(family, rows)  # which checks the response
+    rows = ResponseRows(y, offset, weights)
+    predictor_sd(family, rows)  # which checks the response
     for term in design.terms:
         of, name, own = _component(family, term.parameter, rows)
         is_location = name in of.locations
-        sd = _predictor_sd(of, own) if is_location else 1.0
+        sd = predictor_sd(of, own) if is_location else 1.0
         factor = _DEFAULT_SCALE if is_location else 1.0
         if term.law is not None:
             parts = term.law.hyperparameters
@@ -89,7 +89,7 @@ def default_priors(
 
 
 @dataclass(frozen=True)
-class _Rows:
+class ResponseRows:
     """Responses, offsets, and how many times each row counts."""
 
     y: Float[np.ndarray, "n"]
@@ -104,21 +104,26 @@ class _Rows:
         """The standard deviation of numbers of the rows; 0 if it is rounding."""
         return float(column_scales(values[:, None], weights=self.weights)[0])
 
-    def level(self, family: Family) -> float:
-        """The location that suits the responses, without effects."""
-        if self.weights is None:  # which a family of the user need not accept
-            return family.level(self.y)
-        return family.level(self.y, self.weights)
+    @property
+    def values(self) -> tuple[Float[np.ndarray, "n"], ...]:
+        """The responses, and the weights that a family of the user need not accept."""
+        return (self.y,) if self.weights is None else (self.y, self.weights)
 
 
-def _component(family: Family, parameter: str, rows: _Rows) -> tuple[Family, str, _Rows]:
+def _component(
+    family: Family, parameter: str, rows: ResponseRows
+) -> tuple[Family, str, ResponseRows]:
     """The family of a parameter and its name there, with the rows that the family allows."""
     of, name = family.component(parameter)
     if of is family:
         return of, name, rows
     own = allowed_rows(of, rows.y)
     offset = np.broadcast_to(rows.offset, rows.y.shape)[own]
-    return of, name, _Rows(rows.y[own], offset, None if rows.weights is None else rows.weights[own])
+    return (
+        of,
+        name,
+        ResponseRows(rows.y[own], offset, None if rows.weights is None else rows.weights[own]),
+    )
 
 
 def _default_prior(part: Hyperparameter, sd: float, factor: float) -> EffectPrior:
@@ -135,29 +140,14 @@ def _default_prior(part: Hyperparameter, sd: float, factor: float) -> EffectPrio
     return Exponential(sd * part.scale)
 
 
-def predictor_sd(
-    family: Family,
-    y: Float[np.ndarray, "n"],
-    offset: Float[np.ndarray, "n"] | float,
-    weights: Float[np.ndarray, "n"] | None = None,
-) -> float:
+def predictor_sd(family: Family, rows: ResponseRows) -> float:
     """The expected scale of the location's predictor beside its offset.
 
     The standard deviation of the response less the offset for an identity link, else 1.
 
-    Args:
-        family: distribution of the response.
-        y: the response.
-        offset: of the location's predictor.
-        weights: how many times each row counts; by default once.
-
     Raises:
         InputError: a constant response, or one that is the offset and a constant.
     """
-    return _predictor_sd(family, _Rows(y, offset, weights))
-
-
-def _predictor_sd(family: Family, rows: _Rows) -> float:
     family, _, rows = _component(family, family.locations[0], rows)
     if family.links[0] != "identity" or family.kind == "classification":
         return 1.0
@@ -170,10 +160,12 @@ def _predictor_sd(family: Family, rows: _Rows) -> float:
     return sd
 
 
-def _intercept_prior(family: Family, parameter: str, rows: _Rows) -> NormalPrior | Exponential:
+def _intercept_prior(
+    family: Family, parameter: str, rows: ResponseRows
+) -> NormalPrior | Exponential:
     link = family.links[0]
     if parameter in family.locations:
-        level, shift = rows.level(family), rows.mean(rows.offset)
+        level, shift = family.level(*rows.values), rows.mean(rows.offset)
         if link == "log":
             if not level > 0:  # zeros only, or a location that is not the mean
                 _check_positive_mean(family, level)
@@ -186,13 +178,11 @@ def _intercept_prior(family: Family, parameter: str, rows: _Rows) -> NormalPrior
             level = float(LINKS[link][0](share))
         elif link == "logm1":
             level = float(np.log(max(level - 1, 1e-3)))
-        return NormalPrior(level - shift, _DEFAULT_SCALE * _predictor_sd(family, rows))
+        return NormalPrior(level - shift, _DEFAULT_SCALE * predictor_sd(family, rows))
     if parameter == "sigma":
         values = family.location_values(rows.y)
         return Exponential(rows.sd(values - rows.offset if link == "identity" else values))
-    if rows.weights is None:  # which a family of the user need not accept
-        return NormalPrior(*family.predictor_prior(parameter, rows.y))
-    return NormalPrior(*family.predictor_prior(parameter, rows.y, rows.weights))
+    return NormalPrior(*family.predictor_prior(parameter, *rows.values))
 
 
 def _check_positive_mean(family: Family, level: float) -> None:
@@ -202,7 +192,7 @@ def _check_positive_mean(family: Family, level: float) -> None:
         fail("y", expected, f"a mean of {level:.4g}", "Use link='identity'")
 
 
-def _level(family: Family, parameter: str, rows: _Rows) -> float:
+def _level(family: Family, parameter: str, rows: ResponseRows) -> float:
     """The centre of the default prior of an intercept, on the scale of the link."""
     prior = _intercept_prior(family, parameter, rows)
     if prior.positive:  # of a scale itself

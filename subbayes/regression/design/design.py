@@ -298,6 +298,11 @@ class Design:
         return tuple(dict.fromkeys(v for f in self._formulas.values() for v in f.variables))
 
     @property
+    def columns_of_groups(self) -> list[int]:
+        """Positions of the columns of all effects of groups."""
+        return [i for term in self.terms if term.kind == "random" for i in term.columns]
+
+    @property
     def variables_of_groups(self) -> tuple[str, ...]:
         """Columns of the data frame that random effects alone read."""
         others = {name for term in self.terms if not term.groups for name in term.variables}

@@ -45,18 +45,18 @@ def priors_with(
     """
     if given is not None and not isinstance(given, Mapping):
         fail_type("priors", "a dict of priors by the name of their term", given)
-    places: dict[str, tuple[str, str]] = {}  # by name of a default, the name and key of the given
+    found = dict(defaults)
+    names: dict[str, str] = {}  # by that of a default, or of a column
     for name, key in _expanded(given or {}, defaults):
-        place = _place(name, design, defaults)
-        if places.setdefault(place, (name, key))[0] != name:
-            got = f"{places[place][0]!r} and {name!r}"
+        places = _places(name, design, defaults)
+        if len(places) != 1:
+            fail("priors", "names of terms: " + ", ".join(defaults), repr(name))
+        (place,) = places
+        if names.setdefault(place, name) != name:
+            got = f"{names[place]!r} and {name!r}"
             fail("priors", f"one prior of {place!r}", got, "Leave one out")
-        places[place] = name, key
-    # a mapping may build its values when they are read: only now, when all names are known
-    return dict(defaults) | {
-        place: prior_of_term(name, (given or {})[key], parameters or design.parameters)
-        for place, (name, key) in places.items()
-    }
+        found[place] = prior_of_term(name, (given or {})[key], parameters or design.parameters)
+    return found
 
 
 def priors_without_term(
@@ -74,14 +74,6 @@ def priors_without_term(
         for key in given
         if not any(_places(name, design, defaults) for name in _members(key, defaults) or [key])
     ]
-
-
-def _place(name: str, design: Design, defaults: Mapping[str, EffectPrior]) -> str:
-    """The name of the default prior that a prior given as `name` replaces, or of a column."""
-    found = _places(name, design, defaults)
-    if len(found) != 1:
-        fail("priors", "names of terms: " + ", ".join(defaults), repr(name))
-    return found[0]
 
 
 def _places(name: str, design: Design, defaults: Mapping[str, EffectPrior]) -> list[str]:

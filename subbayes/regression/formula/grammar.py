@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unicodedata import category, is_normalized, normalize
+from unicodedata import is_normalized, normalize
 
 import pandas as pd
 from formulaic.errors import FormulaicError
@@ -118,10 +118,6 @@ def _factors(argument: str, text: str, response: bool) -> list[Factor]:
                 fail(argument, "numbers and columns as terms", content)
         elif kind is Token.Kind.OPERATOR and not _OPERATOR.fullmatch(content):
             remedy = "Close all brackets" if text.count("(") != text.count(")") else ""
-            if category(content[0]).startswith("M"):  # a combining mark, as of Indic scripts
-                names = re.split(r"[\s+*/:^|~(),-]+", text)
-                name = next(name for name in names if content[0] in name)
-                remedy = f"Write the name with its combining mark in back-quotes: `{name}`"
             fail(argument, "the operators + - * / : ** ^ and %in%", repr(content), remedy)
         elif kind is Token.Kind.CONTEXT and content not in "()":
             fail(argument, "round brackets", repr(content))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from subbayes.predictions.averaging import evenly_spaced
 from subbayes.predictions.predictive import Predictive
-from subbayes.regression.design.design import Design, NewLevels
+from subbayes.regression.design.design import NewLevels
 from subbayes.regression.formula.checks import check_columns, plain_columns
 from subbayes.regression.posterior import FittedState
 from subbayes.regression.specification import PreparedModel
@@ -118,10 +118,5 @@ def rows_without_groups(
     rows = data.drop(columns=names, errors="ignore").assign(**dict(known.items()))
     accepted: NewLevels = "sample" if new_levels == "error" else new_levels  # of groups alone
     encoded = model.encoder.inputs(rows, tensors, accepted)
-    columns = torch.tensor(columns_of_groups(model.design), dtype=torch.long)
+    columns = torch.tensor(model.design.columns_of_groups, dtype=torch.long)
     return {**encoded, "design": model.design.layout.without(encoded["design"], columns)}
-
-
-def columns_of_groups(design: Design) -> list[int]:
-    """Places of the columns of all effects of groups."""
-    return [i for term in design.terms if term.kind == "random" for i in term.columns]

@@ -124,8 +124,7 @@ def in_order(names: Iterable[str], design: Design, groups: bool = True) -> list[
         design: columns of the formula.
         groups: whether to include effects of groups.
     """
-    random = [term.columns for term in design.terms if term.kind == "random"]
-    of_groups = {design.names[i] for columns in random for i in columns}
+    of_groups = {design.names[i] for i in design.columns_of_groups}
     chosen = [name for name in names if groups or name not in of_groups]
     return sorted(chosen, key=lambda name: name in of_groups)
 
@@ -216,7 +215,7 @@ def examined_names(
         length: draws of each chain.
     """
     design, names = structured.design, list(structured.reported(zeta[:1]))
-    random = [i for term in design.terms if term.kind == "random" for i in term.columns]
+    random = design.columns_of_groups
     if len(random) <= MOST_OF_GROUPS:
         return names, len(names)
     spread = half_chain_spread(zeta[:, : len(design.names)], length)[random]

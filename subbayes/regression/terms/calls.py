@@ -45,7 +45,6 @@ class CallTerm(WrittenTerm):
         call: the call.
         most_columns: the least and the largest number of columns.
         options: what each option has to be.
-        positional: options that may follow the columns without their names.
         varies: whether the term has `by=`.
         of_expressions: whether its columns may be expressions, such as `log(x)`.
         remedy: for another number of columns.
@@ -54,7 +53,6 @@ class CallTerm(WrittenTerm):
     call: Call
     most_columns: ClassVar[tuple[int, int]] = (1, 1)
     options: ClassVar[Mapping[str, Option]] = {}
-    positional: ClassVar[tuple[str, ...]] = ()
     varies: ClassVar[bool] = False
     of_expressions: ClassVar[bool] = False
     remedy: ClassVar[str] = ""
@@ -105,28 +103,25 @@ def parse_call(argument: str, text: str, term: type[CallTerm]) -> Call:
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
         fail(argument, "a call such as s(x, k=8)", repr(text))
     function, known, (least, most) = node.func.id, term.options, term.most_columns
-    values = [arg for arg in node.args if isinstance(arg, ast.Constant)] if term.positional else []
-    names = [arg for arg in node.args if arg not in values]
-    whole = names if term.of_expressions else []
     with parse_errors(argument, text):
         columns = [
-            _as_written(arg, aliases) if arg in whole else _column(argument, text, arg, aliases)
-            for arg in names
+            _as_written(arg, aliases)
+            if term.of_expressions and not isinstance(arg, ast.Constant)
+            else _column(argument, text, arg, aliases)
+            for arg in node.args
         ]
     if not least <= len(columns) <= most or len(set(columns)) < len(columns):
         count = f"{least}" if least == most else f"{least} or {most}"
         fail(argument, f"{function}(...) of {count} different columns", repr(text), term.remedy)
     if term.varies:
         known = {**known, "by": ("a column", str.isidentifier)}
-    unnamed = itertools.zip_longest(term.positional[: len(values)], values)
-    words = [*itertools.starmap(ast.keyword, unnamed), *node.keywords]
-    options = read_options(argument, text, known, [], words, _is_default)
+    options = read_options(argument, text, known, [], node.keywords, _is_default)
     by = None
-    for word in words:
+    for word in node.keywords:
         if word.arg == "by":
             by = _column(argument, text, word.value, aliases)
     shown = " ".join(text.split())
-    of = zip(names, columns, strict=True)
+    of = zip(node.args, columns, strict=True)
     expressions = tuple(column for arg, column in of if not isinstance(arg, ast.Name))
     return Call(shown, function, tuple(columns), options, by, expressions)
 

@@ -73,25 +73,16 @@ class RandomEffectSmooth(WrittenTerm):
         columns = self.call.columns
         check_columns(columns, frame)
         frame = plain_columns(frame, columns)
-        slopes = [name for name in columns if has_numbers(frame[name])]
-        if len(columns) == 1 and not (slopes and _has_fractions(frame[columns[0]])):
-            return GroupTerm("1", columns, True)
-        if len(columns) == 1:
-            got = f"fractional numbers in {columns[0]!r} of {self.call.text}"
-            remedy = (
-                f"Write {_quoted(columns[0])} for a slope, or (1 | {_quoted(columns[0])}) for a "
-                "group of each number"
-            )
-            fail(argument, "groups: text, categories or whole numbers", got, remedy)
-        if len(slopes) > 1:
-            group, slope = sorted(columns, key=lambda name: _has_fractions(frame[name]))
-            remedy = f"Write (0 + {_quoted(slope)} | {_quoted(group)})"
-            expected = "text or categories in one of two columns, as groups"
-            fail(argument, expected, f"numbers in both of {self.call.text}", remedy)
-        if not slopes:
-            return GroupTerm("1", columns, True)
+        several = len(columns) > 1
+        fractions = {name: has_fractions(frame[name]) for name in columns}
+        slopes = [n for n in columns if has_numbers(frame[n]) and (several or fractions[n])]
         groups = tuple(name for name in columns if name not in slopes)
-        return GroupTerm(f"0 + `{slopes[0]}`", groups, True)
+        if not groups:
+            group, *slope = map(_quoted, sorted(columns, key=fractions.__getitem__))
+            remedy = f"Write (0 + {slope[0]} | {group})" if slope else f"Write (1 | {group})"
+            expected = "groups: text, categories or, of a single column, whole numbers"
+            fail(argument, expected, f"numbers in {self.call.text}", remedy)
+        return GroupTerm(f"0 + `{slopes[0]}`" if slopes else "1", groups, True)
 
     @override
     def check(self, argument: str, frame: pd.DataFrame) -> tuple[str, ...]:
@@ -108,8 +99,10 @@ class RandomEffectSmooth(WrittenTerm):
         return self.effects(argument, frame).learn(argument, frame, prefix, weights)
 
 
-def _has_fractions(column: pd.Series) -> bool:
-    """Whether a column of numbers has some that are not whole."""
+def has_fractions(column: pd.Series) -> bool:
+    """Whether a column has numbers that are not whole."""
+    if not has_numbers(column):
+        return False
     values = column.to_numpy(dtype=np.float64, na_value=np.nan)
     values = values[np.isfinite(values)]
     return bool((values != np.floor(values)).any())

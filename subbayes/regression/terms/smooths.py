@@ -27,7 +27,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -125,7 +125,6 @@ class SmoothTerm(CallTerm):
         "degree": whole(1, 20),
         "knots": ("the two ends of a period", _are_ends),
     }
-    positional: ClassVar[tuple[str, ...]] = ("df", "degree")
     varies = True
     of_expressions = True
     remedy = "Use te(...) for tensor products"
@@ -214,14 +213,8 @@ class TensorTerm(SmoothTerm):
 
     most_columns = (2, 3)
     options = {"k": one_or_each(whole(3, 50)), "bs": one_or_each(one_of(*BASES))}
-    positional = ()
     of_expressions = False
     remedy = ""
-
-    @classmethod
-    @override
-    def parse(cls, argument: str, text: str) -> Sequence[WrittenTerm]:
-        return [cls(parse_call(argument, text, cls))]
 
     @property
     @override
