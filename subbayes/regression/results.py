@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from subbayes.data.frames import read_frame
 from subbayes.data.levels import levels_of, same_level
 from subbayes.data.to_pandas import to_pandas
 from subbayes.diagnostics import LooResult, metrics
+from subbayes.diagnostics.loo_comparison import compare
 from subbayes.diagnostics.predictor import OUTPUTS_AT_ONCE
 from subbayes.draws import Draws
 from subbayes.networks.network import Network
@@ -41,7 +42,6 @@ from subbayes.regression.questions.averages import (
     listed_first,
     set_to,
 )
-from subbayes.regression.questions.comparison import compare_fits
 from subbayes.regression.questions.conditional import Conditional, conditional_effect
 from subbayes.regression.questions.hypothesis import Hypothesis, evaluate_hypothesis
 from subbayes.regression.questions.new_groups import rows_without_groups, with_new_groups
@@ -56,7 +56,14 @@ from subbayes.regression.questions.summary import (
     summary_table,
 )
 from subbayes.regression.questions.survival import survival_curve, times_of
-from subbayes.utils.checks import check_choice, check_count, check_fraction, check_seed, fail
+from subbayes.utils.checks import (
+    check_choice,
+    check_count,
+    check_fraction,
+    check_seed,
+    fail,
+    fail_type,
+)
 from subbayes.utils.warning import warn_user
 
 _PRIOR_DRAWS = 4000
@@ -856,4 +863,23 @@ class Results:
         Raises:
             InputError: models of other rows or responses.
         """
-        return compare_fits([self, *others], Results, names)
+        models = [self, *others]
+        first = self.state.model.response.numbers(self.state.model.frame)
+        for other in others:
+            if not isinstance(other, Results):
+                fail_type("others", "fitted models", other)
+            y = other.state.model.response.numbers(other.state.model.frame)
+            if not np.array_equal(y, first):
+                got = "others" if len(y) == len(first) else f"{len(y):,} rows"
+                remedy = "Fit to the same rows, with the response on the same scale"
+                fail("others", f"models of the same {len(first):,} responses", got, remedy)
+        if names is None:
+            names = [str(m.state.model.specification.formula) for m in models]
+            if len(set(names)) < len(names):
+                families = [m.state.model.family.label for m in models]
+                pairs = zip(names, families, strict=True)
+                names = [f"{i}: {name}, {family}" for i, (name, family) in enumerate(pairs, 1)]
+        if len(names) != len(models) or len(set(names)) < len(names):
+            fail("names", f"{len(models)} different names", repr(list(names)))
+        results = {name: model.loo() for name, model in zip(names, models, strict=True)}
+        return pd.DataFrame([asdict(row) for row in compare(results)]).set_index("name")

@@ -77,14 +77,14 @@ def basis_of(kind: str, x: Float[np.ndarray, "n d"], k: int, call: str, degree: 
         InputError: fewer distinct rows than the basis needs.
     """
     distinct = len(np.unique(x, axis=0))
-    least = {"ps": 4, "cr": 3, "cc": 4, "tp": x.shape[1] + 2}[kind]
+    least = {"ps": _FEWEST, "cr": 3, "cc": 4, "tp": x.shape[1] + 2}[kind]
     if k < least:
         fail(call, f"k= of at least {least} for bs={kind!r}", k)
-    if kind == "ps":
-        check_distinct(call, distinct, k)
-    elif distinct < k:
+    # the penalty of P-splines determines those of the default number that the values do not
+    needed = _FEWEST if kind == "ps" and k <= _SPLINES else k
+    if distinct < needed:
         remedy = f"Pass k={distinct}" if distinct >= least else "Use C(...) for a factor"
-        fail(call, f"at least {k} distinct values", distinct, remedy)
+        fail(call, f"at least {needed} distinct values", distinct, remedy)
     if kind == "tp":
         return ThinPlate.of(x, k)
     values = x[:, 0]
@@ -213,24 +213,6 @@ def _radial(
     if x.shape[1] == 1:
         return np.asarray(r**3 / 12)
     return np.asarray(r**2 * np.log(np.where(r > 0, r, 1.0)) / (8 * np.pi))
-
-
-def check_distinct(call: str, distinct: int, k: int) -> None:
-    """Raise `InputError` for too few distinct values of a column for k P-splines.
-
-    The penalty determines those of the default number that the values do not.
-
-    Example:
-        >>> check_distinct("s(x, k=10)", 6, 10)
-        >>> check_distinct("s(x, k=20)", 6, 20)
-        Traceback (most recent call last):
-        ...
-        subbayes.InputError: s(x, k=20): expected at least 20 distinct values, got 6. Pass k=6.
-    """
-    least = k if k > _SPLINES else _FEWEST
-    if distinct < least:
-        remedy = f"Pass k={distinct}" if distinct >= _FEWEST else "Use C(...) for a factor"
-        fail(call, f"at least {least} distinct values", distinct, remedy)
 
 
 def whitened(call: str, root: Float[np.ndarray, "m K"], rank: int) -> Float[np.ndarray, "K r"]:
