@@ -1,27 +1,44 @@
 """Factors of a formula: which functions, options and constants each may contain.
 
-A factor is parsed as formulaic does, by Python's parser, and never evaluated here.
+A factor is parsed by Python's parser, and never evaluated here. What is checked is returned as it
+is evaluated: with the operands of its arithmetic converted to float64. Those of comparisons and of
+& | ~ are not converted, nor are options and columns that are levels. ~ is a comparison with 0.
 """
 
 from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+import numpy as np
 import pandas as pd
+from formulaic.utils.code import sanitize_variable_names
 
 from subbayes.data.columns import as_numpy
 from subbayes.regression.formula.checks import check_no_dates, different_values
-from subbayes.regression.formula.numbers import CONVERSION, FUNCTIONS, without_quotes
 from subbayes.regression.formula.options import FLAG, Option, list_of, one_of, read_options, whole
 from subbayes.utils.checks import InputError, closest, fail
 from subbayes.utils.registry import TERMS
 
 SHAPE = "a formula such as 'y ~ age + C(sex) + s(bmi)'"
 """What a formula looks like, for errors."""
+
+CONVERSION = "__double__"
+"""Name of `to_double` in evaluated formulas, which no column can have."""
+
+FUNCTIONS = {
+    name: getattr(np, name)
+    for name in (
+        *("abs", "cbrt", "ceil", "exp", "exp2", "expm1", "floor", "sign", "sqrt"),
+        *("log", "log10", "log1p", "log2", "square"),
+        *("arcsinh", "arctan", "cos", "cosh", "sin", "sinh", "tan", "tanh"),
+    )
+}
+"""Functions of one argument, which formulas may call with or without `np.`."""
 
 _LARGEST = 1e15  # constants, which remain exact integers in float64
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow)
@@ -91,6 +108,18 @@ _CODINGS: dict[str, dict[str, Option]] = {
 """Contrasts of `C(...)`."""
 
 
+def without_quotes(expression: str) -> tuple[str, dict[str, str]]:
+    """An expression with identifiers in place of quoted names, and these names by identifier.
+
+    Example:
+        >>> without_quotes("I(`body mass`*2)")
+        ('I( _column_body_mass *2)', {'_column_body_mass': 'body mass'})
+    """
+    aliases: dict[str, str] = {}
+    taken: dict[str, Any] = dict.fromkeys(re.findall(r"\w+", expression))
+    return sanitize_variable_names(expression, taken, aliases, template="_column_{}"), aliases
+
+
 @contextmanager
 def parse_errors(argument: str, factor: str) -> Iterator[None]:
     """Convert errors of Python's parser to `InputError`."""
@@ -113,6 +142,13 @@ class Factor:
         functions: functions that it calls, without their module.
         splines: the largest number of splines or powers that its options ask for.
         is_python: whether it is more than a name, and read by Python's parser.
+        code: what is evaluated in its place.
+
+    Example:
+        >>> factor = Factor("formula", "I(`body mass` * 2)", response=False)
+        >>> factor.parse()
+        >>> factor.columns, factor.code
+        ({'body mass'}, 'I(__double__(__double__(`body mass`) * __double__(2)))')
     """
 
     def __init__(self, argument: str, text: str, response: bool) -> None:
@@ -123,7 +159,8 @@ class Factor:
         self.functions = {CONVERSION}  # which evaluation adds
         self.splines = 1
         self.aliases: dict[str, str] = {}
-        self.is_python = False
+        self.is_python = self._in_levels = False
+        self.code = text
 
     @property
     def columns(self) -> set[str]:
@@ -131,11 +168,12 @@ class Factor:
         return self.compared | set(self.names)
 
     def parse(self) -> None:
-        """Check the factor as Python code; it is parsed as formulaic does, and not evaluated."""
+        """Check the factor as Python code."""
         self.is_python = True
         code, self.aliases = without_quotes(self.text)
         with parse_errors(self.argument, self.text):
-            self._expression(ast.parse(code, mode="eval").body, whole=True)
+            body = self._expression(ast.parse(code, mode="eval").body, whole=True)
+            self.code = ast.unparse(body if isinstance(body, ast.Call) else self._double(body))
 
     def check_with(self, columns: tuple[str, ...], frame: pd.DataFrame) -> None:
         """Check the factor against the columns that its formula reads."""
@@ -174,60 +212,70 @@ class Factor:
             remedy = "Write 'successes | trials(n)' in the place of cbind(successes, n - successes)"
         fail(self.argument, expected, f"{got} in {self.text!r}", remedy)
 
-    def _expression(self, node: ast.expr, *, whole: bool = False) -> None:
-        """Check an expression."""
+    def _expression(self, node: ast.expr, *, whole: bool = False) -> ast.expr:
+        """Check an expression, and return it as it is evaluated."""
         match node:
             case ast.Name(id=name):
                 self.names.append(self.aliases.get(name, name))
+                return ast.Name(f"`{self.aliases[name]}`") if name in self.aliases else node
             case ast.Constant(value=int() | float() as number) if _is_number(number):
-                pass
+                return node
             case ast.Attribute(value=ast.Name(id="np"), attr="pi" | "e"):
                 self.functions.add("np")
-            case ast.UnaryOp(op=ast.USub() | ast.UAdd() | ast.Invert(), operand=operand):
-                self._number(operand)
+                return node
+            case ast.UnaryOp(op=ast.Invert(), operand=operand):  # ~ of whole numbers is -1 - number
+                return ast.Compare(self._number(operand), [ast.Eq()], [ast.Constant(0)])
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
+                return ast.UnaryOp(node.op, self._double(self._number(operand)))
             case ast.BinOp(op=ast.BitXor()):
                 remedy = f"Write {self.text.replace(' ', '').replace('^', '**')}"
                 fail(self.argument, "powers with **", repr(self.text), remedy)
-            case ast.BinOp(left=left, right=right, op=op) if isinstance(
-                op, (*_OPERATORS, ast.BitAnd, ast.BitOr)
-            ):
-                self._number(left)
-                self._number(right)
+            case ast.BinOp(left=left, right=right, op=ast.BitAnd() | ast.BitOr()):
+                return ast.BinOp(self._number(left), node.op, self._number(right))
+            case ast.BinOp(left=left, right=right, op=op) if isinstance(op, _OPERATORS):
+                sides = [self._double(self._number(side)) for side in (left, right)]
+                return ast.BinOp(sides[0], op, sides[1])
             case ast.Compare(left=left, ops=[op], comparators=[right]) if not isinstance(
                 op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)
             ):
                 start = len(self.names)
-                for side in (left, right):
-                    if not isinstance(side, ast.Constant) or not isinstance(side.value, str):
-                        self._expression(side)
-                    elif not _is_label(side.value):
-                        self._refuse(repr(ast.unparse(side)))
+                sides = [self._side(side) for side in (left, right)]
                 self.compared |= set(self.names[start:])
                 del self.names[start:]
+                return ast.Compare(sides[0], [op], sides[1:])
             case ast.Call():
-                self._call(node, whole)
-            case _:
-                self._refuse(repr(ast.unparse(node)))
+                return self._call(node, whole)
+        self._refuse(repr(ast.unparse(node)))
 
-    def _number(self, node: ast.expr) -> None:
-        """Check an expression whose columns have to be numbers."""
+    def _side(self, node: ast.expr) -> ast.expr:
+        """A side of a comparison, which may be text."""
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, str):
+            return self._expression(node)
+        return node if _is_label(node.value) else self._refuse(repr(ast.unparse(node)))
+
+    def _number(self, node: ast.expr) -> ast.expr:
+        """An expression whose columns have to be numbers."""
         start = len(self.names)
-        self._expression(node)
+        found = self._expression(node)
         self.numeric |= set(self.names[start:])
+        return found
 
-    def _call(self, node: ast.Call, whole: bool) -> None:
+    def _double(self, node: ast.expr) -> ast.expr:
+        """A checked expression, converted to float64, or to whole numbers where it has levels."""
+        levels: list[ast.expr] = [ast.Constant(True)] if self._in_levels else []
+        return ast.Call(ast.Name(CONVERSION), [node, *levels], [])
+
+    def _call(self, node: ast.Call, whole: bool) -> ast.expr:
         """Check the call of a function."""
-        function = ast.unparse(node.func)
+        function, call = ast.unparse(node.func), ast.unparse(node)
         if any(isinstance(arg, ast.Starred) for arg in node.args):
-            self._refuse(repr(ast.unparse(node)))
+            self._refuse(repr(call))
         self.functions.add(function.split(".")[0])
         if isinstance(node.func, ast.Attribute) and function.removeprefix("np.") in _NUMPY:
             count = _NUMPY[node.func.attr]
             if function != f"np.{node.func.attr}" or node.keywords or len(node.args) != count:
-                self._refuse(repr(ast.unparse(node)))
-            for arg in node.args:
-                self._number(arg)
-            return
+                self._refuse(repr(call))
+            return ast.Call(node.func, [self._double(self._number(arg)) for arg in node.args], [])
         if function in TERMS:
             remedy = "Add it with +: it cannot be in an interaction, another call or (... | g)"
             fail(self.argument, f"{function}(...) as a summand", repr(self.text), remedy)
@@ -236,25 +284,24 @@ class Factor:
             if self.response and function in _TERMS | _TRANSFORMS:
                 remedy = "Transform the column before fitting"
                 fail(self.argument, "an elementwise response", repr(self.text), remedy)
-            self._refuse(repr(ast.unparse(node)))
-        if function == "offset" and isinstance(node.args[0], ast.Set):  # braces, as elsewhere
-            node.args[:1] = node.args[0].elts
-        if function in _OF_NUMBERS:
-            self._number(node.args[0])
-        else:
-            self._expression(node.args[0])
+            self._refuse(repr(call))
+        first, *others = node.args
+        if function == "offset" and isinstance(first, ast.Set):  # braces, as elsewhere
+            first, *more = first.elts
+            others = [*more, *others]
+        self._in_levels, outside = self._in_levels or function == "C", self._in_levels
+        checked = (self._number if function in _OF_NUMBERS else self._expression)(first)
+        argument = checked if function == "C" else self._double(checked)
+        self._in_levels = outside
+        known_options, keywords = known[function], node.keywords
         options = read_options(
-            self.argument,
-            ast.unparse(node),
-            known[function],
-            node.args[1:],
-            node.keywords,
-            self._is_coding,
+            self.argument, call, known_options, others, keywords, self._is_coding
         )
         for value in options.values():
             size = len(value) if isinstance(value, (list, tuple)) else value
             if isinstance(size, int):
                 self.splines = max(self.splines, size)
+        return ast.Call(node.func, [argument, *others], node.keywords)
 
     def _is_coding(self, option: str, node: ast.expr) -> bool:
         """Whether an option is contrasts, such as `Treatment('a')`, which are checked, or None."""

@@ -7,7 +7,6 @@ integers do not overflow, and sums of booleans are no logical operations. Levels
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -17,25 +16,12 @@ import pandas as pd
 from formulaic import Formula, ModelMatrix, ModelSpec
 from formulaic.materializers import PandasMaterializer
 from formulaic.materializers.base import FormulaMaterializerMeta
-from formulaic.parser.types import Factor
-from formulaic.utils.code import sanitize_variable_names
+from formulaic.parser.types import Factor as FormulaicFactor
 from formulaic.utils.layered_mapping import LayeredMapping
 
 from subbayes.data.levels import check_levels
+from subbayes.regression.formula.factors import CONVERSION, FUNCTIONS, Factor
 from subbayes.utils.checks import fail
-
-CONVERSION = "__double__"
-"""Name of `to_double` in evaluated formulas, which no column can have."""
-
-FUNCTIONS = {
-    name: getattr(np, name)
-    for name in (
-        *("abs", "cbrt", "ceil", "exp", "exp2", "expm1", "floor", "sign", "sqrt"),
-        *("log", "log10", "log1p", "log2", "square"),
-        *("arcsinh", "arctan", "cos", "cosh", "sin", "sinh", "tan", "tanh"),
-    )
-}
-"""Functions of one argument, which formulas may call with or without `np.`."""
 
 _KNOWN = "__levels__"  # levels of factors in training by expression, in the context
 
@@ -76,82 +62,6 @@ def to_double(values: Any, levels: bool = False) -> Any:
     return pd.Series(numbers, index=values.index, name=values.name)
 
 
-def without_quotes(expression: str) -> tuple[str, dict[str, str]]:
-    """An expression with identifiers in place of quoted names, and these names by identifier.
-
-    Example:
-        >>> without_quotes("I(`body mass`*2)")
-        ('I( _column_body_mass *2)', {'_column_body_mass': 'body mass'})
-    """
-    aliases: dict[str, str] = {}
-    taken: dict[str, Any] = dict.fromkeys(re.findall(r"\w+", expression))
-    return sanitize_variable_names(expression, taken, aliases, template="_column_{}"), aliases
-
-
-def in_doubles(expression: str) -> str:
-    """An expression of a formula, with the operands of its arithmetic converted to float64.
-
-    The operands of comparisons and of & | ~ are not converted, nor are options and columns that
-    are levels. ~ is a comparison with 0. Braces around the argument of `offset` are
-    left out.
-
-    Example:
-        >>> in_doubles("I(a * 2)")
-        'I(__double__(__double__(a) * __double__(2)))'
-        >>> in_doubles("C(a)")
-        'C(a)'
-    """
-    code, aliases = without_quotes(expression)
-    body = _Doubles(aliases).visit(ast.parse(code, mode="eval").body)
-    return ast.unparse(body if isinstance(body, ast.Call) else _converted(body, False))
-
-
-class _Doubles(ast.NodeTransformer):
-    """Insert conversions into an expression, and restore the quoted names of columns."""
-
-    def __init__(self, aliases: Mapping[str, str]) -> None:
-        self.aliases = aliases
-        self.levels = False
-
-    def visit_Name(self, node: ast.Name) -> ast.expr:
-        name = self.aliases.get(node.id)
-        return node if name is None else ast.Name(f"`{name}`", node.ctx)
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        self.generic_visit(node)
-        if not isinstance(node.op, (ast.BitAnd, ast.BitOr)):
-            node.left = _converted(node.left, self.levels)
-            node.right = _converted(node.right, self.levels)
-        return node
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.expr:
-        self.generic_visit(node)
-        if isinstance(node.op, ast.Invert):  # of whole numbers Python's ~ would be -1 - number
-            return ast.Compare(node.operand, [ast.Eq()], [ast.Constant(0)])
-        node.operand = _converted(node.operand, self.levels)
-        return node
-
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        function = ast.unparse(node.func)
-        if function == "C":  # of levels
-            self.levels = True
-            node.args[0] = self.visit(node.args[0])
-            self.levels = False
-            return node
-        count = len(node.args) if function.startswith("np.") else 1  # the others are options
-        for i, arg in enumerate(node.args[:count]):
-            if function == "offset" and isinstance(arg, ast.Set):
-                (arg,) = arg.elts
-            node.args[i] = _converted(self.visit(arg), self.levels)
-        return node
-
-
-def _converted(node: ast.expr, levels: bool) -> ast.expr:
-    """The expression, converted."""
-    options: list[ast.expr] = [ast.Constant(True)] if levels else []
-    return ast.Call(ast.Name(CONVERSION, ast.Load()), [node, *options], [])
-
-
 class _DoubleMaterializer(PandasMaterializer):
     """formulaic's evaluation of formulas, in float64."""
 
@@ -165,7 +75,9 @@ class _DoubleMaterializer(PandasMaterializer):
 
     @FormulaMaterializerMeta.override
     def _evaluate(self, expr: str, metadata: Any, spec: ModelSpec) -> tuple[Any, set[Any]]:
-        values, variables = super()._evaluate(in_doubles(expr), metadata, spec)
+        factor = Factor("formula", expr, response=False)
+        factor.parse()
+        values, variables = super()._evaluate(factor.code, metadata, spec)
         is_column = factor_column(expr) in self.data.columns  # whose levels `Design` checks
         if getattr(values, "__formulaic_metadata__", None) and not is_column:
             _check_factor(expr, values, self.layered_context[_KNOWN].get(expr))
@@ -184,7 +96,7 @@ def _check_factor(expression: str, values: Any, levels: Any) -> None:
 
     formulaic gives values that are undefined or new the zeros of the reference level.
     """
-    if values.__formulaic_metadata__.kind is not Factor.Kind.CATEGORICAL:
+    if values.__formulaic_metadata__.kind is not FormulaicFactor.Kind.CATEGORICAL:
         return
     cells = pd.Series(np.asarray(values))
     if bad := int(cells.isna().sum()):
