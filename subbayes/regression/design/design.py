@@ -34,7 +34,7 @@ from subbayes.regression.terms.columns import (
     check_defined,
     column_means,
     column_scales,
-    prior_scales,
+    remaining_scales,
 )
 from subbayes.regression.terms.group_effects import GroupEffects, GroupLaw, NewGroups
 from subbayes.regression.terms.law import Law, LearnedTerm
@@ -172,7 +172,7 @@ class Design:
         centred: parameters with an intercept, or with thresholds in its place.
         scale: standard deviation of each column; 1 for those of many groups.
         layout: how rows are stored; see `rows`.
-        prior_scale: scale of each column in default priors; see `prior_scales`.
+        prior_scale: scale of each column in default priors.
 
     Raises:
         InputError: unknown columns, or a formula that cannot be parsed.
@@ -224,8 +224,7 @@ class Design:
         self.scale = np.ones(len(self.names))
         if len(columns):
             self.scale[stored] = column_scales(columns, weights=weights)
-        self.prior_scale = self.scale.copy()
-        self.prior_scale[stored] = prior_scales(columns, self._dense_terms(), self.centred, weights)
+        self.prior_scale = self._prior_scale(columns, weights)
 
     def _add(
         self,
@@ -418,13 +417,28 @@ class Design:
         design.layout = design._layout()
         return design, columns
 
-    def _dense_terms(self) -> list[Term]:
-        """The terms that are stored as numbers, with their positions in a stored row."""
-        return [
-            replace(term, columns=tuple(self.layout.places(term.columns).tolist()))
-            for term in self.terms
-            if self.layout.term_of(term.columns[0]) is None
-        ]
+    def _prior_scale(
+        self, columns: Float[np.ndarray, "n d"], weights: Float[np.ndarray, "n"] | None
+    ) -> Float[np.ndarray, "p"]:
+        """The scale of each column in default priors.
+
+        That of linear effects and factors is what the other ones of the same variables leave of it;
+        see `remaining_scales`.
+        """
+        found, places = self.scale.copy(), self.layout.places
+        plain = [term for term in self.terms if term.kind in ("linear", "factor", "spline")]
+        for term in plain if len(columns) else ():
+            near = [
+                i
+                for other in plain
+                if other is not term and other.parameter == term.parameter
+                for i in other.columns
+                if set(other.variables) & set(term.variables)
+            ]
+            own, others = (places(each).tolist() for each in (term.columns, near))
+            centred = term.parameter in self.centred
+            found[list(term.columns)] = remaining_scales(columns, own, others, centred, weights)
+        return found
 
     def _use_reference_levels(self, rows: Float[np.ndarray, "n w"], frame: pd.DataFrame) -> None:
         """Give rows of unseen levels the columns of the reference level, in place.

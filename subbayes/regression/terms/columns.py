@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -235,37 +235,3 @@ def _evenly_spaced(
     if weights is None:
         return rows, None
     return rows, weights[rows] * (total / weights[rows].sum())
-
-
-def prior_scales(
-    columns: Float[np.ndarray, "n p"],
-    terms: Sequence[Any],
-    centred: Collection[str],
-    weights: Float[np.ndarray, "n"] | None = None,
-) -> Float[np.ndarray, "p"]:
-    """The scale of each column in default priors.
-
-    That of linear effects and factors is what the other ones of the same variables leave of it; see
-    `remaining_scales`.
-
-    Args:
-        columns: the design matrix; without rows all scales are 1.
-        terms: the terms, as of `formula.Design`.
-        centred: the parameters whose predictor has an intercept.
-        weights: how many times each row counts.
-    """
-    if not len(columns):
-        return np.ones(columns.shape[1])
-    found = column_scales(columns, weights=weights)
-    plain = [t for t in terms if t.kind in ("linear", "factor", "spline")]
-    for term in plain:
-        near = [
-            i
-            for t in plain
-            if t is not term and t.parameter == term.parameter
-            for i in t.columns
-            if set(t.variables) & set(term.variables)
-        ]
-        own = list(term.columns)
-        found[own] = remaining_scales(columns, own, near, term.parameter in centred, weights)
-    return found
