@@ -40,11 +40,7 @@ from subbayes.regression.terms.group_effects import GroupEffects, GroupLaw, NewG
 from subbayes.regression.terms.law import Law, LearnedTerm
 from subbayes.regression.terms.layout import Layout, stored_width
 from subbayes.regression.terms.parsing import RightSide
-from subbayes.regression.terms.reference_levels import (
-    unseen_levels,
-    unseen_levels_of_smooth,
-    with_reference,
-)
+from subbayes.regression.terms.reference_levels import references_of, with_references
 from subbayes.utils.checks import InputError, check_choice, closest, fail, fail_type, one_of
 from subbayes.utils.warning import warn_user
 
@@ -446,24 +442,24 @@ class Design:
         Left alone they are 0, which is the reference level only beside an intercept.
         """
         for parameter, formula in self._formulas.items():
-            known = list(formula.columns.factors())
-            if unseen := unseen_levels(known, frame):
-                replaced, _ = self._evaluate(with_reference(frame, unseen))
+            levels, references = formula.columns.levels(), references_of(formula.columns)
+            known_rows = with_references(frame, levels, references)
+            if known_rows is not None:
+                replaced, _ = self._evaluate(known_rows)
                 for term in self.terms:
-                    factor = term.kind == "factor" and term.parameter == parameter
-                    for name in unseen.keys() & set(term.variables if factor else ()):
-                        places = np.ix_(unseen[name][0], self.layout.places(term.columns))
-                        rows[places] = replaced[places]
+                    if term.kind == "factor" and term.parameter == parameter:
+                        places = self.layout.places(term.columns)
+                        rows[:, places] = replaced[:, places]
             for term in self._own_terms(parameter):
                 own = term.learned
                 assert own is not None
                 if isinstance(own, GroupEffects):
-                    unseen = unseen_levels(own.formula.factors(), frame)
+                    own_references = references_of(own.formula)
                 else:
-                    unseen = unseen_levels_of_smooth(own, known, frame)
-                if unseen:
-                    first = term.columns[0]
-                    values = self._stored(term, with_reference(frame, unseen))
+                    own_references = {n: found[0] for n, found in own.levels.items()} | references
+                known_rows = with_references(frame, own.levels, own_references)
+                if known_rows is not None:
+                    values, first = self._stored(term, known_rows), term.columns[0]
                     many = self.layout.term_of(first)
                     place = self.layout.places([first])[0] if many is None else many.place
                     rows[:, place : place + values.shape[1]] = values
