@@ -16,9 +16,18 @@ from scipy import special, stats
 from torch import Tensor
 
 from subbayes.regression.priors.prior import interpolate
+from subbayes.utils.checks import fail
 
 _TABLE_END = 9.0  # standard normal coordinate beyond which quantiles continue along the tangent
 _TABLE_SIZE = 4097
+_LEAST, _MOST = 0.1, 1e4  # of a parameter of a prior, between which quantiles are exact
+
+
+def check_concentration(argument: str, value: float) -> None:
+    """Check that a parameter of a prior is a number between which quantiles are exact."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not _LEAST <= value <= _MOST:
+        fail(argument, f"a number from {_LEAST:g} to {_MOST:,.0f}", value)
 
 
 def logit_beta(zeta: Float[Tensor, "*S"], a: float, b: float) -> Float[Tensor, "*S"]:

@@ -14,11 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.regression.priors.beta_quantiles import logit_beta
+from subbayes.regression.priors.beta_quantiles import check_concentration, logit_beta
 from subbayes.regression.priors.prior import EffectPrior
-from subbayes.utils.checks import fail
-
-_LEAST, _MOST = 0.1, 1e4  # of alpha, between which quantiles are exact
 
 
 @dataclass(frozen=True, repr=False)
@@ -41,9 +38,7 @@ class Dirichlet(EffectPrior):
     alpha: float = 1.0
 
     def __post_init__(self) -> None:
-        number = isinstance(self.alpha, (int, float)) and not isinstance(self.alpha, bool)
-        if not number or not _LEAST <= self.alpha <= _MOST:
-            fail("alpha", f"a number from {_LEAST:g} to {_MOST:,.0f}", self.alpha)
+        check_concentration("alpha", self.alpha)
 
     def from_standard(self, zeta: Float[Tensor, "*S m"]) -> Float[Tensor, "*S D"]:
         """The D = m + 1 parts of a simplex at m coordinates."""

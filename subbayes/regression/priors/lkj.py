@@ -22,11 +22,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.regression.priors.beta_quantiles import logit_beta
+from subbayes.regression.priors.beta_quantiles import check_concentration, logit_beta
 from subbayes.regression.priors.prior import EffectPrior
-from subbayes.utils.checks import fail
 
-_LEAST, _MOST = 0.1, 1e4  # of eta, between which quantiles are exact
 _LARGEST = 40.0  # of w, where the correlation is 1 to rounding and cosh(w)^2 is finite in float32
 
 
@@ -55,9 +53,7 @@ class LKJ(EffectPrior):
     eta: float = 1.0
 
     def __post_init__(self) -> None:
-        number = isinstance(self.eta, (int, float)) and not isinstance(self.eta, bool)
-        if not number or not _LEAST <= self.eta <= _MOST:
-            fail("eta", f"a number from {_LEAST:g} to {_MOST:,.0f}", self.eta)
+        check_concentration("eta", self.eta)
 
     def from_standard(self, zeta: Float[Tensor, "*S m"]) -> Float[Tensor, "*S q q"]:
         """The Cholesky factor of R at q (q - 1) / 2 coordinates of partial correlations.
