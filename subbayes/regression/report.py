@@ -225,16 +225,8 @@ def _scores(results: Results, test: Any, options: Mapping[str, Any]) -> Table:
 
 
 def _facts(results: Results) -> dict[str, str]:
-    model, draws = results.state.model, results.draws
-    found = {"formula": _lead(results).partition(", family")[0], "family": repr(model.family)}
-    found |= results.network_report()
-    found["sampling"] = (
-        f"{draws.engine}, {draws.n_chains} chains "
-        f"of {draws.n_draws} draws, seed {results.state.joint.seed}"
-    )
-    found |= results.assumptions()
-    found["priors"] = "; ".join(f"{name}: {prior!r}" for name, prior in results.priors.items())
-    return found
+    priors = "; ".join(f"{name}: {prior!r}" for name, prior in results.priors.items())
+    return {**results.describe(), "seed": str(results.state.joint.seed), "priors": priors}
 
 
 def _numbers(row: pd.Series) -> list[str]:

@@ -414,10 +414,6 @@ class Results:
         """Names of the networks beside the formula."""
         return ()
 
-    def network_report(self) -> dict[str, str]:
-        """What the report says about networks."""
-        return {}
-
     def assumptions(self) -> dict[str, str]:
         """What the effects assume, where empirical Bayes makes a difference."""
         if self.state.model.specification.smooth != "reml":

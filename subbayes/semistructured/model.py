@@ -436,25 +436,18 @@ class SemiStructuredRegression(Regression):
         for rows, given in super()._batches(frame, size, options):
             yield rows, given | {"inputs": {name: x[rows] for name, x in tensors.items()} or None}
 
-    @override
-    def _network_facts(self) -> dict[str, str]:
-        return {
-            f"network {name}": describe_network(Network(network.module))
-            for name, network in self.state.model.specification.deep.items()
-        }
-
     @property
     @override
     def networks(self) -> tuple[str, ...]:
         return tuple(self.specification.deep)
 
     @override
-    def network_report(self) -> dict[str, str]:
+    def _network_facts(self) -> dict[str, str]:
         facts = {}
         for name, part in self.state.model.specification.deep.items():
             reads = f"columns {', '.join(part.columns)}" if part.columns else "a tensor"
-            size = sum(p.numel() for p in part.module.parameters())
-            facts[f"network {name}"] = f"{size} weights, reads {reads}"
+            described = describe_network(Network(part.module))
+            facts[f"network {name}"] = f"{described}, reads {reads}"
         space = self.state.space
         if space.rank:
             facts["networks' space"] = f"{space.rank} directions of {space.kind}"
