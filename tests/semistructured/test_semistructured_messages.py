@@ -43,7 +43,7 @@ frame = pd.DataFrame(
         ("(s(z) | g)", r"s\(...\) as a summand, got 's\(z\)'. Add it with \+"),
         ("(0 | g)", r"from 1 to 20 effects that vary, got 0"),
         ("(1 | g) + (1 + z | g)", r"effects with different names, got 'Intercept \| g\[a\]' twice"),
-        ("(1 | g) + (1 | g)", r"terms that differ, got \(1 \| g\) twice"),
+        ("(1 | g) + (1 | g)", r"terms with different names, got '\(1 \| g\)' twice"),
         ("z - (1 | g)", r"'\(1 \| g\)' added with \+, got - \(1 \| g\). Leave it out"),
         ("(1 | k)", r"columns .*, got none called k"),
         ("(open('f') | g)", r"columns, numbers, operators and functions"),

@@ -13,7 +13,6 @@ from formulaic import ModelSpec
 from formulaic.errors import DataMismatchWarning, FormulaicError
 from jaxtyping import Bool, Float, Int
 
-from subbayes.regression.formula.checks import check_different
 from subbayes.regression.formula.grammar import check_formula, formula_errors
 from subbayes.regression.formula.numbers import factor_column, model_matrix
 from subbayes.utils.checks import InputError, fail
@@ -47,8 +46,7 @@ class FormulaColumns:
             frame: the rows.
 
         Raises:
-            InputError: a formula that formulaic cannot evaluate, a factor with one level, or
-                effects with the same name.
+            InputError: a formula that formulaic cannot evaluate, or a factor with one level.
         """
         with formula_errors(argument, text), np.errstate(all="ignore"):
             read = check_formula(argument, text, frame)
@@ -57,7 +55,6 @@ class FormulaColumns:
             if len(levels) == 1:
                 remedy = "Leave it out of the formula"
                 fail(factor_column(expression), "at least 2 levels of a factor", levels[0], remedy)
-        check_different(argument, "effects", learned.names)
         return learned
 
     @property

@@ -36,10 +36,7 @@ def written_terms(argument: str, texts: Sequence[str]) -> list[WrittenTerm]:
     found = [term for text in texts for term in _parse(argument, text)]
     if len(found) > _MOST:
         fail(argument, f"at most {_MOST} terms in brackets and smooths", len(found))
-    names = [term.name for term in found]
-    for name in names:
-        if names.count(name) > 1:
-            fail(argument, "terms that differ", f"{name} twice", "Leave one out")
+    check_different(argument, "terms", (term.name for term in found))
     return found
 
 
@@ -113,16 +110,10 @@ class RightSide:
             frame: the rows, against which it was checked.
             prefix: of the names of effects.
             weights: how many times each row counts; by default once.
-
-        Raises:
-            InputError: effects with the same name.
         """
         with formula_errors(self.argument, self.text):
             parts = (_learn(t, self.argument, frame, prefix, weights) for t in self.terms)
-            learned = [term for part in parts for term in part]
-        labels = (label for term in learned for label in term.labels)
-        check_different(self.argument, "effects", labels)
-        return learned
+            return [term for part in parts for term in part]
 
 
 def _learn(
