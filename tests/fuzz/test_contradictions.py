@@ -21,7 +21,7 @@ import subbayes
 from fuzz.models import FRAME, MODELS, X, Y, _wide
 from subbayes import InputError, InputTypeError
 from subbayes.artifacts import folder as artifact
-from subbayes.regression.terms import columns as formula_columns
+from subbayes.regression.terms.columns import FormulaColumns
 
 Facts = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -447,13 +447,13 @@ def test_formulas_of_many_parameters_are_refused_before_they_are_evaluated(
     tensors, facts, kind = stored(name)
     change(tensors, facts)
     evaluated = []
-    learn = formula_columns.learn
+    learn = FormulaColumns.learn
 
     def counted(*args: Any) -> Any:
         evaluated.append(args)
         return learn(*args)
 
-    monkeypatch.setattr(formula_columns, "learn", counted)
+    monkeypatch.setattr(FormulaColumns, "learn", counted)
     check_refused(tmp_path / "forged", (tensors, facts, kind), subbayes.load)
     assert len(evaluated) <= 2
 

@@ -35,7 +35,7 @@ frame = pd.DataFrame(
 @pytest.mark.parametrize(
     ("term", "said"),
     [
-        ("re(g:h)", r"re\(...\) of one column, got 're\(g:h\)'. Write \(1 \| g:h\)"),
+        ("re(g:h)", r"re\(...\) of one column, got 're\(g:h\)'. Write a term"),
         ("(| g)", r"effects that vary, such as \(1 \| g\).*Write \(1 \| g\)"),
         ("(1 | i | g)", r"expected \(effects \| groups\) or \(effects \|\| groups\), got"),
         ("(1 | g + h)", r"columns as groups, .* Write \(1 \| g\) \+ \(1 \| h\)"),
@@ -47,8 +47,8 @@ frame = pd.DataFrame(
         ("z - (1 | g)", r"'\(1 \| g\)' added with \+, got - \(1 \| g\). Leave it out"),
         ("(1 | k)", r"columns .*, got none called k"),
         ("(open('f') | g)", r"columns, numbers, operators and functions"),
-        ("re(h, x)", r"re\(...\) of one column, got 're\(h, x\)'. Write re\(h\) \+ re\(x\)"),
-        ("re(C(g))", r"re\(...\) of one column, got 're\(C\(g\)\)'. Write re\(g\)"),
+        ("re(h, x)", r"re\(...\) of one column, got 're\(h, x\)'. Write a term"),
+        ("re(C(g))", r"re\(...\) of one column, got 're\(C\(g\)\)'. Write a term"),
         ("offset(x):z", r"offset\(...\) on its own"),
     ],
 )

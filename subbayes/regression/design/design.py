@@ -197,11 +197,10 @@ class Design:
                 for t in self.terms
             )
             check_size(f"formula of {parameter!r}", text, width, len(frame))
-        numeric = frame.columns[[pd.api.types.is_numeric_dtype(dtype) for dtype in frame.dtypes]]
         self._ranges = {
             name: (float(frame[name].min()), float(frame[name].max()))
             for name in self.variables
-            if name in numeric
+            if pd.api.types.is_numeric_dtype(frame[name].dtype)
         }
         self._values_of_kinds = {
             name: list(kinds_of(frame[name]).values()) for name in self.variables
