@@ -39,7 +39,6 @@ MANY_OUTPUTS = 256  # of an input, beyond which there are products and draws, an
 Pull = Callable[[Tensor], tuple[Tensor, ...]]
 Source = Callable[[slice, slice], Tensor]
 _KEPT_ROOTS = 2**26  # bytes of roots that are kept between passes
-_MINIBATCH = 128  # inputs
 _WEIGHTS_AT_ONCE = 2**22  # of the gradients of one vectorised backward pass
 _MOST_ROWS = 1024  # more at once bring no speed
 
@@ -95,13 +94,6 @@ class ManyProducts:
     def device(self) -> torch.device:
         """Device of the network."""
         return self.network.device
-
-    def minibatches(self) -> Iterator[tuple[slice, ManyProducts]]:
-        """Products with the rows of one block of inputs after another."""
-        rows, outputs = self.rows, self.rows.roots
-        for place, inputs, y in rows.batches(_MINIBATCH):
-            some = rows.at_rows(inputs, y)
-            yield slice(place.start * outputs, place.stop * outputs), ManyProducts(some)
 
     def push(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s m"]:
         """Products of all rows with s weight vectors, in float64."""
@@ -178,7 +170,9 @@ class ManyProducts:
 
     def _summed(self, of: Callable[[ManyProducts], Tensor]) -> Float[Tensor, "s D"]:
         """A sum over sharded rows, which all processes have to compute."""
-        return sum_over_rows(self.rows, lambda rows: (of(ManyProducts(rows)),))[0].to(self.dtype)
+        return sum_over_rows(self.rows, lambda rows: (of(ManyProducts(rows)),))[0].to(
+            self.network.dtype
+        )
 
     def outputs(self) -> Float[Tensor, "N C"]:
         """The network's outputs at all rows, known after a product with vectors."""
@@ -194,7 +188,7 @@ class ManyProducts:
     def _parts(self, vectors: int) -> Iterator[tuple[slice, slice, Inputs, Targets | None]]:
         """Blocks of rows, each with blocks of vectors."""
         row = self.network.bytes_per_row(self.rows.first()[0]) + 32 * self.rows.roots
-        limit = max(self.rows.memory_limit, self.size * self.network.weights.element_size())
+        limit = max(self.rows.memory_limit, self.network.weights.nbytes)
         step = min(vectors, max(1, limit // (2 * row)))
         rows = min(_MOST_ROWS, max(1, limit // (row * (1 + step))))
         self.passes += 1
@@ -272,7 +266,7 @@ class ManyProducts:
 
     def _pulled(self, pull: Pull, u: Float[Tensor, "s n C"]) -> Float[Tensor, "s D"]:
         """The sum over rows of u J for s cotangents."""
-        at_once = _WEIGHTS_AT_ONCE // self.size  # more are slower than one by one
+        at_once = _WEIGHTS_AT_ONCE // self.rows.size  # more are slower than one by one
         if self._vectorised and len(u) > 1 and at_once > 1:
             try:
                 return torch.cat([vmap(pull)(some)[0].detach() for some in u.split(at_once)])

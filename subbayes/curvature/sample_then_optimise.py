@@ -8,29 +8,22 @@ $$ \min_x \; \lVert V x - \epsilon \rVert^2 + \lambda \lVert x - w_0 \rVert^2 , 
    (\lambda I + V V^\top) a = \epsilon - V w_0 , $$
 
 is a draw from $N(0, \Psi)$ with $\Psi^{-1} = V^\top V + \lambda I$. All draws are solved together,
-by block conjugate gradients in D numbers each (primal) or m (dual), or by dual coordinate ascent:
-for one minibatch of rows B after another,
-
-$$ (\lambda I + V_B V_B^\top) \, \delta = \epsilon_B - V_B x - \lambda a_B , \qquad
-   a_B \leftarrow a_B + \delta, \qquad x \leftarrow x + V_B^\top \delta , $$
-
-which decreases the error with every minibatch and needs no step size. If r is the residual of the
+by block conjugate gradients in D numbers each (primal) or m (dual). If r is the residual of the
 system, the error of a solution is at most
 
 $$ \lVert x - x_* \rVert \le \lVert r \rVert / \lambda \;\;\text{(primal)}, \qquad
    \lVert r \rVert / (2 \sqrt\lambda) \;\;\text{(dual)} . $$
 
 Source: Antorán, Padhy, Barbano, Nalisnick, Janz and Hernández-Lobato (2023), "Sampling-based
-inference for large linear models, with application to linearised Laplace"; Shalev-Shwartz and Zhang
-(2013), "Stochastic dual coordinate ascent methods".
+inference for large linear models, with application to linearised Laplace".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,15 +32,15 @@ from torch import Tensor
 
 from subbayes.curvature.block_conjugate_gradients import Solution, block_conjugate_gradients
 from subbayes.curvature.jacobian import Jacobian
+from subbayes.curvature.many_products import ManyProducts
 from subbayes.utils.checks import check_choice, check_count, check_fraction, check_seed, fail
 from subbayes.utils.progress import estimated_progress
 from subbayes.utils.warning import warn_user
 
 _CHUNK = 2**14  # numbers of a generator
-SOLVERS = ("auto", "dual", "primal", "minibatch")
+SOLVERS = ("auto", "dual", "primal")
 _VECTORS = 6  # of D numbers in memory at once for each draw while it is solved
 _ROUNDS = 20  # of dual solutions, until the norms of what they give are known
-_INNER = 0.1  # reduction of the residual of a minibatch in one visit
 
 
 class RowNoise:
@@ -93,42 +86,6 @@ class RowNoise:
         return kept[1]
 
 
-@runtime_checkable
-class Products(Protocol):
-    """Products with V and its transpose."""
-
-    @property
-    def size(self) -> int:
-        """Number of columns D."""
-
-    @property
-    def length(self) -> int:
-        """Number of rows m."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of vectors of D numbers."""
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the vectors."""
-
-    def push(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s m"]:
-        """V v."""
-
-    def pull(self, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
-        """V' u."""
-
-    def pull_from(self, source: RowNoise, count: int) -> Float[Tensor, "s D"]:
-        """V' u for coefficients that are made when they are needed."""
-
-    def squared(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
-        """V'V v."""
-
-    def minibatches(self) -> Iterator[tuple[slice, Products]]:
-        """Blocks of rows."""
-
-
 @dataclass(frozen=True)
 class LinearDraws:
     """Draws, and what later solutions start from.
@@ -138,7 +95,7 @@ class LinearDraws:
         dual: the solutions a of the dual systems, shape (S, m); None for primal ones.
         fitted: squared norms of V x, whose mean is the effective dimension, shape (S,).
         error: bound on the relative error of a draw by its residual, the largest one.
-        iterations: iterations of conjugate gradients, or visits of all minibatches.
+        iterations: iterations of conjugate gradients.
     """
 
     x: Float[Tensor, "S D"]
@@ -156,9 +113,8 @@ class SampleThenOptimise:
         samples: number of draws S; variances have a relative standard error of sqrt(2 / S).
         tolerance: bound on the error of a draw, relative to the smaller of the norms of the draw
             and of its difference from the draw of the prior that it starts from.
-        iterations: largest number of iterations, or of visits of all minibatches.
-        solver: "dual" (m numbers for each draw), "primal" (D numbers), "auto", the smaller one, or
-            "minibatch".
+        iterations: largest number of iterations.
+        solver: "dual" (m numbers for each draw), "primal" (D numbers), or "auto", the smaller one.
         seed: seed of the draws, which do not depend on solver, batches or number of draws.
 
     Raises:
@@ -204,11 +160,11 @@ class SampleThenOptimise:
         step = math.ceil(self.samples / count)
         return [slice(i, min(i + step, self.samples)) for i in range(0, self.samples, step)]
 
-    def noise(self, some: slice, V: Products) -> RowNoise:
+    def noise(self, some: slice, V: ManyProducts) -> RowNoise:
         """The numbers epsilon of the rows; each draw has its own."""
         return RowNoise(self.seed, range(self.samples)[some], V.device)
 
-    def prior(self, some: slice, V: Products, prior_precision: float) -> Float[Tensor, "s D"]:
+    def prior(self, some: slice, V: ManyProducts, prior_precision: float) -> Float[Tensor, "s D"]:
         """Draws w0 of the prior, from which the draws of the posterior are made."""
         eta = [
             np.random.default_rng([self.seed, s, 0]).standard_normal(V.size)
@@ -218,7 +174,7 @@ class SampleThenOptimise:
 
     def draw(
         self,
-        V: Products,
+        V: ManyProducts,
         prior_precision: float,
         *,
         start: LinearDraws | None = None,
@@ -241,7 +197,7 @@ class SampleThenOptimise:
             Solutions that are not within the tolerance.
         """
         name = self.chosen(V.size, V.length)
-        solve = {"dual": self._dual, "primal": self._primal, "minibatch": self._minibatch}[name]
+        solve = self._dual if name == "dual" else self._primal
         parts = []
         with estimated_progress(self.samples, "Posterior draws", progress, "draws") as report:
             for some in self.groups(V.size, bytes_at_once):
@@ -259,7 +215,7 @@ class SampleThenOptimise:
         return found
 
     def solve(
-        self, V: Products, prior_precision: float, vectors: Float[Tensor, "s D"]
+        self, V: ManyProducts, prior_precision: float, vectors: Float[Tensor, "s D"]
     ) -> Float[Tensor, "s D"]:
         r"""$\Psi v$ for s vectors, by conjugate gradients in the smaller of the two systems.
 
@@ -293,7 +249,9 @@ class SampleThenOptimise:
                 f"after {steps} iterations; raise iterations{exactly}"
             )
 
-    def _dual(self, V: Products, lam: float, some: slice, start: LinearDraws | None) -> LinearDraws:
+    def _dual(
+        self, V: ManyProducts, lam: float, some: slice, start: LinearDraws | None
+    ) -> LinearDraws:
         prior, noise = self.prior(some, V, lam), self._whole_noise(some, V)
         a = None if start is None or start.dual is None else start.dual[some]
         x, found, error, done = self._around(
@@ -304,7 +262,7 @@ class SampleThenOptimise:
 
     def _around(
         self,
-        V: Products,
+        V: ManyProducts,
         lam: float,
         prior: Float[Tensor, "s D"],
         b: Float[Tensor, "s m"],
@@ -336,12 +294,12 @@ class SampleThenOptimise:
         rounding = torch.finfo(x.dtype).eps * _norms(prior)  # of the sum of w0 and V'a
         return x, found, max(error, _relative(rounding, *sizes)), done
 
-    def _whole_noise(self, some: slice, V: Products) -> Float[Tensor, "s m"]:
+    def _whole_noise(self, some: slice, V: ManyProducts) -> Float[Tensor, "s m"]:
         return self.noise(some, V)(slice(None), slice(0, V.length))
 
     def solve_dual(
         self,
-        V: Products,
+        V: ManyProducts,
         lam: float,
         b: Float[Tensor, "s m"],
         limit: Callable[[Float[Tensor, "s m"]], Float[Tensor, "s"]],
@@ -361,7 +319,7 @@ class SampleThenOptimise:
 
     def solve_primal(
         self,
-        V: Products,
+        V: ManyProducts,
         lam: float,
         b: Float[Tensor, "s D"],
         start: Float[Tensor, "s D"] | None = None,
@@ -387,7 +345,7 @@ class SampleThenOptimise:
         )
 
     def _primal(
-        self, V: Products, lam: float, some: slice, start: LinearDraws | None
+        self, V: ManyProducts, lam: float, some: slice, start: LinearDraws | None
     ) -> LinearDraws:
         prior = self.prior(some, V, lam).double()
         b = V.pull_from(self.noise(some, V), len(prior)).double() + lam * prior
@@ -397,29 +355,6 @@ class SampleThenOptimise:
         fitted = (x * (b - r - lam * x)).sum(1).clamp_min(0)
         error = _relative(r.norm(dim=1) / lam, x, x - prior)
         return LinearDraws(x.to(V.dtype), None, fitted, error, found.iterations)
-
-    def _minibatch(
-        self, V: Products, lam: float, some: slice, start: LinearDraws | None
-    ) -> LinearDraws:
-        prior, noise = self.prior(some, V, lam), self._whole_noise(some, V)
-        a = torch.zeros_like(noise)
-        x = prior
-        if start is not None and start.dual is not None:
-            a = start.dual[some].clone()
-            x = prior + V.pull(a)
-        visits, error = 0, math.inf
-        while visits < self.iterations and error > self.tolerance:
-            for place, part in V.minibatches():
-                r = noise[:, place] - part.push(x) - lam * a[:, place]
-                enough = _INNER * r.norm(dim=1)
-                step = self.solve_dual(part, lam, r, lambda a, most=enough: most).x  # type: ignore[misc]
-                a[:, place] += step
-                x = x + part.pull(step)
-            r = noise - V.push(x) - lam * a
-            error = _relative(r.norm(dim=1) / (2 * lam**0.5), x, x - prior)
-            visits += 1
-        fitted = (noise - lam * a - r).square().sum(1)
-        return LinearDraws(x, a, fitted, error, visits)
 
 
 def _norms(vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s"]:

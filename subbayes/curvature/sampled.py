@@ -26,7 +26,7 @@ from subbayes.curvature.jacobian import Jacobian, check_covariance_blocks
 from subbayes.curvature.lanczos import spectral_density
 from subbayes.curvature.many_products import ManyProducts
 from subbayes.curvature.precision import Precision
-from subbayes.curvature.sample_then_optimise import LinearDraws, Products, SampleThenOptimise
+from subbayes.curvature.sample_then_optimise import LinearDraws, SampleThenOptimise
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.utils.checks import fail
 
@@ -219,7 +219,7 @@ class Sampled(Precision):
 class _Squared:
     """V V' or V' V as a linear operator."""
 
-    products: Products
+    products: ManyProducts
     is_dual: bool
 
     @property

@@ -85,7 +85,7 @@ def test_block_conjugate_gradients_equal_a_dense_solution():
     assert few.iterations == 2
 
 
-@pytest.mark.parametrize("solver", ["dual", "primal", "minibatch"])
+@pytest.mark.parametrize("solver", ["dual", "primal"])
 def test_each_draw_is_the_minimiser_of_its_least_squares_problem(solver):
     net, likelihood, data, _ = problem(1, 3)
     V, lam = root(net, likelihood, data), 0.3
@@ -101,7 +101,7 @@ def test_each_draw_is_the_minimiser_of_its_least_squares_problem(solver):
     assert found.error <= 1e-9
 
 
-@pytest.mark.parametrize("solver", ["dual", "primal", "minibatch"])
+@pytest.mark.parametrize("solver", ["dual", "primal"])
 def test_the_stated_error_bounds_the_true_one(solver):
     net, likelihood, data, _ = problem(2, 1, width=10, n=40)
     V, lam = root(net, likelihood, data), 0.5
@@ -193,7 +193,7 @@ def test_draws_depend_on_the_seed_and_on_nothing_else():
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("solver", ["dual", "primal", "minibatch"])
+@pytest.mark.parametrize("solver", ["dual", "primal"])
 def test_another_prior_or_noise_is_solved_from_the_known_draws(solver):
     net, likelihood, data, _ = problem(0)
     options = dict(samples=4, tolerance=1e-9, solver=solver)
@@ -274,7 +274,7 @@ def test_bad_settings_and_unfinished_solutions():
         ("samples", 1, "samples: expected a whole number of at least 2"),
         ("tolerance", 0.0, "tolerance: expected a number strictly between 0"),
         ("iterations", 0, "iterations: expected a whole number of at least 1"),
-        ("solver", "duel", "solver: expected one of 'auto', 'dual', 'primal', 'minibatch'.*'dual'"),
+        ("solver", "duel", "solver: expected one of 'auto', 'dual', 'primal'.*'dual'"),
         ("seed", -1, "seed: expected a whole number of at least 0"),
         ("rank", 3, "rank: expected an option of 'sampled': samples, tolerance"),
     ]:
@@ -326,17 +326,3 @@ def test_nothing_depends_on_the_number_of_outputs_squared():
     assert variances.shape == (3, 4096)
     with torch.no_grad():
         assert n_rows(take(x, slice(2))) == 2
-
-
-@pytest.mark.slow
-def test_minibatches_agree_with_all_rows_at_once(monkeypatch):
-    """Many visits of blocks of rows that are correlated with one another."""
-    monkeypatch.setattr("subbayes.curvature.many_products._MINIBATCH", 7)
-    net, likelihood, data, _ = problem(3, 3, n=30)
-    options = dict(samples=4, tolerance=1e-6, prior_precision=5.0)
-    whole = precision(net, likelihood, data, "sampled", solver="dual", **options)
-    some = precision(net, likelihood, data, "sampled", solver="minibatch", **options)
-    assert some.draws.iterations > 1
-    assert some.draws.error <= 1e-6
-    torch.testing.assert_close(some.draws.x, whole.draws.x, rtol=1e-4, atol=1e-5)
-    assert len(list(some.products.minibatches())) == 5

@@ -5,8 +5,7 @@ See `linearised_laplace` for the posterior of all weights, and for tuning.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -16,10 +15,10 @@ from torch import Tensor
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
-from subbayes.curvature.many_products import MANY_OUTPUTS, ManyProducts
+from subbayes.curvature.many_products import MANY_OUTPUTS, ManyProducts, Source
 from subbayes.curvature.precision import cholesky
 from subbayes.curvature.precision_factory import root
-from subbayes.curvature.sample_then_optimise import Products, RowNoise, SampleThenOptimise
+from subbayes.curvature.sample_then_optimise import SampleThenOptimise
 from subbayes.curvature.subspace_precision import (
     all_squared_in_subspace,
     subspace_jacobian_in_chunks,
@@ -70,7 +69,7 @@ class LinearisedLaplace(Engine):
         covariance: "exact" or "sampled".
         tolerance: bound on the relative error of a draw, if sampled.
         iterations: largest number of iterations, if sampled.
-        solver: "auto", "dual", "primal" or "minibatch", if sampled; see `SampleThenOptimise`.
+        solver: "auto", "dual" or "primal", if sampled; see `SampleThenOptimise`.
 
     Example:
         >>> import subbayes
@@ -182,23 +181,23 @@ class LinearisedLaplace(Engine):
         )
 
 
-@dataclass(frozen=True)
-class WhitenedProducts:
+class WhitenedProducts(ManyProducts):
     r"""Products with $V P L / \sqrt T$, for weights $\hat w + P z$ and coordinates z = L u.
 
     With a prior $z \sim N(0, L L^\top)$ that of u is N(0, I).
 
-    Attributes:
-        V: products with V.
+    Args:
+        V: root of the data's precision of the weights.
         subspace: with the basis P.
         factor: L, as its diagonal (k,) or as a matrix (k, k), in float64.
         temperature: T.
     """
 
-    V: Products
-    subspace: Subspace
-    factor: Tensor
-    temperature: float = 1.0
+    def __init__(
+        self, V: Jacobian, subspace: Subspace, factor: Tensor, temperature: float = 1.0
+    ) -> None:
+        super().__init__(V)
+        self.subspace, self.factor, self.temperature = subspace, factor, temperature
 
     @property
     def size(self) -> int:
@@ -206,19 +205,9 @@ class WhitenedProducts:
         return self.subspace.rank
 
     @property
-    def length(self) -> int:
-        """Number of rows of V."""
-        return self.V.length
-
-    @property
     def dtype(self) -> torch.dtype:
         """Dtype of coordinates."""
         return torch.float64
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the network."""
-        return self.V.device
 
     def coordinates(self, u: Float[Tensor, "s k"]) -> Float[Tensor, "s k"]:
         """Coordinates z = L u."""
@@ -229,31 +218,22 @@ class WhitenedProducts:
         return z * self.factor if self.factor.ndim == 1 else z @ self.factor
 
     def _weights(self, u: Float[Tensor, "s k"]) -> Float[Tensor, "s D"]:
-        return self.subspace.push(self.coordinates(u.double()).to(self.V.dtype))
+        return self.subspace.push(self.coordinates(u.double()).to(self.network.dtype))
 
-    def _pulled(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s k"]:
+    def _of_weights(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s k"]:
         return self.whitened(self.subspace.pull(vectors).double())
 
     def push(self, vectors: Float[Tensor, "s k"]) -> Float[Tensor, "s m"]:
         """Products of all rows with s vectors."""
-        return self.V.push(self._weights(vectors)) / self.temperature**0.5
+        return super().push(self._weights(vectors)) / self.temperature**0.5
 
-    def pull(self, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s k"]:
-        """Combinations of all rows with s vectors of coefficients."""
-        return self._pulled(self.V.pull(cotangents)) / self.temperature**0.5
-
-    def pull_from(self, source: RowNoise, count: int) -> Float[Tensor, "s k"]:
+    def pull_from(self, source: Source, count: int) -> Float[Tensor, "s k"]:
         """Combinations with coefficients that are made when they are needed."""
-        return self._pulled(self.V.pull_from(source, count)) / self.temperature**0.5
+        return self._of_weights(super().pull_from(source, count)) / self.temperature**0.5
 
     def squared(self, vectors: Float[Tensor, "s k"]) -> Float[Tensor, "s k"]:
         """The product of the two, in one pass."""
-        return self._pulled(self.V.squared(self._weights(vectors))) / self.temperature
-
-    def minibatches(self) -> Iterator[tuple[slice, WhitenedProducts]]:
-        """Products with blocks of rows."""
-        for place, V in self.V.minibatches():
-            yield place, replace(self, V=V)
+        return self._of_weights(super().squared(self._weights(vectors))) / self.temperature
 
 
 def _root(posterior: Posterior, sampling: Sampling) -> Jacobian:

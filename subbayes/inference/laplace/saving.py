@@ -76,7 +76,7 @@ class _Options(TypedDict, total=False):
     iterations: Annotated[int, Meta(ge=1, le=10**5)]
     rounds: _Many
     samples: _Many
-    solver: Literal["auto", "dual", "primal", "minibatch"]
+    solver: Literal["auto", "dual", "primal"]
     seed: Size
 
 

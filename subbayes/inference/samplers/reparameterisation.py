@@ -149,10 +149,6 @@ class ReparameterisedPrior:
             (slopes,) = torch.autograd.grad(total, points)
         return value + log_det.detach().numpy(), slopes.numpy()
 
-    def gradient(self, u: Coordinates) -> Coordinates:
-        """Gradient of the log density."""
-        return self.value_and_grad(u)[1]
-
 
 @dataclass(frozen=True)
 class ReparameterisedDensity:
@@ -212,11 +208,6 @@ class ReparameterisedDensity:
         """Log-likelihood at temperature 1 at coordinates u."""
         values: LogDensity = self.density.log_likelihood(self._points(z)[0])
         return values
-
-    def value(self, z: Coordinates) -> LogDensity:
-        """Tempered log density of coordinates u."""
-        points, log_det = self._points(z)
-        return np.asarray(self.density.value(points) + log_det)
 
     def value_and_grad(
         self, z: Coordinates, rows: Int[np.ndarray, "b"] | None = None
