@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layer_kinds import sum_of_outer_products
-from subbayes.curvature.layers import CapturedBatch, LayerGradients, Part
+from subbayes.curvature.layers import CapturedBatch, LayerGradients
 from subbayes.curvature.partial_jacobian import active_cotangents, rows_at_once
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.row_sums import sum_over_rows
@@ -115,14 +115,13 @@ def _add(
 ) -> None:
     """Add the squares of one batch, after as many backward passes as there are cotangents."""
     sums: dict[str, _Squares] = {}
-    for u in cotangents:
+    for u in cotangents[:, None]:
         for gradients in batch.pull(u):
-            if isinstance(gradients, LayerGradients):
-                name = gradients.layer.name
-                sums.setdefault(name, _Squares(gradients, len(cotangents))).add(gradients.left)
-            else:
-                for place, part in gradients.parts():
-                    total[place] += part.square().sum(0)
+            name = gradients.layer.name
+            sums.setdefault(name, _Squares(gradients, len(cotangents))).add(gradients.left[0])
+        for others in batch.pull_others(u):
+            for place, part in others.parts():
+                total[place] += part[0].square().sum(0)
     for found in sums.values():
         for place, part in found.parts():
             total[place] += part[0]
@@ -133,7 +132,7 @@ class _Squares:
 
     def __init__(self, first: LayerGradients, cotangents: int) -> None:
         self.first, self.layer, self.cotangents = first, first.layer, cotangents
-        n, _, groups, o = first.left.shape
+        groups, o = first.left.shape[3:]
         self.bias = first.left.new_zeros(groups * o)
         self.embeds = self.layer.kind.name == "embedding"
         self.whole: Tensor | None = None
@@ -186,7 +185,7 @@ class _Squares:
             else:
                 self.whole += formed.square_().sum(0)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[tuple[slice, Float[Tensor, "one p"]]]:
         """Pairs (place in the flat vector, sums of squares (1, size))."""
         whole = self.whole if self.pairs is None else self._from_pairs()
         sums = (whole, self.bias)

@@ -15,67 +15,17 @@ and differences of such matrices lose no precision.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.curvature.layer_kinds import RightFactor
-from subbayes.curvature.layers import (
-    CapturedBatch,
-    Layer,
-    LayerGradients,
-    OtherGradients,
-    OtherWeights,
-)
+from subbayes.curvature.layers import CapturedBatch, Gradients, LayerGradients, slices
 from subbayes.utils.memory import temporary_size
 
 _OUTER, _INNER, _PAIRS = 128 * 2**20, 16 * 2**20, 16 * 2**20  # bytes of temporary tensors on a CPU
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Gradients of R cotangents in one layer, for N rows, in factors as in `LayerGradients`."""
-
-    layer: Layer
-    left: Float[Tensor, "R N t groups o"]
-    right: RightFactor = field(repr=False)
-
-    def dense(self, rows: slice, precise: bool = False) -> Float[Tensor, "R n p"]:
-        """The gradients as a dense tensor in float64, in the order of the layer's spans.
-
-        They are sums over places in the dtype of the network, or in float64 if `precise`.
-        """
-        if self.layer.is_matrix:
-            start, stop, _ = rows.indices(self.left.shape[1])
-            most = temporary_size(_INNER, self.left.device)
-            step = most // (8 * self.right(slice(0, 1)).numel())  # patches may be large
-            blocks = _slices(stop, step, start)
-            return torch.cat([self._matrices(some, precise) for some in blocks], 1)
-        parts = (LayerGradients(self.layer, left, self.right).parts(rows) for left in self.left)
-        return torch.stack([torch.cat([part.double() for _, part in one], 1) for one in parts])
-
-    def _matrices(self, rows: slice, precise: bool) -> Float[Tensor, "R n p"]:
-        left, right = self.left[:, rows], self.right(rows)
-        if precise:
-            left, right = left.double(), right.double()
-        whole = torch.einsum("rntgo,ntgi->rngoi", left, right).flatten(2).double()
-        if self.layer.bias is None:
-            return whole
-        return torch.cat([whole, left.sum(2).flatten(2).double()], 2)
-
-
-@dataclass(frozen=True)
-class DensePiece:
-    """Gradients of R cotangents in weights outside the verified layers, for N rows."""
-
-    layer: OtherWeights
-    rows: Float[Tensor, "R N p"]
-
-    def dense(self, rows: slice, precise: bool = False) -> Float[Tensor, "R n p"]:
-        """The gradients as a dense tensor in float64, in the order of the spans."""
-        return self.rows[:, rows].double()
 
 
 @dataclass(frozen=True)
@@ -84,7 +34,7 @@ class Block:
 
     n: int
     roots: int
-    pieces: tuple[Piece | DensePiece, ...]
+    pieces: tuple[Gradients, ...]
 
     def dense(self, rows: slice, size: int) -> Float[Tensor, "m D"]:
         """Rows of some inputs over all D weights, input by input: (n R, D)."""
@@ -101,23 +51,14 @@ class Block:
     def device(self) -> torch.device:
         """Device of the gradients."""
         first = self.pieces[0]
-        return (first.left if isinstance(first, Piece) else first.rows).device
+        return (first.left if isinstance(first, LayerGradients) else first.rows).device
 
 
 def block(batch: CapturedBatch, root: Float[Tensor, "N C R"]) -> Block:
     """The rows of a batch for cotangents of each input as columns."""
-    pulled = [batch.pull(root[..., r]) for r in range(root.shape[-1])]
-    pieces = tuple(_stack(of_layer) for of_layer in zip(*pulled, strict=True))
-    return Block(len(batch), len(pulled), pieces)
-
-
-def _stack(gradients: tuple[LayerGradients | OtherGradients, ...]) -> Piece | DensePiece:
-    first = gradients[0]
-    if isinstance(first, LayerGradients):
-        lefts = [g.left for g in gradients if isinstance(g, LayerGradients)]
-        return Piece(first.layer, torch.stack(lefts), first.right)
-    rows = [torch.cat([part for _, part in g.parts()], 1) for g in gradients]
-    return DensePiece(first.layer, torch.stack(rows))
+    cotangents = root.permute(2, 0, 1)
+    pieces = *batch.pull(cotangents), *batch.pull_others(cotangents)
+    return Block(len(batch), len(cotangents), pieces)
 
 
 def gram(
@@ -131,14 +72,17 @@ def gram(
     `report` is called after each layer with its share of the N M pairs of inputs, by its cost.
     """
     total = torch.zeros(a.roots, a.n, b.roots, b.n, dtype=torch.float64, device=a.device)
-    costs = [_cost(mine, other, scale) for mine, other in zip(a.pieces, b.pieces, strict=True)]
-    for mine, other, cost in zip(a.pieces, b.pieces, costs, strict=True):
-        if (
-            scale is None
-            and isinstance(mine, Piece)
-            and isinstance(other, Piece)
-            and _factored(mine, other)
-        ):
+    pairs: list[tuple[Any, Any]] = list(zip(a.pieces, b.pieces, strict=True))
+    costs, roots = [], a.roots * b.roots
+    for mine, other in pairs:
+        if _factored(mine, other, scale):
+            t, outputs = mine.left.shape[2], mine.left.shape[4]
+            each = mine.layer.size / outputs + roots * outputs
+            costs.append(t * other.left.shape[2] * each)
+        else:
+            costs.append(roots * mine.layer.size)
+    for (mine, other), cost in zip(pairs, costs, strict=True):
+        if _factored(mine, other, scale):
             _add_factored(total, mine, other)
         else:
             _add_dense(total, mine, other, scale)
@@ -154,7 +98,7 @@ def gram_of_each(part: Block, scale: Float[Tensor, "D"]) -> Float[Tensor, "n R R
     total = torch.zeros(part.n, part.roots, part.roots, dtype=torch.float64, device=part.device)
     most = temporary_size(_INNER, part.device)
     for piece in part.pieces:
-        if isinstance(piece, Piece) and piece.layer.is_matrix and piece.left.shape[2] == 1:
+        if _has_matrix(piece) and piece.left.shape[2] == 1:
             left, right = piece.left[:, :, 0].double(), piece.right(slice(None))[:, 0].double()
             _, n, groups, o = left.shape
             assert piece.layer.weight is not None
@@ -166,14 +110,16 @@ def gram_of_each(part: Block, scale: Float[Tensor, "D"]) -> Float[Tensor, "n R R
             continue
         for places, cut in split_columns(piece, most // (8 * part.roots)):
             weights = _columns(places, scale[None])
-            for rows in _slices(part.n, most // (8 * part.roots * weights.shape[1])):
+            for rows in slices(part.n, most // (8 * part.roots * weights.shape[1])):
                 dense = cut.dense(rows)
                 total[rows] += torch.einsum("rnp,qnp->nrq", dense * weights, dense)
     return total
 
 
-def _factored(a: Piece, b: Piece) -> bool:
+def _factored(a: Any, b: Any, scale: Tensor | None) -> bool:
     """Whether Gram matrices of the factors are cheaper than the gradients."""
+    if scale is not None or not isinstance(a, LayerGradients):
+        return False
     roots, _, t, groups, o = a.left.shape
     s, size = b.left.shape[2], a.layer.size
     masked = any(span.keep is not None for span in a.layer.spans)
@@ -185,22 +131,12 @@ def _factored(a: Piece, b: Piece) -> bool:
     return t * s * (i / (roots * b.left.shape[0]) + o + 3) < size or t == s == 1
 
 
-def _cost(a: Piece | DensePiece, b: Piece | DensePiece, scale: Tensor | None) -> float:
-    """Multiplications for the rows of two inputs."""
-    if isinstance(a, Piece) and isinstance(b, Piece) and scale is None and _factored(a, b):
-        roots, _, t, _, o = a.left.shape
-        return t * b.left.shape[2] * (a.layer.size / o + roots * b.left.shape[0] * o)
-    rows = a.left if isinstance(a, Piece) else a.rows
-    others = b.left if isinstance(b, Piece) else b.rows
-    return len(rows) * len(others) * a.layer.size
-
-
-def _add_factored(total: Float[Tensor, "R N S M"], a: Piece, b: Piece) -> None:
+def _add_factored(total: Float[Tensor, "R N S M"], a: LayerGradients, b: LayerGradients) -> None:
     t, s = a.left.shape[2], b.left.shape[2]
     pairs = a.left.shape[0] * b.left.shape[0] * t * s * 8
     step = int((temporary_size(_PAIRS, total.device) / pairs) ** 0.5)
-    for mine in _slices(total.shape[1], step):
-        for other in _slices(total.shape[3], step, mine.start if a is b else 0):
+    for mine in slices(total.shape[1], step):
+        for other in slices(total.shape[3], step, mine.start if a is b else 0):
             _add(total, mine, other, _pairs(a, b, mine, other), a is b)
 
 
@@ -217,7 +153,9 @@ def _add(
         total[:, other, :, mine] += part.permute(2, 3, 0, 1)
 
 
-def _pairs(a: Piece, b: Piece, mine: slice, other: slice) -> Float[Tensor, "R n S m"]:
+def _pairs(
+    a: LayerGradients, b: LayerGradients, mine: slice, other: slice
+) -> Float[Tensor, "R n S m"]:
     """Sum over places t, s of (a_t a'_s + 1 for a bias)(g_t g'_s)."""
     left, right = a.left[:, mine, :, 0].double(), b.left[:, other, :, 0].double()
     inner = _right_gram(a, b, mine, other)  # n t m s
@@ -231,7 +169,9 @@ def _pairs(a: Piece, b: Piece, mine: slice, other: slice) -> Float[Tensor, "R n 
     return torch.einsum("rntqms,ntms->rnqm", outer, inner)
 
 
-def _right_gram(a: Piece, b: Piece, mine: slice, other: slice) -> Float[Tensor, "n t m s"]:
+def _right_gram(
+    a: LayerGradients, b: LayerGradients, mine: slice, other: slice
+) -> Float[Tensor, "n t m s"]:
     x, y = a.right(mine)[:, :, 0], b.right(other)[:, :, 0]
     flat = x.reshape(-1, x.shape[-1]), y.reshape(-1, y.shape[-1])
     if a.layer.kind.name == "embedding":
@@ -242,10 +182,7 @@ def _right_gram(a: Piece, b: Piece, mine: slice, other: slice) -> Float[Tensor, 
 
 
 def _add_dense(
-    total: Float[Tensor, "R N S M"],
-    a: Piece | DensePiece,
-    b: Piece | DensePiece,
-    scale: Float[Tensor, "D"] | None,
+    total: Float[Tensor, "R N S M"], a: Gradients, b: Gradients, scale: Float[Tensor, "D"] | None
 ) -> None:
     """Add the products of dense gradients; each column is formed only once."""
     rows, others = total.shape[0] * total.shape[1], total.shape[2] * total.shape[3]
@@ -258,19 +195,13 @@ def _add_dense(
         width = 8 * sum(place.stop - place.start for place in places)
         step = outer // (total.shape[0] * width)
         few_step = step if a is b else inner // (total.shape[2] * width)
-        for some in _slices(total.shape[1], step):
+        for some in slices(total.shape[1], step):
             left = mine.dense(some)
             flat = left.flatten(0, 1) if weights is None else left.flatten(0, 1) * weights
-            for few in _slices(total.shape[3], few_step, some.start if a is b else 0):
+            for few in slices(total.shape[3], few_step, some.start if a is b else 0):
                 right = left if a is b and few == some else other.dense(few)
                 product = (flat @ right.flatten(0, 1).T).reshape(*left.shape[:2], *right.shape[:2])
                 _add(total, some, few, product, a is b)
-
-
-def _slices(stop: int, step: int, start: int = 0) -> Iterator[slice]:
-    step = max(1, step)
-    for first in range(start, stop, step):
-        yield slice(first, min(first + step, stop))
 
 
 def _columns(places: Iterable[slice], vectors: Float[Tensor, "k D"]) -> Float[Tensor, "k p"]:
@@ -289,16 +220,16 @@ def concatenate_rows(parts: Iterable[Tensor], least: int) -> Iterator[Tensor]:
         yield torch.cat(waiting)
 
 
-def split_columns(
-    piece: Piece | DensePiece, most: int
-) -> Iterator[tuple[list[slice], Piece | DensePiece]]:
+def split_columns(piece: Gradients, most: int) -> Iterator[tuple[list[slice], Gradients]]:
     """Split a piece into pieces of about `most` columns, each with the positions of its columns."""
     places = [span.place for span in piece.layer.spans]
-    if not (isinstance(piece, Piece) and piece.layer.is_matrix and piece.left.shape[3] == 1):
+    if not (
+        isinstance(piece, LayerGradients) and piece.layer.is_matrix and piece.left.shape[3] == 1
+    ):
         yield places, piece
         return
     outs = piece.left.shape[4]
-    for some in _slices(outs, most * outs // piece.layer.size):
+    for some in slices(outs, most * outs // piece.layer.size):
         cut = replace(piece, left=piece.left[..., some])
         widths = [(place.stop - place.start) // outs for place in places]
         yield (
@@ -318,17 +249,21 @@ def push_block(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]
     total = torch.zeros(len(basis), part.n, part.roots, dtype=torch.float64, device=part.device)
     most = temporary_size(_INNER, part.device)
     for piece in part.pieces:
-        if isinstance(piece, Piece) and piece.layer.is_matrix and not _formed(piece, len(basis)):
+        if (
+            isinstance(piece, LayerGradients)
+            and piece.layer.is_matrix
+            and not _formed(piece, len(basis))
+        ):
             vectors = _columns((span.place for span in piece.layer.spans), basis)
             each = 8 * max(piece.left[0, 0].numel(), piece.layer.size // piece.left.shape[-1])
-            for rows in _slices(part.n, most // each):
+            for rows in slices(part.n, most // each):
                 left, right = piece.left[:, rows], piece.right(rows)
-                for some in _slices(len(basis), most // (2 * each * right.shape[0])):
+                for some in slices(len(basis), most // (2 * each * right.shape[0])):
                     total[some, rows] += _along(piece, left, right, vectors[some])
             continue
         for places, cut in split_columns(piece, most // (8 * len(basis))):
             vectors = _columns(places, basis).double()
-            for rows in _slices(part.n, most // (8 * part.roots * vectors.shape[1])):
+            for rows in slices(part.n, most // (8 * part.roots * vectors.shape[1])):
                 dense = cut.dense(rows, basis.dtype == torch.float64)
                 found = vectors @ dense.flatten(0, 1).T
                 total[:, rows] += found.unflatten(1, dense.shape[:2]).transpose(1, 2)
@@ -342,13 +277,13 @@ def pull_block(part: Block, cotangents: Float[Tensor, "s n R"], onto: Float[Tens
     for piece in part.pieces:
         for places, cut in split_columns(piece, most // (8 * len(u))):
             widths = [place.stop - place.start for place in places]
-            for rows in _slices(part.n, most // (8 * part.roots * sum(widths))):
+            for rows in slices(part.n, most // (8 * part.roots * sum(widths))):
                 found = u[:, :, rows].flatten(1) @ cut.dense(rows, precise).flatten(0, 1)
                 for place, values in zip(places, found.split(widths, 1), strict=True):
                     onto[:, place] += values.to(onto)
 
 
-def _formed(piece: Piece, k: int) -> bool:
+def _formed(piece: LayerGradients, k: int) -> bool:
     """Whether forming the gradients costs less than k tangents through the layer."""
     roots, _, t, groups, o = piece.left.shape
     i = piece.layer.size / (groups * o)
@@ -356,7 +291,7 @@ def _formed(piece: Piece, k: int) -> bool:
 
 
 def _along(
-    piece: Piece,
+    piece: LayerGradients,
     left: Float[Tensor, "R n t groups o"],
     right: Float[Tensor, "n t groups i"],
     vectors: Float[Tensor, "k p"],

@@ -31,9 +31,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.curvature.diagonal import squared_column_norms
-from subbayes.curvature.gram import Block, Piece, block
+from subbayes.curvature.gram import Block, block
 from subbayes.curvature.jacobian import Jacobian
-from subbayes.curvature.layers import Layer, Span
+from subbayes.curvature.layers import Layer, LayerGradients, Span
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.row_sums import Terms, sum_over_rows
 from subbayes.curvature.sample_then_optimise import RowNoise
@@ -171,7 +171,7 @@ class Kfac(Precision):
             part,
             pieces=tuple(
                 _rotate(piece, *rotated[piece.layer.name])
-                if isinstance(piece, Piece) and piece.layer.name in rotated
+                if isinstance(piece, LayerGradients) and piece.layer.name in rotated
                 else piece
                 for piece in part.pieces
             ),
@@ -227,7 +227,7 @@ def _sums(V: Jacobian, layers: list[Layer], mc_samples: int | None, seed: int) -
     others = V.plan.rest is not None
     for part in _blocks(V, mc_samples, seed):
         for piece in part.pieces:
-            if not (isinstance(piece, Piece) and piece.layer.is_matrix):
+            if not (isinstance(piece, LayerGradients) and piece.layer.is_matrix):
                 others = True
                 continue
             *totals, number = sums[piece.layer.name]
@@ -253,7 +253,7 @@ def _blocks(V: Jacobian, mc_samples: int | None, seed: int) -> Iterator[Block]:
         yield block(batch, root @ eps.reshape(len(batch), V.roots, mc_samples).to(root))
 
 
-def _products(piece: Piece) -> tuple[Float[Tensor, "g o o"], Float[Tensor, "g i i"]]:
+def _products(piece: LayerGradients) -> tuple[Float[Tensor, "g o o"], Float[Tensor, "g i i"]]:
     """Sums of outer products of gradients, and of inputs."""
     outer = torch.zeros((), dtype=torch.float64, device=piece.left.device)
     inner = torch.zeros_like(outer)
@@ -267,17 +267,17 @@ def _products(piece: Piece) -> tuple[Float[Tensor, "g o o"], Float[Tensor, "g i 
     return outer, inner
 
 
-def _rotate(piece: Piece, one: Factors, layer: Layer) -> Piece:
+def _rotate(piece: LayerGradients, one: Factors, layer: Layer) -> LayerGradients:
     """Gradients of a layer in the eigenbases of its factors."""
 
     def right(rows: slice) -> Tensor:
         return torch.einsum("ntgi,gij->ntgj", _with_bias(piece, rows), one.inner)
 
     left = torch.einsum("rntgo,gop->rntgp", piece.left.double(), one.outer)
-    return Piece(layer, left, right)
+    return LayerGradients(layer, left, right)
 
 
-def _with_bias(piece: Piece, rows: slice) -> Float[Tensor, "n t groups i"]:
+def _with_bias(piece: LayerGradients, rows: slice) -> Float[Tensor, "n t groups i"]:
     """The inputs of a layer in float64, with a 1 appended for the bias."""
     right = piece.right(rows).double()
     return right if piece.layer.bias is None else F.pad(right, (0, 1), value=1.0)

@@ -38,11 +38,13 @@ from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.network import Network
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.utils.checks import fail
+from subbayes.utils.memory import temporary_size
 from subbayes.utils.trees import leaves, n_rows, take
 from subbayes.utils.types import Inputs
 
-Part = tuple[slice, Float[Tensor, "n p"]]
+Part = tuple[slice, Float[Tensor, "R n p"]]
 _TEST_ROWS = 3
+_DENSE_BYTES = 16 * 2**20  # of patches, on a CPU
 
 
 @dataclass(frozen=True)
@@ -64,9 +66,9 @@ class Span:
         """Number of selected weights."""
         return self.place.stop - self.place.start
 
-    def selected(self, rows: Float[Tensor, "n p"]) -> Float[Tensor, "n q"]:
+    def selected(self, rows: Float[Tensor, "*n p"]) -> Float[Tensor, "*n q"]:
         """Columns of the selected weights out of those of the whole parameter."""
-        return rows if self.keep is None else rows[:, self.keep]
+        return rows if self.keep is None else rows[..., self.keep]
 
 
 @dataclass(frozen=True)
@@ -104,33 +106,55 @@ class Layer:
 
 @dataclass(frozen=True)
 class LayerGradients:
-    """Gradients of u_n f_n in a layer's weights, for N rows, in factors.
+    """Gradients of u_rn f_n in a layer's weights, for R cotangents of N rows, in factors.
 
     Attributes:
         layer: the layer.
-        left: gradients g of the layer's outputs, shape (N, T, groups, O).
+        left: gradients g of the layer's outputs, shape (R, N, T, groups, O).
         right: function from a slice of rows to the layer's inputs, (n, T, groups, I): patches of
             a convolution, normalised inputs of a normalisation, indices of an embedding
             (n, T, 1, 1), with -1 for padding.
     """
 
     layer: Layer
-    left: Float[Tensor, "N t groups o"]
+    left: Float[Tensor, "R N t groups o"]
     right: RightFactor = field(repr=False)
 
     def parts(self, rows: slice = slice(None)) -> Iterator[Part]:
-        """Rows of the Jacobian: pairs (positions in the flat vector, gradients (n, size))."""
-        left, layer = self.left[rows], self.layer
+        """Rows of the Jacobian: pairs (positions in the flat vector, gradients (R, n, size))."""
+        left, layer = self.left[:, rows], self.layer
         if layer.weight is not None:
             right = self.right(rows)
-            whole = (
-                embedding_gradient(left, right, layer.weight.shape[0])
+            whole = [
+                embedding_gradient(one, right, layer.weight.shape[0])
                 if layer.kind.name == "embedding"
-                else sum_of_outer_products(left, right)
-            )
-            yield layer.weight.place, layer.weight.selected(whole)
+                else sum_of_outer_products(one, right)
+                for one in left
+            ]
+            yield layer.weight.place, layer.weight.selected(torch.stack(whole))
         if layer.bias is not None:
-            yield layer.bias.place, layer.bias.selected(left.sum(1).flatten(1))
+            yield layer.bias.place, layer.bias.selected(left.sum(2).flatten(2))
+
+    def dense(self, rows: slice, precise: bool = False) -> Float[Tensor, "R n p"]:
+        """The gradients as a dense tensor in float64, in the order of the layer's spans.
+
+        They are sums over places in the dtype of the network, or in float64 if `precise`.
+        """
+        if not self.layer.is_matrix:
+            return torch.cat([part.double() for _, part in self.parts(rows)], 2)
+        start, stop, _ = rows.indices(self.left.shape[1])
+        most = temporary_size(_DENSE_BYTES, self.left.device)
+        step = most // (8 * self.right(slice(0, 1)).numel())  # patches may be large
+        return torch.cat([self._matrices(some, precise) for some in slices(stop, step, start)], 1)
+
+    def _matrices(self, rows: slice, precise: bool) -> Float[Tensor, "R n p"]:
+        left, right = self.left[:, rows], self.right(rows)
+        if precise:
+            left, right = left.double(), right.double()
+        whole = torch.einsum("rntgo,ntgi->rngoi", left, right).flatten(2).double()
+        if self.layer.bias is None:
+            return whole
+        return torch.cat([whole, left.sum(2).flatten(2).double()], 2)
 
 
 @dataclass(frozen=True)
@@ -152,24 +176,30 @@ class OtherWeights:
 
 @dataclass(frozen=True)
 class OtherGradients:
-    """Gradients of u_n f_n in the other weights, for N rows, computed on request."""
+    """Gradients of u_rn f_n in the other weights, for R cotangents of N rows."""
 
     layer: OtherWeights
-    plan: Layers = field(repr=False)
-    inputs: Inputs = field(repr=False)
-    cotangents: Float[Tensor, "N C"] = field(repr=False)
+    rows: Float[Tensor, "R N p"]
 
     def parts(self, rows: slice = slice(None)) -> Iterator[Part]:
-        """Rows of the Jacobian: pairs (positions in the flat vector, gradients (n, size))."""
-        gradients = self.plan.row_gradients(
-            take(self.inputs, rows), self.cotangents[rows], self.layer.positions
-        )
+        """Rows of the Jacobian: pairs (positions in the flat vector, gradients (R, n, size))."""
         sizes = [span.size for span in self.layer.spans]
-        for span, part in zip(self.layer.spans, gradients.split(sizes, 1), strict=True):
+        for span, part in zip(self.layer.spans, self.rows[:, rows].split(sizes, 2), strict=True):
             yield span.place, part
+
+    def dense(self, rows: slice, precise: bool = False) -> Float[Tensor, "R n p"]:
+        """The gradients as a dense tensor in float64, in the order of the spans."""
+        return self.rows[:, rows].double()
 
 
 Gradients = LayerGradients | OtherGradients
+
+
+def slices(stop: int, step: int, start: int = 0) -> Iterator[slice]:
+    """Consecutive slices of a range, each of at least 1."""
+    step = max(1, step)
+    for first in range(start, stop, step):
+        yield slice(first, min(first + step, stop))
 
 
 class Layers:
@@ -192,11 +222,11 @@ class Layers:
         >>> [layer.name for layer in plan.layers], plan.rest
         (['0', '2'], None)
         >>> batch = plan.capture(torch.randn(5, 3))
-        >>> first, last = batch.pull(torch.ones(5, 2))
+        >>> first, last = batch.pull(torch.ones(1, 5, 2))
         >>> first.left.shape, first.right(slice(None)).shape  # output gradients, inputs
-        (torch.Size([5, 1, 1, 4]), torch.Size([5, 1, 1, 3]))
+        (torch.Size([1, 5, 1, 1, 4]), torch.Size([5, 1, 1, 3]))
         >>> [(place, rows.shape) for place, rows in last.parts()]
-        [(slice(16, 24, None), torch.Size([5, 8])), (slice(24, 26, None), torch.Size([5, 2]))]
+        [(slice(16, 24, None), torch.Size([1, 5, 8])), (slice(24, 26, None), torch.Size([1, 5, 2]))]
     """
 
     def __init__(self, network: Network, inputs: Inputs) -> None:
@@ -210,10 +240,8 @@ class Layers:
         self.row_bytes = network.bytes_per_row(inputs)
         batch = CapturedBatch(self, take(inputs, few))
         self.gradient_bytes = batch.output_count // len(batch) * batch.outputs.element_size()
-        pulled = batch.pull(torch.ones_like(batch.outputs), self.layers)
-        self.places = {
-            g.layer.name: g.left.shape[1] for g in pulled if isinstance(g, LayerGradients)
-        }
+        pulled = batch.pull(torch.ones_like(batch.outputs)[None], self.layers)
+        self.places = {gradients.layer.name: gradients.left.shape[2] for gradients in pulled}
         known = {span.place.start for layer in self.layers for span in layer.spans}
         left = [span for span in spans.values() if span.place.start not in known]
         self.rest = OtherWeights(tuple(left)) if left else None
@@ -361,13 +389,13 @@ class CapturedBatch:
                 self._rights.setdefault(layer.name, []).append(right)
 
     def pull(
-        self, cotangents: Float[Tensor, "N C"], layers: tuple[Layer, ...] | None = None
-    ) -> list[Gradients]:
-        """Gradients of u_n f_n for every row, layer by layer, from one backward pass.
+        self, cotangents: Float[Tensor, "R N C"], layers: tuple[Layer, ...] | None = None
+    ) -> list[LayerGradients]:
+        """Gradients of u_rn f_n for every row, layer by layer, from R backward passes.
 
         Args:
-            cotangents: u, one for each row.
-            layers: only these layers; by default all of them and the other weights.
+            cotangents: u, R for each row.
+            layers: only these layers; by default all of them.
         """
         wanted = self.plan.layers if layers is None else layers
         edges = []
@@ -376,30 +404,40 @@ class CapturedBatch:
             if len(found) < max(1, len(self.repeats[layer.name])):
                 raise RuntimeError(f"another first dimension of {layer.name!r} than the rows'")
             edges += found
-        pulled = iter(
-            _pull(self._outputs, edges, cotangents, retain_graph=True, allow_unused=True)
-            if edges
-            else ()
-        )
-        gradients: list[Gradients] = []
-        for layer in wanted:
-            runs = [next(pulled) for _ in self._edges[layer.name]]
-            if any(g is not None for g in runs):
-                gradients.append(self._of_layer(layer, runs))
-        if layers is None and self.plan.rest is not None:
-            gradients.append(OtherGradients(self.plan.rest, self.plan, self.inputs, cotangents))
-        return gradients
+        if not edges:
+            return []
+        pulled = [
+            _pull(self._outputs, edges, u, retain_graph=True, allow_unused=True) for u in cotangents
+        ]
+        runs = iter(zip(*pulled, strict=True))  # of each run of a layer, for each cotangent
+        of_layers = [(layer, [next(runs) for _ in self._edges[layer.name]]) for layer in wanted]
+        return [
+            self._of_layer(layer, each)
+            for layer, each in of_layers
+            if any(run[0] is not None for run in each)
+        ]
 
-    def _of_layer(self, layer: Layer, runs: list[Any]) -> LayerGradients:
+    def pull_others(self, cotangents: Float[Tensor, "R N C"]) -> list[OtherGradients]:
+        """Gradients of u_rn f_n in the other weights, if there are any."""
+        if self.plan.rest is None:
+            return []
+        where = self.plan.rest.positions
+        each = [self.plan.row_gradients(self.inputs, u, where) for u in cotangents]
+        return [OtherGradients(self.plan.rest, torch.stack(each))]
+
+    def _of_layer(self, layer: Layer, runs: list[tuple[Any, ...]]) -> LayerGradients:
         """Gradients of a layer from the gradients of the outputs of each run (or None)."""
-        used = [k for k, g in enumerate(runs) if g is not None]
-        lefts = [layer.kind.left(layer.module, runs[k], len(self)) for k in used]
+        used = [k for k, run in enumerate(runs) if run[0] is not None]
+        lefts = [
+            torch.stack([layer.kind.left(layer.module, g, len(self)) for g in runs[k]])
+            for k in used
+        ]
         rights: list[RightFactor] = [_no_right]
         if layer.weight is not None:
             rights = [self._rights[layer.name][k] for k in used]
         return LayerGradients(
             layer,
-            lefts[0] if len(lefts) == 1 else torch.cat(lefts, 1),
+            lefts[0] if len(lefts) == 1 else torch.cat(lefts, 2),
             rights[0] if len(rights) == 1 else ConcatenatedRuns(rights),
         )
 
@@ -438,8 +476,8 @@ def matches_autograd(
         truth: u_n J_n.
     """
     try:
-        gradients = batch.pull(u, (layer,))
-        parts = [part for one in gradients for part in one.parts()]
+        gradients = batch.pull(u[None], (layer,))
+        parts = [(place, rows[0]) for one in gradients for place, rows in one.parts()]
     except (RuntimeError, AssertionError):  # the first dimension is not that of the rows
         return False
     tolerance = _FACTOR * torch.finfo(truth.dtype).eps ** 0.75
@@ -466,10 +504,9 @@ def check_sums(batch: CapturedBatch) -> None:
         if not all(batch.repeats[layer.name] or [0]):
             _fail_rows(f"another first dimension of {layer.name!r} than the rows'")
     total = torch.zeros_like(batch.plan.network.weights, dtype=torch.float64)
-    gradients: list[Any] = batch.pull(u, layers)  # of these layers, not of other weights
-    for one in gradients:
-        for place, gradient in _summed(one):
-            total[place] += gradient[0].double()
+    for gradients in batch.pull(u[None]):
+        for place, gradient in _summed(gradients):
+            total[place] += gradient[0, 0].double()
     truth = batch.vjp(u).double()
     tolerance = _FACTOR * batch.plan.network.rounding**0.75  # of the module, in 16 bits perhaps
     for layer in layers:
@@ -480,13 +517,11 @@ def check_sums(batch: CapturedBatch) -> None:
 
 def _summed(gradients: LayerGradients) -> Iterator[tuple[slice, Tensor]]:
     """Sums of the gradients of a layer over blocks of rows, whose places are those of one row."""
-    size = gradients.left[0].numel()
+    size = gradients.left[0, 0].numel()
     if gradients.layer.weight is not None:
         size += gradients.right(slice(0, 1)).numel()
-    step = max(1, _AT_ONCE // size)
-    for start in range(0, len(gradients.left), step):
-        rows = slice(start, start + step)
-        left = gradients.left[rows].flatten(0, 1)[None]
+    for rows in slices(gradients.left.shape[1], _AT_ONCE // size):
+        left = gradients.left[:, rows].flatten(1, 2)[:, None]
 
         def right(_: slice, rows: slice = rows) -> Tensor:
             return gradients.right(rows).flatten(0, 1)[None]

@@ -104,12 +104,11 @@ class PartialJacobian:
         found = batch.outputs.new_zeros(len(batch), len(cotangents), len(self))
         rights: dict[str, Tensor] = {}  # the same for all cotangents
         for r, u in enumerate(cotangents):
-            for gradients in batch.pull(u, self._layers) if self._layers else ():
-                assert isinstance(gradients, LayerGradients)
+            for gradients in batch.pull(u[None], self._layers):
                 self._weight_entries(gradients, rights, found[:, r])
                 where, inside = self._selected[gradients.layer.name][1]
                 if len(where):
-                    of_bias = gradients.left.to(found).flatten(2).sum(1)  # may have 16 bits
+                    of_bias = gradients.left[0].to(found).flatten(2).sum(1)  # may have 16 bits
                     found[:, r, where] = of_bias[:, inside]
             if len(self._rest):
                 found[:, r, self._rest] = self.plan.row_gradients(
@@ -120,7 +119,7 @@ class PartialJacobian:
     def _weight_entries(
         self, gradients: LayerGradients, rights: dict[str, Tensor], out: Float[Tensor, "N k"]
     ) -> None:
-        name, left = gradients.layer.name, gradients.left
+        name, left = gradients.layer.name, gradients.left[0]
         where, inside = self._selected[name][0]
         if not len(where):
             return
@@ -140,7 +139,7 @@ class PartialJacobian:
     ) -> _Entries:
         """Entries of a weight of shape (groups, O, I), flattened."""
         assert gradients.layer.weight is not None
-        shape, (t, groups, o) = gradients.layer.weight.shape, gradients.left.shape[1:]
+        shape, (t, groups, o) = gradients.layer.weight.shape, gradients.left.shape[2:]
         i = shape.numel() // (groups * o)
         left, a = (inside // i).unique(return_inverse=True)
         right, b = (inside // (o * i) * i + inside % i).unique(return_inverse=True)
@@ -191,9 +190,7 @@ def rows_at_once(rows: Jacobian, limit: int = _LIMIT) -> int:
     reuse_memory()
     _, inputs, _ = next(rows.batches(1))
     batch = rows.plan.capture(inputs)
-    gradients = [
-        g for g in batch.pull(torch.ones_like(batch.outputs)) if isinstance(g, LayerGradients)
-    ]
+    gradients = batch.pull(torch.ones_like(batch.outputs)[None])
     held = sum(2 * g.left.nbytes for g in gradients)
     held += sum(g.right(slice(None)).nbytes for g in gradients if g.layer.weight is not None)
     rest = rows.plan.rest

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.curvature.jacobian import Jacobian
-from subbayes.curvature.layers import Layer, LayerGradients
+from subbayes.curvature.layers import Layer
 
 _AT_ONCE = 2**22  # entries of a temporary tensor
 _SHARE = 2  # the layer is at most this many times larger than the selection
@@ -77,10 +77,9 @@ class SingleLayer:
     def _factors(self, J: Jacobian) -> Iterator[tuple[Tensor, Tensor]]:
         """g (R, n, t, o) and (a, 1) (n, t, i) of some inputs at a time."""
         for _, batch, root in J.captured():
-            pulled = [batch.pull(u, (self.layer,))[0] for u in root.unbind(-1)]
-            of_layer = [g for g in pulled if isinstance(g, LayerGradients)]
-            left = torch.stack([g.left[:, :, 0].double() for g in of_layer])
-            right = of_layer[0].right(slice(None))[:, :, 0].double()
+            (gradients,) = batch.pull(root.permute(2, 0, 1), (self.layer,))
+            left = gradients.left[:, :, :, 0].double()
+            right = gradients.right(slice(None))[:, :, 0].double()
             if self.layer.bias is not None:
                 right = F.pad(right, (0, 1), value=1.0)
             each = left.shape[2] * self.shape[0] * max(self.shape[1], left.shape[2] * self.shape[0])

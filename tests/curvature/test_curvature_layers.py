@@ -16,9 +16,10 @@ from subbayes.curvature.partial_jacobian import PartialJacobian
 def rows_of(batch: CapturedBatch, u: torch.Tensor) -> torch.Tensor:
     """All of u_n J_n, dense."""
     dense = batch.outputs.new_zeros(len(batch), batch.plan.network.size)
-    for gradients in batch.pull(u.expand_as(batch.outputs)):
+    u = u.expand_as(batch.outputs)[None]
+    for gradients in (*batch.pull(u), *batch.pull_others(u)):
         for place, part in gradients.parts():
-            dense[:, place] = part
+            dense[:, place] = part[0]
     return dense
 
 

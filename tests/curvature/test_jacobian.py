@@ -86,7 +86,9 @@ def test_both_algorithms_for_gram_matrices(factored, monkeypatch):
     monkeypatch.setattr(
         gram_module,
         "_factored",
-        lambda a, b: factored and a.layer.weight is not None and a.left.shape[3] == 1,
+        lambda a, b, scale: (
+            factored and not scale and a.layer.weight is not None and a.left.shape[3] == 1
+        ),
     )
     net = torch.nn.Sequential(
         torch.nn.Conv2d(1, 2, 2),

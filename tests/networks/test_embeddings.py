@@ -73,9 +73,10 @@ def test_gradients_are_derivatives(kind, options, tied):
     plan = Layers(network, IDS[:3])
     assert (plan.rest is None) == (kind == "Embedding" and not tied)
     rows = torch.zeros_like(wanted)
-    for gradients in plan.capture(IDS).pull(u):
+    batch = plan.capture(IDS)
+    for gradients in (*batch.pull(u[None]), *batch.pull_others(u[None])):
         for place, part in gradients.parts():
-            rows[:, place] = part
+            rows[:, place] = part[0]
     torch.testing.assert_close(rows, wanted, rtol=1e-7, atol=1e-8)
     posterior = Posterior(
         network, Gaussian(1.0), (IDS, torch.zeros(len(IDS), WORDS)), FullSubspace(network.weights)
