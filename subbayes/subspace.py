@@ -275,7 +275,37 @@ class FullSubspace(Subspace):
         return {"shift": self.shift}
 
 
-class RandomSubspace(Subspace):
+class SeededSubspace(Subspace):
+    """Base class of subspaces whose directions follow from a seed, which is saved in their place.
+
+    Args:
+        shift: centre, shape (D,).
+        rank: number of directions k.
+        seed: seed of the directions; the same on every device and for every dtype.
+
+    Raises:
+        InputError: a rank above the number of weights.
+    """
+
+    def __init__(self, shift: Tensor, rank: int, seed: int = 0) -> None:
+        if (rank := check_count("rank", rank)) > shift.numel():
+            fail("rank", f"at most {shift.numel()}, the number of weights", rank)
+        self.shift, self.rank, self.seed = _stored(shift), rank, check_seed(seed)
+
+    @override
+    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Subspace:
+        return type(self)(self.shift.to(device, dtype), self.rank, self.seed)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The shift; the directions follow from the seed."""
+        return {"shift": self.shift}
+
+    def config(self) -> dict[str, Any]:
+        """Name, rank and seed."""
+        return super().config() | {"seed": self.seed}
+
+
+class RandomSubspace(SeededSubspace):
     """Gaussian directions of norm 1 around a centre (Izmailov 2019, section 4.1).
 
     Only the seed is saved. A basis of up to 256 MiB is stored; a larger one is generated row by row
@@ -296,7 +326,7 @@ class RandomSubspace(Subspace):
     """
 
     def __init__(self, shift: Tensor, rank: int, seed: int = 0) -> None:
-        self.shift, self.rank, self.seed = _check_random(shift, rank, seed)
+        super().__init__(shift, rank, seed)
         small = rank * shift.numel() * shift.element_size() <= _CACHE_BYTES
         self._cached = self._basis() if small else None
         self.traceable = small
@@ -334,20 +364,8 @@ class RandomSubspace(Subspace):
         gram = torch.stack([self.pull(self._row(i)) for i in range(self.rank)]).double()
         return _solve(gram, self.pull(weights - self.shift).double()).to(weights.dtype)
 
-    @override
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> RandomSubspace:
-        return RandomSubspace(self.shift.to(device, dtype), self.rank, self.seed)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The shift; the directions follow from the seed."""
-        return {"shift": self.shift}
-
-    def config(self) -> dict[str, Any]:
-        """Name, rank and seed."""
-        return super().config() | {"seed": self.seed}
-
-
-class SparseRandomSubspace(Subspace):
+class SparseRandomSubspace(SeededSubspace):
     r"""Random directions that share no weights (Li et al. 2025, Uni-LoRA; here with random signs).
 
     Weights are divided at random into k groups, whose sizes $n_j$ differ by at most one. Weight i
@@ -376,7 +394,7 @@ class SparseRandomSubspace(Subspace):
     """
 
     def __init__(self, shift: Tensor, rank: int, seed: int = 0) -> None:
-        self.shift, self.rank, self.seed = _check_random(shift, rank, seed)
+        super().__init__(shift, rank, seed)
         words = np.random.PCG64([self.seed, self.size]).random_raw(self.size)
         order, signs = np.argsort(words, kind="stable"), 1.0 - 2.0 * (words & np.uint64(1))
         group = np.empty(self.size, dtype=np.int64)
@@ -399,18 +417,6 @@ class SparseRandomSubspace(Subspace):
     def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
         """`pull`, since the directions are orthonormal."""
         return self.pull(weights - self.shift)
-
-    @override
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> Subspace:
-        return SparseRandomSubspace(self.shift.to(device, dtype), self.rank, self.seed)
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The shift; the groups and signs follow from the seed."""
-        return {"shift": self.shift}
-
-    def config(self) -> dict[str, Any]:
-        """Name, rank and seed."""
-        return super().config() | {"seed": self.seed}
 
 
 class JointSubspace(Subspace):
@@ -470,12 +476,6 @@ def check_subspace(subspace: Any) -> Subspace:
         remedy = "subbayes.fit takes names and builds the subspace"
         fail_type("subspace", "a Subspace, such as RandomSubspace(weights, 5)", subspace, remedy)
     return subspace
-
-
-def _check_random(shift: Tensor, rank: int, seed: int) -> tuple[Tensor, int, int]:
-    if (rank := check_count("rank", rank)) > shift.numel():
-        fail("rank", f"at most {shift.numel()}, the number of weights", rank)
-    return _stored(shift), rank, check_seed(seed)
 
 
 def _stored(tensor: Tensor) -> Tensor:

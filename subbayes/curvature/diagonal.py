@@ -45,6 +45,7 @@ class Diagonal(Precision):
     """
 
     form = "diagonal"
+    stored = ("squares",)
 
     def __init__(
         self, V: Jacobian, prior_precision: float, squares: Float[Tensor, "D"] | None = None

@@ -63,6 +63,8 @@ class ExactPrecision(Precision):
         matrix: V'V or VV', if it is known.
     """
 
+    stored = ("matrix",)
+
     def __init__(
         self, V: Jacobian, prior_precision: float, matrix: Float[Tensor, "m m"] | None = None
     ) -> None:

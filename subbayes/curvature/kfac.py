@@ -41,6 +41,7 @@ from subbayes.utils.checks import check_count, check_seed
 from subbayes.utils.memory import temporary_size
 
 _AT_ONCE = 2**22
+FACTORS = ("outer", "inner", "values")  # tensors of the factors of a layer
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class Kfac(Precision):
     """
 
     form = "kfac"
+    stored = ("diagonal",)
 
     def __init__(
         self,
@@ -125,6 +127,15 @@ class Kfac(Precision):
     def factors(self) -> tuple[Factors, ...]:
         """The blocks of the layers, decomposed when they are first needed."""
         return tuple(_eigenbasis(*one) for one in self._products)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The diagonal, and the factors of each layer."""
+        factors = {
+            f"{name}.{i}": getattr(one, name)
+            for i, one in enumerate(self.factors)
+            for name in FACTORS
+        }
+        return super().tensors() | factors
 
     def _scaled(self, vectors: Float[Tensor, "s D"], power: float) -> Float[Tensor, "s D"]:
         """A power of the covariance, up to a rotation of the layers for odd halves."""

@@ -58,6 +58,7 @@ class LowRank(Precision):
     """
 
     form = "low-rank"
+    stored = ("values", "vectors")
 
     def __init__(
         self,
@@ -96,6 +97,10 @@ class LowRank(Precision):
             f"{float(self.values[0]):.3g} to {float(self.values[-1]):.3g}, residual "
             f"{self.residual:.2g})"
         )
+
+    def settings_to_save(self) -> dict[str, Any]:
+        """The options, and the residual of the eigenpairs."""
+        return self.options | {"residual": self.residual}
 
     def _approximately(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
         """Solve with the low-rank approximation."""

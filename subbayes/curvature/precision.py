@@ -35,9 +35,11 @@ class Precision(ABC):
 
     Attributes:
         form: name of the form.
+        stored: names of the attributes whose tensors a file holds.
     """
 
     form: ClassVar[str]
+    stored: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, V: Jacobian, prior_precision: float) -> None:
         self.V = V
@@ -62,6 +64,14 @@ class Precision(ABC):
     def describe(self) -> str:
         """The form in words; for exact forms, which of the two and why."""
         return self.form
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The fitted tensors to save, by name."""
+        return {name: getattr(self, name) for name in self.stored}
+
+    def settings_to_save(self) -> dict[str, Any]:
+        """What a file holds of the form beside its tensors."""
+        return {}
 
     def jacobian(self, inputs: Any) -> Jacobian:
         """J_X at inputs; a `Jacobian` is returned unchanged."""

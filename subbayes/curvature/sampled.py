@@ -15,7 +15,7 @@ one half of the draws are computed from the other half, so that it is unbiased t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -95,6 +95,14 @@ class Sampled(Precision):
             f"Sampled(samples={self.samples}, size={self.size}, rows={self.V.rows}, "
             f"prior_precision={self.prior_precision:g})"
         )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The draws, and the squared norms of their products."""
+        return {"draws": self.draws.x, "fitted": self.draws.fitted}
+
+    def settings_to_save(self) -> dict[str, Any]:
+        """The settings, and the largest relative error of a draw."""
+        return asdict(self.settings) | {"error": self.draws.error}
 
     def describe(self) -> str:
         """Number of draws, how they were solved, and how precise they are."""

@@ -51,6 +51,7 @@ class SubspacePrecision(Precision):
     """
 
     form = "subspace"
+    stored = ("matrix", "metric")
 
     def __init__(
         self,

@@ -9,7 +9,6 @@ their product with what is stored.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
 from functools import partial
 from typing import Annotated, Any, Literal, TypedDict
 
@@ -24,7 +23,7 @@ from subbayes.artifacts.tensors import fingerprint
 from subbayes.curvature.diagonal import Diagonal
 from subbayes.curvature.exact import Dual, Primal
 from subbayes.curvature.jacobian import MEMORY_LIMIT, Jacobian, UnavailableRows
-from subbayes.curvature.kfac import Factors, Kfac, factor_shape
+from subbayes.curvature.kfac import FACTORS, Factors, Kfac, factor_shape
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.low_rank import LowRank, squared_together
 from subbayes.curvature.precision import Precision
@@ -40,15 +39,6 @@ from subbayes.utils.checks import fail
 from subbayes.utils.trees import leaves, take, to_device, tree_map
 from subbayes.utils.types import Inputs
 
-_FACTORS = [field.name for field in fields(Factors) if field.name != "layer"]
-_MATRICES: dict[type[Precision], tuple[str, ...]] = {
-    Dual: ("matrix",),
-    Primal: ("matrix",),
-    Diagonal: ("squares",),
-    LowRank: ("values", "vectors"),
-    SubspacePrecision: ("matrix", "metric"),
-    Kfac: ("diagonal",),
-}
 _PRODUCTS = 1e-3  # relative error of products in the dtype of the network
 _matrix = partial(Array, dtype="float64", below=1e150)  # as its prior precision
 _Many = Annotated[int, Meta(ge=1, le=10**6)]
@@ -57,16 +47,8 @@ _ROWS = 3  # of the random inputs that replace the data
 
 def precision_tensors(precision: Precision) -> dict[str, Tensor]:
     """The fitted matrices of a precision, and random inputs of the shape of the data."""
-    tensors = {f"example.{i}": leaf for i, leaf in enumerate(leaves(_example_of(precision.V)))}
-    if isinstance(precision, Sampled):
-        return tensors | {"draws": precision.draws.x, "fitted": precision.draws.fitted}
-    if isinstance(precision, Kfac):
-        for i, one in enumerate(precision.factors):
-            tensors |= {f"{name}.{i}": getattr(one, name) for name in _FACTORS}
-    for kind, names in _MATRICES.items():
-        if isinstance(precision, kind):
-            return tensors | {name: getattr(precision, name) for name in names}
-    fail("precision", "one of the forms of this library", type(precision).__name__)
+    examples = leaves(_example_of(precision.V))
+    return {f"example.{i}": leaf for i, leaf in enumerate(examples)} | precision.tensors()
 
 
 class _Options(TypedDict, total=False):
@@ -78,6 +60,8 @@ class _Options(TypedDict, total=False):
     samples: _Many
     solver: Literal["auto", "dual", "primal"]
     seed: Size
+    residual: float
+    error: float
 
 
 class PrecisionFacts(Facts):
@@ -91,7 +75,6 @@ class PrecisionFacts(Facts):
     structure: Literal["tensor", "tuple", "dict"]
     inputs: list[str | None]
     options: dict[str, Any]
-    residual: float | None
     layers: list[str]
 
     def __post_init__(self) -> None:
@@ -130,22 +113,9 @@ def precision_facts(precision: Precision) -> PrecisionFacts:
         data=_digest(precision.V),
         structure=structure,
         inputs=list(inputs) if isinstance(inputs, dict) else [None] * len(leaves(inputs)),
-        options=_options(precision),
-        residual=_residual(precision),
+        options=precision.settings_to_save(),
         layers=[one.layer.name for one in precision.factors] if isinstance(precision, Kfac) else [],
     )
-
-
-def _options(precision: Precision) -> dict[str, Any]:
-    if isinstance(precision, Sampled):
-        return asdict(precision.settings)
-    return precision.options if isinstance(precision, LowRank) else {}
-
-
-def _residual(precision: Precision) -> float | None:
-    if isinstance(precision, LowRank):
-        return precision.residual
-    return precision.draws.error if isinstance(precision, Sampled) else None
 
 
 def jacobian_from(
@@ -186,28 +156,27 @@ def precision_from(
     tensors: Mapping[str, Tensor], facts: PrecisionFacts, V: Jacobian, subspace: Subspace | None
 ) -> Precision:
     """Rebuild a precision from its fitted matrices."""
-    prior_precision = facts.prior_precision
+    lam, options = facts.prior_precision, dict(facts.options)
     match facts.form:
         case "dual":
             _check_gram(tensors["matrix"], V)
-            return Dual(V, prior_precision, tensors["matrix"])
+            return Dual(V, lam, tensors["matrix"])
         case "primal":
-            return Primal(V, prior_precision, tensors["matrix"])
+            return Primal(V, lam, tensors["matrix"])
         case "diagonal":
-            return Diagonal(V, prior_precision, tensors["squares"])
+            return Diagonal(V, lam, tensors["squares"])
         case "low-rank":
-            pairs = tensors["values"], tensors["vectors"], facts.residual or 0.0
+            pairs = tensors["values"], tensors["vectors"], options.pop("residual", 0.0)
             _check_pairs(*pairs, V)
-            options: dict[str, Any] = dict(facts.options)
-            return LowRank(V, prior_precision, len(pairs[0]), pairs=pairs, **options)
+            return LowRank(V, lam, len(pairs[0]), pairs=pairs, **options)
         case "sampled":
-            return _sampled(tensors, facts, V)
+            error = options.pop("error")
+            known = LinearDraws(tensors["draws"], None, tensors["fitted"], error, 0)
+            return Sampled(V, lam, SampleThenOptimise(**options), known=known)
         case "kfac":
-            return Kfac(V, prior_precision, (_factors(tensors, facts, V), tensors["diagonal"]))
-        case _:
-            assert subspace is not None
-            parts = tensors["matrix"], tensors["metric"]
-            return SubspacePrecision(V, subspace, prior_precision, parts)
+            return Kfac(V, lam, (_factors(tensors, facts, V), tensors["diagonal"]))
+    assert subspace is not None
+    return SubspacePrecision(V, subspace, lam, (tensors["matrix"], tensors["metric"]))
 
 
 def _check_gram(matrix: Tensor, V: Jacobian) -> None:
@@ -242,24 +211,13 @@ def _check_product(what: str, found: Tensor, expected: Tensor, slack: float = 0.
         )
 
 
-def _sampled(tensors: Mapping[str, Tensor], facts: PrecisionFacts, V: Jacobian) -> Sampled:
-    names = [field.name for field in fields(SampleThenOptimise)]
-    options = {name: facts.options[name] for name in names if name in facts.options}
-    settings, lam = SampleThenOptimise(**options), facts.prior_precision
-    x, error = tensors["draws"], facts.residual
-    assert error is not None
-    known = LinearDraws(x, None, tensors["fitted"], float(error), 0)
-    return Sampled(V, lam, settings, known=known)
-
-
 def _factors(
     tensors: Mapping[str, Tensor], facts: PrecisionFacts, V: Jacobian
 ) -> tuple[Factors, ...]:
     layers = {layer.name: layer for layer in V.plan.layers if layer.is_matrix}
-    names = facts.layers
     factors = tuple(
-        Factors(layers[name], **{part: tensors[f"{part}.{i}"] for part in _FACTORS})
-        for i, name in enumerate(names)
+        Factors(layers[name], **{part: tensors[f"{part}.{i}"] for part in FACTORS})
+        for i, name in enumerate(facts.layers)
     )
     for one in factors:
         if (shape := tuple(one.values.shape)) != (expected := factor_shape(one.layer)):

@@ -17,7 +17,7 @@ advancing the sampling of Bayesian neural networks*.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from typing_extensions import override
@@ -172,8 +172,7 @@ class MCLMC(Sampler):
         check_batches(posterior, batch_size)
         warmup = self.default_warmup(sampling) if sampling.warmup is None else sampling.warmup
         plain = self.kernel(posterior, warmup)
-        settings = {field.name: getattr(plain, field.name) for field in fields(plain)}
         kernel = BatchKernel(
-            **settings, batch_size=batch_size, decay=self.decay, seed=sampling.seed
+            **vars(plain), batch_size=batch_size, decay=self.decay, seed=sampling.seed
         )
         return run_chains(kernel, posterior, replace(sampling, warmup=warmup))
