@@ -52,7 +52,6 @@ def block_conjugate_gradients(
     *,
     limit: Callable[[Float[Tensor, "s m"]], Float[Tensor, "s"]],
     iterations: int = 500,
-    report: Callable[[float], None] = lambda done: None,
 ) -> Solution:
     """Solve A x = b for rows b.
 
@@ -62,7 +61,6 @@ def block_conjugate_gradients(
         start: solutions to start from; by default 0.
         limit: largest norm of the residual of each system, given the solutions so far.
         iterations: largest number of iterations in total.
-        report: called with 1 after each iteration.
 
     Example:
         >>> A = torch.diag(torch.arange(1.0, 6.0).double())
@@ -77,7 +75,7 @@ def block_conjugate_gradients(
     for _ in range(_STARTS):
         if _within(r.norm(dim=1), limit(x)) or done >= iterations:
             break
-        x, used = _run(apply, x, r, limit, iterations - done, report)
+        x, used = _run(apply, x, r, limit, iterations - done)
         done += used
         r = b - apply(x).to(b)
     return Solution(x, r, done, _within(r.norm(dim=1), limit(x)))
@@ -93,7 +91,6 @@ def _run(
     r: Float[Tensor, "s m"],
     limit: Callable[[Tensor], Tensor],
     iterations: int,
-    report: Callable[[float], None],
 ) -> tuple[Float[Tensor, "s m"], int]:
     """Iterate until the recursive residuals are within nine tenths of their limits."""
     Q, C = torch.linalg.qr(r.T)  # (m, k), (k, s)
@@ -105,7 +102,6 @@ def _run(
         x = x + (P @ (alpha @ C)).T
         Q, S = torch.linalg.qr(Q - W @ alpha)
         P, C = Q + P @ S.T, S @ C
-        report(1)
         used += 1
         if _within(C.norm(dim=0), 0.9 * limit(x)):
             break

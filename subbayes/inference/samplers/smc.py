@@ -54,6 +54,7 @@ from subbayes.utils.progress import progress_bar
 from subbayes.utils.warning import warn_user
 
 _AT_ONCE = 256
+_EFFECTIVE = 0.5  # effective sample size of a power, as a share of the particles
 _ENOUGH = 0.1  # correlation of particles with where their moves started
 _PATIENCE = 30  # Crank-Nicolson steps at a power, before trajectories take their place
 _SQUARES = 1 / 3  # weight of the correlations of squared deviations
@@ -78,7 +79,7 @@ def _run(posterior: Density, n: int, rng: np.random.Generator, settings: SMC) ->
     move: Move = CrankNicolson()
     follows_gradients = settings.gradients
     while particles.beta[-1] < 1:
-        weights = _temper(posterior.temperature, particles, settings.ess)
+        weights = _temper(posterior.temperature, particles)
         particles.select(systematic_resampling(weights, len(weights), rng))
         power = particles.beta[-1] / posterior.temperature
         change = reparameterisation_of(posterior, power)
@@ -138,7 +139,7 @@ def _find_gradients(
     return True
 
 
-def _temper(temperature: float, particles: Particles, target: float) -> Float[np.ndarray, "draws"]:
+def _temper(temperature: float, particles: Particles) -> Float[np.ndarray, "draws"]:
     """Advance to the next power and return the normalised weights of the particles."""
     beta = particles.beta[-1]
     finite = np.isfinite(particles.log_likelihood)
@@ -150,10 +151,10 @@ def _temper(temperature: float, particles: Particles, target: float) -> Float[np
         return float(np.exp(2 * logsumexp(log_w) - logsumexp(2 * log_w)))
 
     new, low, high = 1.0, beta, 1.0
-    if effective(1.0) < target * len(logs):
+    if effective(1.0) < _EFFECTIVE * len(logs):
         while high - low > 1e-6 * high and high > 1e-300:
             new = 0.5 * (low + high)
-            low, high = (new, high) if effective(new) >= target * len(logs) else (low, new)
+            low, high = (new, high) if effective(new) >= _EFFECTIVE * len(logs) else (low, new)
         new = high if low == beta else low
     log_w = np.full(len(particles.z), -np.inf)
     log_w[finite] = (new - beta) * logs
@@ -288,7 +289,6 @@ class SMC(Engine):
     than the posterior, or are in modes that no move connects, whose shares spread among groups.
 
     Attributes:
-        ess: effective sample size that tempering aims at, as a fraction of the particles.
         max_moves: maximal number of moves of the particles per stage.
         gradients: whether particles move along Hamiltonian trajectories from the first stage in
             which Crank-Nicolson steps, half of `max_moves` and at most 30, leave them correlated,
@@ -310,14 +310,11 @@ class SMC(Engine):
     name = "smc"
     label = "SMC"
     any_density = True
-    ess: float = 0.5
     max_moves: int = 50
     gradients: bool = True
 
     def __post_init__(self) -> None:
         check_count("max_moves", self.max_moves)
-        if not 0 < self.ess < 1:
-            fail("ess", "a number between 0 and 1", self.ess)
 
     @override
     def run(self, posterior: Density, sampling: Sampling) -> Draws:

@@ -72,10 +72,9 @@ class _Adam:
     first: Any = 0.0
     second: Any = 0.0
     count: int = 0
-    decays: tuple[float, float] = (0.9, 0.98)
 
     def step(self, gradient: Vector, rate: float) -> Vector:
-        b1, b2 = self.decays
+        b1, b2 = 0.9, 0.98
         self.count += 1
         self.first = b1 * self.first + (1 - b1) * gradient
         self.second = b2 * self.second + (1 - b2) * gradient**2

@@ -360,5 +360,3 @@ def test_bad_input():
         SMC().sample(Impossible(2), chains=4, draws=30, progress=False)
     with pytest.raises(InputError, match="draws: expected a whole number of at least 2"):
         SMC().sample(Toy(2), chains=4, draws=1)
-    with pytest.raises(InputError, match="ess: expected a number between 0 and 1, got 1.5"):
-        SMC(ess=1.5).sample(Toy(2), draws=1000, chains=4)
