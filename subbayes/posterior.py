@@ -395,17 +395,15 @@ class Posterior:
             fail("z", f"shape (..., {self.rank})", tuple(z.shape))
         coordinates = z.reshape(-1, self.rank)
         if (blocks := self._own_blocks()) is not None:
-            total = BlockSums.apply(
-                coordinates, functools.partial(self._block_sums, blocks, "grad")
-            )
-            value = total / self.temperature + self.prior.log_prob_tensor(coordinates)
-            return value.reshape(z.shape[:-1])
-        evaluate, points = self._tracer("log_prob"), self._points(coordinates)
-        totals = [
-            sum(evaluate(part, x, y) for x, y in self._batches(len(part), _GRADIENT))
-            for part in points.split(self._chains_at_once(len(points), _GRADIENT))
-        ]
-        total = torch.cat(totals)
+            sums = functools.partial(self._block_sums, blocks, "grad")
+            total = BlockSums.apply(coordinates, sums)
+        else:
+            evaluate, points = self._tracer("log_prob"), self._points(coordinates)
+            totals = [
+                sum(evaluate(part, x, y) for x, y in self._batches(len(part), _GRADIENT))
+                for part in points.split(self._chains_at_once(len(points), _GRADIENT))
+            ]
+            total = torch.cat(totals)
         value = total / self.temperature + self.prior.log_prob_tensor(coordinates)
         return value.reshape(z.shape[:-1])
 

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_choice, check_positive, fail, fail_type
 from subbayes.utils.types import FORMS, Form
 
@@ -53,21 +52,6 @@ class Normal:
         self.covariance = _as_array("covariance", covariance, "a (k, k) matrix", (2,))
         self.factor = _cholesky(self.covariance)
         self.scale = np.sqrt(np.diag(self.covariance))
-
-    @classmethod
-    def induced(cls, subspace: Subspace, scale: float) -> Normal:
-        r"""The prior of z induced by the prior $w \sim N(0, s^2 I)$ of the weights.
-
-        Restricted to $w = \hat w + Pz$ it is Gaussian with precision $P^\top P / s^2$; its mean is
-        the coordinates of the point closest to the origin.
-        """
-        check_positive("scale", scale)
-        basis = np.eye(subspace.rank)
-        gram = subspace.pull(subspace.push(torch.from_numpy(basis).to(subspace.shift)))
-        precision = gram.double().cpu().numpy() / scale**2
-        origin = subspace.project(torch.zeros_like(subspace.shift))
-        covariance = np.linalg.inv((precision + precision.T) / 2)
-        return cls(covariance=(covariance + covariance.T) / 2, mean=origin.double().cpu().numpy())
 
     def check_rank(self, rank: int, argument: str = "prior") -> None:
         """Raise `InputError` if the prior is for another number of coordinates."""

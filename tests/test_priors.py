@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from scipy import stats
 
 from subbayes import InputError, Network, Posterior, fit
 from subbayes.inference import EllipticalSlice, from_log_prob
 from subbayes.likelihoods import Gaussian
 from subbayes.priors import Normal
-from subbayes.subspace import CoordinateSubspace, DenseSubspace, FullSubspace, RandomSubspace
+from subbayes.subspace import FullSubspace
 
 K = 3
 A = np.random.default_rng(0).normal(size=(K, K))
@@ -102,65 +100,6 @@ def test_priors_copy_their_arrays():
     assert priors[1].to_config()["covariance"] == SIGMA.tolist()
 
 
-# --- the induced prior ---------------------------------------------------------------------------
-
-
-def dense_conditioning(
-    shift: np.ndarray, basis: np.ndarray, scale: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """w ~ N(0, s^2 I) given that w - shift has no part outside the rows of `basis`.
-
-    Change variables to (z, u): w = shift + z P + u Q with Q an orthonormal complement; (z, u) is
-    Gaussian, and z given u = 0 follows from the textbook formula for conditioning.
-    """
-    d, k = len(shift), len(basis)
-    complement = np.linalg.svd(basis)[2][k:]
-    inverse = np.linalg.inv(np.vstack([basis, complement]))  # (z, u) = (w - shift) @ inverse
-    mean, cov = -shift @ inverse, scale**2 * inverse.T @ inverse
-    zz, zu, uu = cov[:k, :k], cov[:k, k:], cov[k:, k:]
-    gain = zu @ np.linalg.inv(uu) if d > k else np.zeros((k, 0))
-    return mean[:k] - gain @ mean[k:], zz - gain @ zu.T
-
-
-@given(st.integers(1, 5), st.integers(0, 1000), st.floats(0.1, 10))
-def test_induced_equals_conditioning_in_weight_space(k, seed, scale):
-    rng = np.random.default_rng(seed)
-    shift, basis = rng.normal(size=5), rng.normal(size=(k, 5)) + 2 * np.eye(k, 5)
-    if np.linalg.cond(basis) > 1e3:
-        return
-    prior = Normal.induced(DenseSubspace(torch.from_numpy(shift), torch.from_numpy(basis)), scale)
-    mean, covariance = dense_conditioning(shift, basis, scale)
-    np.testing.assert_allclose(prior.mean, mean, rtol=1e-6, atol=1e-8)
-    np.testing.assert_allclose(prior.covariance, covariance, rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda w: FullSubspace(w),
-        lambda w: RandomSubspace(w, 3, seed=2),
-        lambda w: CoordinateSubspace(w, torch.tensor([4, 0])),
-    ],
-)
-def test_induced_on_other_subspaces(make):
-    shift = torch.linspace(-1, 1, 6, dtype=torch.float64)
-    space = make(shift)
-    prior = Normal.induced(space, 0.7)
-    mean, covariance = dense_conditioning(shift.numpy(), space.basis().numpy(), 0.7)
-    np.testing.assert_allclose(prior.mean, mean, rtol=1e-9, atol=1e-12)
-    np.testing.assert_allclose(prior.covariance, covariance, rtol=1e-9, atol=1e-12)
-
-
-def test_induced_density_differs_from_the_weights_density_by_a_constant():
-    shift = torch.tensor([0.3, -1.0, 2.0, 0.1], dtype=torch.float64)
-    space = RandomSubspace(shift, 2)
-    prior = Normal.induced(space, 1.3)
-    z = np.random.default_rng(0).normal(size=(6, 2))
-    weights = space.weights(torch.from_numpy(z)).numpy()
-    gap = prior.log_prob(z) - stats.norm(0, 1.3).logpdf(weights).sum(1)
-    np.testing.assert_allclose(gap, gap[0], rtol=1e-10)
-
-
 # --- bad input -----------------------------------------------------------------------------------
 
 
@@ -192,10 +131,6 @@ def test_induced_density_differs_from_the_weights_density_by_a_constant():
             "covariance: expected a positive definite matrix, got smallest eigenvalue -1. Add a",
         ),
         (lambda: Normal(covariance=[[np.nan, 0], [0, 1]]), "covariance: expected finite numbers"),
-        (
-            lambda: Normal.induced(FullSubspace(torch.zeros(2)), 0.0),
-            "scale: expected a finite number",
-        ),
     ],
 )
 def test_invalid_priors_raise(make, what):
