@@ -155,9 +155,7 @@ class LinearisedLaplace(Engine):
         own = posterior.prior.factor
         factor = np.broadcast_to(posterior.prior.scale, k) if own is None else own
         L = torch.from_numpy(np.array(factor)).to(V.network.device)
-        products = WhitenedProducts(
-            ManyProducts(V.silent()), posterior.subspace, L, posterior.temperature
-        )
+        products = WhitenedProducts(V.silent(), posterior.subspace, L, posterior.temperature)
         found = settings.draw(products, 1.0, progress=sampling.progress)
         z = products.coordinates(found.x)[: draws * chains]
         if self.gauss_newton_step:
