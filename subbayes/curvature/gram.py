@@ -220,6 +220,11 @@ def concatenate_rows(parts: Iterable[Tensor], least: int) -> Iterator[Tensor]:
         yield torch.cat(waiting)
 
 
+def _has_matrix(piece: Gradients) -> TypeGuard[LayerGradients]:
+    """Whether gradients are those of a layer with a weight matrix."""
+    return isinstance(piece, LayerGradients) and piece.layer.is_matrix
+
+
 def split_columns(piece: Gradients, most: int) -> Iterator[tuple[list[slice], Gradients]]:
     """Split a piece into pieces of about `most` columns, each with the positions of its columns."""
     places = [span.place for span in piece.layer.spans]
