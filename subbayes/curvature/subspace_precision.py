@@ -27,7 +27,7 @@ from subbayes.curvature.partial_jacobian import PartialJacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.row_sums import check_in_all, sum_over_rows
 from subbayes.curvature.single_layer import SingleLayer
-from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
+from subbayes.subspace import CoordinateSubspace, Subspace
 from subbayes.utils.memory import check_memory
 
 _AT_ONCE = 2**22  # entries in float64
@@ -77,16 +77,6 @@ class SubspacePrecision(Precision):
             24 * rank**2,
             "Lower its rank",
         )
-
-    def leading(self, rank: int) -> SubspacePrecision:
-        """The precision within the span of the first basis vectors."""
-        space = (
-            CoordinateSubspace(self.subspace.shift, self.subspace.indices[:rank])
-            if isinstance(self.subspace, CoordinateSubspace)
-            else DenseSubspace(self.subspace.shift, self.subspace.basis()[:rank])
-        )
-        matrices = self.matrix[:rank, :rank], self.metric[:rank, :rank]
-        return SubspacePrecision(self.V, space, self.prior_precision, matrices)
 
     @classmethod
     def of(cls, psi: Precision, subspace: Subspace) -> SubspacePrecision:
