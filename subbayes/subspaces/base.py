@@ -34,6 +34,7 @@ class SubspaceMethod(ABC):
         spans_weights: whether the scale of the prior is that of the weights, so that it can be
             chosen by the evidence of all weights.
         takes_sharded_weights: whether it can be built for sharded weights.
+        takes_sharded_rows: whether it can be built from sharded rows.
         trains_networks: whether `build` trains networks of its own.
         needs_inputs: whether it is chosen by the inputs to be predicted.
     """
@@ -43,6 +44,7 @@ class SubspaceMethod(ABC):
     description: ClassVar[str] = ""
     spans_weights: ClassVar[bool] = False
     takes_sharded_weights: ClassVar[bool] = False
+    takes_sharded_rows: ClassVar[bool] = False
     trains_networks: ClassVar[bool] = False
     needs_inputs: ClassVar[bool] = False
 
@@ -68,11 +70,6 @@ class SubspaceMethod(ABC):
     def for_ensemble(self, starts_there: bool) -> SubspaceMethod:
         """The method for chains that start at the members of an ensemble, or elsewhere."""
         return self
-
-    @property
-    def takes_sharded_rows(self) -> bool:
-        """Whether it can be built from sharded rows."""
-        return False
 
     def expected_rank(self, network: Network) -> int | None:
         """Number of coordinates k, or None if it is unknown before training."""
@@ -144,16 +141,12 @@ class FixedSubspace(SubspaceMethod):
 
     subspace: Subspace
     takes_sharded_weights: ClassVar[bool] = True
+    takes_sharded_rows: ClassVar[bool] = True
 
     @property
     def name(self) -> str:  # type: ignore[override]
         """A description of the subspace."""
         return repr(self.subspace)
-
-    @property
-    def takes_sharded_rows(self) -> bool:
-        """Always, since it needs no rows."""
-        return True
 
     @override
     def expected_rank(self, network: Network | None) -> int:

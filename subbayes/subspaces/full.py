@@ -36,6 +36,7 @@ class Full(SubspaceMethod):
     """
 
     name: ClassVar[str] = "full"
+    takes_sharded_rows: ClassVar[bool] = True
     description: ClassVar[str] = "all {k} weights, {centre}"
     spans_weights: ClassVar[bool] = True
     centre: Literal["trained", "zero"] | None = None
@@ -53,11 +54,6 @@ class Full(SubspaceMethod):
         if self.centre is not None:
             return self
         return replace(self, centre="zero" if starts_there else "trained")
-
-    @property
-    def takes_sharded_rows(self) -> bool:
-        """Always, since it needs no rows."""
-        return True
 
     def check(self, network: Network, data: Data, training: Training) -> None:
         """Check that there are no BatchNorm statistics of trained weights at zero."""

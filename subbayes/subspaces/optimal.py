@@ -82,7 +82,7 @@ class Optimal(RankedMethod):
         return self.covariance
 
     @property
-    def takes_sharded_rows(self) -> bool:
+    def takes_sharded_rows(self) -> bool:  # type: ignore[override]
         """Whether the inputs to be predicted are given."""
         return self.inputs is not None
 

@@ -30,6 +30,7 @@ class PCA(RankedMethod):
     """
 
     name: ClassVar[str] = "pca"
+    takes_sharded_rows: ClassVar[bool] = True
     label: ClassVar[str] = "PCA"
     description: ClassVar[str] = (
         "the {k} leading principal components of the SGD trajectory, centred at its mean"
@@ -40,11 +41,6 @@ class PCA(RankedMethod):
     def least_snapshots(self) -> int:
         """One more than the number of directions."""
         return 0 if self.rank is None else self.rank + 1
-
-    @property
-    def takes_sharded_rows(self) -> bool:
-        """Always, since all processes have the same trajectory."""
-        return True
 
     def check(self, network: Network, data: Data, training: Training) -> None:
         """Check that the trajectory will span enough directions."""

@@ -59,6 +59,7 @@ class Random(RankedMethod):
     name: ClassVar[str] = "random"
     description: ClassVar[str] = "{k} random directions, {centre}"
     takes_sharded_weights: ClassVar[bool] = True
+    takes_sharded_rows: ClassVar[bool] = True
     default_rank: ClassVar[int] = 5
     kind: Literal["gaussian", "sparse"] | None = None
 
@@ -66,11 +67,6 @@ class Random(RankedMethod):
         super().__post_init__()
         if self.kind is not None:
             check_choice("kind", self.kind, _KINDS)
-
-    @property
-    def takes_sharded_rows(self) -> bool:
-        """Always, since it needs no rows."""
-        return True
 
     def kind_for(self, network: Network) -> str:
         """The kind of directions of a network."""

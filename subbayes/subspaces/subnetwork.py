@@ -89,7 +89,7 @@ class Subnetwork(RankedMethod):
         super().__post_init__()
 
     @property
-    def takes_sharded_rows(self) -> bool:
+    def takes_sharded_rows(self) -> bool:  # type: ignore[override]
         """Whether the selection does not need all training inputs at once."""
         return self.by != "predictive" or self.inputs is not None
 
