@@ -57,7 +57,7 @@ class Block:
 def block(batch: CapturedBatch, root: Float[Tensor, "N C R"]) -> Block:
     """The rows of a batch for cotangents of each input as columns."""
     cotangents = root.permute(2, 0, 1)
-    pieces = *batch.pull(cotangents), *batch.pull_others(cotangents)
+    pieces: tuple[Gradients, ...] = *batch.pull(cotangents), *batch.pull_others(cotangents)
     return Block(len(batch), len(cotangents), pieces)
 
 
