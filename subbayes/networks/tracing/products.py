@@ -2,31 +2,28 @@ r"""Optimise the matrix products of a traced graph on the CPU.
 
 - A float32 tanh becomes $1 - 2\sigma(-2x)$, which takes a third of the time and differs by at most
   2e-7. Its factor moves into the product before it.
-- The products of one matrix for each chain with the same rows become a single product.
 - A product with few columns becomes that of the transposes, which takes a quarter of the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from subbayes.networks.tracing.nodes import Shape, calls, record_shapes, shape_of, undisturbed
+from subbayes.networks.tracing.nodes import calls, record_shapes, shape_of, undisturbed
 
 aten = torch.ops.aten
 
-_EXPAND = aten.expand.default
 _NARROW = 16  # columns of a product that is transposed
 
 
 def optimise_products(graph_module: GraphModule, tensors: Sequence[Tensor]) -> None:
     """Optimise the matrix products of a graph in place; shapes have been recorded."""
     graph = graph_module.graph
-    for step in (_replace_tanh, _merge_products, _transpose_narrow):
+    for step in (_replace_tanh, _transpose_narrow):
         if step(graph):
             graph.eliminate_dead_code()
             record_shapes(graph_module, tensors)
@@ -68,65 +65,6 @@ def _times_minus_two(graph: Graph, node: Node) -> Node:
                 aten.baddbmm.default, (bias, *product.args), {"beta": -2.0, "alpha": -2.0}
             )
     return graph.call_function(aten.mul.Tensor, (x, -2.0))
-
-
-def _merge_products(graph: Graph) -> bool:
-    """Multiply the matrices of all chains at once with rows that they share.
-
-    A bias of each output is a further column of the matrices, unless a further row of the inputs
-    would copy more than the product has.
-    """
-    changed = False
-    for node in calls(graph):
-        own = shape_of(node)
-        if node.target not in (aten.bmm.default, aten.baddbmm.default) or own is None:
-            continue
-        left, right = node.args[-2:]
-        rows = right.args[0] if isinstance(right, Node) and right.target is _EXPAND else None
-        a, b, shared = shape_of(left), shape_of(right), shape_of(rows)
-        if a is None or b is None or shared is None or shared.shape != b.shape[1:]:
-            continue
-        (chains, height, inner), factors = a.shape, {"alpha": 1.0, "beta": 1.0} | node.kwargs
-        own_bias = node.args[0] if node.target is aten.baddbmm.default else None
-        result, bias = (node, own_bias) if own_bias is not None else _with_bias(node, own)
-        folds = _is_column(bias, own) and 4 * inner <= chains * height and all(factors.values())
-        if not folds and own_bias is not None:
-            continue
-        if not folds:
-            result, bias = node, None
-        with graph.inserting_before(result):
-            if bias is not None:
-                left, bias = (
-                    part if factor == 1 else graph.call_function(aten.mul.Tensor, (part, factor))
-                    for part, factor in ((left, factors["alpha"]), (bias, factors["beta"]))
-                )
-                left = graph.call_function(aten.cat.default, ([left, bias], 2))
-                ones = graph.call_function(aten.new_ones.default, (rows, [1, own.shape[2]]))
-                rows = graph.call_function(aten.cat.default, ([rows, ones], 0))
-                inner += 1
-            flat = graph.call_function(aten.reshape.default, (left, [chains * height, inner]))
-            out = graph.call_function(aten.mm.default, (flat, rows))
-            out = graph.call_function(aten.view.default, (out, list(own.shape)))
-        changed = _replace(result, out)
-    return changed
-
-
-def _with_bias(node: Node, own: Shape) -> tuple[Node, Any]:
-    """The sum of a product and a bias, if nothing else reads the product, and the bias."""
-    if len(node.users) != 1:
-        return node, None
-    (after,) = node.users
-    bias = next((arg for arg in after.args if arg is not node), None)
-    is_sum = after.target is aten.add.Tensor and not after.kwargs
-    if is_sum and _is_column(bias, own) and undisturbed(node, after):
-        return after, bias
-    return node, None
-
-
-def _is_column(bias: Any, own: Shape) -> bool:
-    """Whether a bias has one number for each row of a product, of its dtype."""
-    shape = shape_of(bias)
-    return shape is not None and (shape.shape, shape.dtype) == ((*own.shape[:2], 1), own.dtype)
 
 
 def _transpose_narrow(graph: Graph) -> bool:
