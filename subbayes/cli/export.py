@@ -40,7 +40,7 @@ def export(
         Layout,
         typer.Option(
             help="How weights are stored in safetensors: dense, as compressed sparse rows (csr), "
-            "or whichever is faster."
+            "or csr for large layers with few weights."
         ),
     ] = Layout.auto,
     source: TextOptions,

@@ -413,9 +413,8 @@ class SparseNetwork(Predictor):
         """The median model with the means of its weights, as a small plain module.
 
         Args:
-            example: inputs to choose layouts with, as large as those to predict; without them all
-                layers are dense.
-            layout: "dense", "csr" (compressed sparse rows), or "auto", whichever is faster.
+            example: inputs of the module; without them "auto" keeps all layers dense.
+            layout: "dense", "csr" (compressed sparse rows), or "auto"; see `export_network`.
 
         Returns:
             A module whose outputs are those of `predict(structure="median", weights="mean")`, and

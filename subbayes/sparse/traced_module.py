@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -91,7 +90,7 @@ class TracedModule:
             ['input', '0', '1', 'output']
         """
         try:
-            with torch_lock, _traceable_len(module):
+            with torch_lock:
                 return cls(module, fx.Tracer().trace(module))
         except Exception:
             return None
@@ -251,26 +250,3 @@ def _identity(x: Tensor) -> Tensor:
 
 def _apply(call: Any, args: tuple[Any, ...], kwargs: dict[str, Any], x: Tensor) -> Tensor:
     return call(x, *args, **kwargs)
-
-
-@contextmanager
-def _traceable_len(module: nn.Module) -> Iterator[None]:
-    """Let torch.fx, which refuses len(x), trace it in forward methods as x.size(0)."""
-    spaces = {
-        id(space): space
-        for own in module.modules()
-        if (space := getattr(own.forward, "__globals__", None)) is not None
-        and "len" not in space
-        and not str(space.get("__name__")).startswith("torch.")
-    }
-    for space in spaces.values():
-        space["len"] = _length
-    try:
-        yield
-    finally:
-        for space in spaces.values():
-            del space["len"]
-
-
-def _length(x: Any) -> Any:
-    return x.size(0) if isinstance(x, fx.Proxy) else len(x)

@@ -375,7 +375,7 @@ class _SparseEstimator(Estimator):
         Args:
             X: a typical batch of rows, to choose the fastest layouts; by default all layers are
                 dense.
-            layout: "dense", "csr" (compressed sparse rows), or "auto", whichever is faster.
+            layout: "dense", "csr" (compressed sparse rows), or "auto"; see `export_network`.
 
         Returns:
             The module, the names of its inputs and outputs, and what was removed.

@@ -21,8 +21,6 @@ from subbayes import InputError, sparse
 from subbayes.networks.network import Network
 from subbayes.sparse import kernels
 from subbayes.sparse import result as results
-from subbayes.sparse.export import export
-from subbayes.sparse.export.csr_linear import CsrLinear
 from subbayes.sparse.export.export import export_network
 from subbayes.sparse.export.tiled_layers import TiledLinear
 from subbayes.sparse.kernels import BagIndices, sparse_linear, tile_layout
@@ -361,27 +359,15 @@ def test_kept_layers_of_predictions_and_files_read_tiles_without_copies(monkeypa
     assert torch.equal(subbayes.load(again, net).module(x), small.module(x))
 
 
-@pytest.mark.parametrize(
-    ("layer", "whole", "layout"), [(0.1, 0.1, "csr"), (0.1, 0.9, "dense"), (0.9, 0.1, "dense")]
-)
-def test_faster_layouts_are_chosen_for_tiled_networks(layer, whole, layout, monkeypatch):
+def test_layers_with_few_of_many_weights_become_csr():
     net, _ = layered()
-    x, shapes = torch.randn(1000, 700, dtype=torch.double), []
-
-    def seconds(module, inputs):
-        shapes.append(tuple(inputs.shape))
-        return (
-            layer
-            if isinstance(module, CsrLinear)
-            else (whole if module._forward_pre_hooks else 0.5)
-        )
-
-    monkeypatch.setattr(export, "_seconds", seconds)
+    x = torch.randn(1000, 700, dtype=torch.double)
     small = export_network(net, ("0", "2", "4"), x)
-    assert set(small.layouts.values()) == {layout}
-    assert bool(small.module._forward_pre_hooks) == (layout == "csr")
-    assert {shape[:2] for shape in shapes[:6]} == {(8, 128)}
+    assert small.layouts == {"0": "csr", "2": "dense", "4": "dense"}
+    assert small.module._forward_pre_hooks
     torch.testing.assert_close(small.module(x), net(x))
+    net[0].weight.data.fill_(0.1)
+    assert set(export_network(net, ("0", "2", "4"), x).layouts.values()) == {"dense"}
 
 
 def test_hooks_on_a_tiled_network_see_rows():

@@ -58,7 +58,7 @@ def encoder(**options):
         (convolution(), convolution(stride=2), "0 (stride=(2,) instead of (1,))"),
         (encoder(), encoder(nhead=4), "1.self_attn (num_heads=4 instead of 2"),
         (encoder(), encoder(activation=torch.tanh), "1 (activation=tanh instead of relu)"),
-        (between(nn.ReLU()), Doubled(*between(nn.ReLU())), "others: the module (Doubled)"),
+        (between(nn.ReLU()), Doubled(*between(nn.ReLU())), "the module (class=Doubled instead"),
     ],
     ids=range(11),
 )

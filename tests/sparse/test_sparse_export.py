@@ -497,7 +497,6 @@ FLATTENED = {
     "contiguous": lambda x: x.contiguous().view(x.size()[0], -1),
     "reshape": lambda x: x.reshape(x.shape[0], -1),
     "torch.reshape": lambda x: torch.reshape(x, (x.shape[0], -1)),
-    "len": lambda x: x.reshape(len(x), -1),
 }
 
 

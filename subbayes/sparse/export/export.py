@@ -8,7 +8,6 @@ until nothing changes. Which layer reads which is found by tracing the module (`
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +15,6 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor, nn
 
-from subbayes.networks.network import arguments
 from subbayes.sparse.dependency_graph import DataFlow, Edge, edges
 from subbayes.sparse.export.csr_linear import CsrLinear
 from subbayes.sparse.export.example import as_example
@@ -28,6 +26,7 @@ from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.types import Inputs
 
 LAYOUTS = ("auto", "dense", "csr")
+_LEAST_WEIGHTS, _MOST_DENSITY = 2**14, 0.25  # of a layer for which "auto" chooses "csr"
 
 
 def export_network(
@@ -38,12 +37,13 @@ def export_network(
     Args:
         module: the module, which is not changed.
         names: layers whose units may be removed; by default all linear and convolutional ones.
-        example: inputs of the module, in the form `predict` takes them, to measure times with.
-            Without them all layers are dense, and units of linear layers before a batch norm are
+        example: inputs of the module, in the form `predict` takes them. Without them "auto" keeps
+            all layers dense, and units of linear layers before a batch norm are
             kept unless something is flattened before (they could be positions of a sequence).
-        layout: "dense", "csr", or "auto": for each linear layer the faster one on the example.
-            Layers with hooks, and those whose weights another module reads directly, as
-            `nn.TransformerEncoderLayer` does, are always dense.
+        layout: "dense", "csr", or "auto": "csr" for linear layers on the CPU that keep at most a
+            quarter of at least 16,384 weights, where sparse products are faster. Layers with hooks,
+            and those whose weights another module reads directly, as `nn.TransformerEncoderLayer`
+            does, are always dense.
 
     Raises:
         InputError: an unknown layout or layer, an example that the module does not take, a module
@@ -168,67 +168,32 @@ def _select_units(source: Any, reader: Any, norms: list[Any], kept: Bool[Tensor,
 def _choose_layouts(
     module: nn.Module, names: tuple[str, ...], example: Inputs | None, layout: str
 ) -> tuple[nn.Module, dict[str, str]]:
-    """The module with CSR layers if requested or faster, and the layout of each layer."""
+    """The module with CSR layers if requested or worth it, and the layout of each layer."""
     layouts = dict.fromkeys(names, "dense")
     if layout == "dense" or (layout == "auto" and example is None):
         return module, layouts
     flow = DataFlow.of(module, names)
-    candidates = layers_for_products(module, names, flow)
-    if not candidates:
+    chosen = [
+        name
+        for name in layers_for_products(module, names, flow)
+        if layout == "csr" or _is_worth_csr(module.get_parameter(f"{name}.weight".lstrip(".")))
+    ]
+    if not chosen:
         return module, layouts
-    converted = copy.deepcopy(module) if layout == "auto" else module
-    flow.work_in_place(converted)
+    flow.work_in_place(module)
     # tiles are made of positional inputs, and not for a single layer
-    tiled = flow.is_rowwise and not isinstance(example, dict) and "" not in candidates
-    converted = use_tiles(converted) if tiled else converted
-    for name in candidates:
-        dense = converted.get_submodule(name)
-        assert isinstance(dense, nn.Linear)
-        sparse = CsrLinear(dense)
-        sparse.keeps_tiles = tiled
-        if layout == "csr" or _is_faster(sparse, dense, _layer_inputs(converted, dense, example)):
-            converted = replace_layer(converted, name, sparse)
-            layouts[name] = "csr"
-    if layout == "auto" and not (
-        "csr" in layouts.values() and _is_faster(converted, module, example)
-    ):
-        return module, dict.fromkeys(names, "dense")
-    return converted, layouts
+    tiled = flow.is_rowwise and not isinstance(example, dict) and "" not in chosen
+    module = use_tiles(module) if tiled else module
+    for name in chosen:
+        dense: Any = module.get_submodule(name)
+        made = CsrLinear(dense)
+        made.keeps_tiles = tiled
+        module = replace_layer(module, name, made)
+    return module, layouts | dict.fromkeys(chosen, "csr")
 
 
-def _layer_inputs(module: nn.Module, layer: nn.Module, example: Inputs | None) -> Tensor | None:
-    """The inputs of a layer, if it is called, in the memory layout that the module gives them."""
-    if example is None:
-        return None
-    recorded: list[Tensor] = []
-    forward = layer.forward
-
-    def recording(*args: Any, **named: Any) -> Any:
-        recorded.append((*args, *named.values())[0].detach())
-        return forward(*args, **named)
-
-    layer.forward = recording  # instead of a hook, which would turn tiles off
-    try:
-        with torch.no_grad():
-            args, kwargs = arguments(example)
-            module(*args, **kwargs)
-    finally:
-        del layer.forward
-    return recorded[0] if recorded else None
-
-
-def _is_faster(one: nn.Module, other: nn.Module, inputs: Inputs | None) -> bool:
-    return inputs is not None and _seconds(one, inputs) < _seconds(other, inputs)
-
-
-def _seconds(module: nn.Module, inputs: Inputs, rounds: int = 7) -> float:
-    """Minimum time of a forward pass."""
-    args, kwargs = arguments(inputs)
-    with torch.no_grad():
-        module(*args, **kwargs)
-        times = []
-        for _ in range(rounds):
-            begun = time.perf_counter()
-            module(*args, **kwargs)
-            times.append(time.perf_counter() - begun)
-    return min(times)
+def _is_worth_csr(weight: Tensor) -> bool:
+    """Whether products with compressed sparse rows are faster: few of many weights are left."""
+    included = int(weight.count_nonzero())
+    large = weight.numel() >= _LEAST_WEIGHTS and weight.device.type == "cpu"
+    return large and included <= _MOST_DENSITY * weight.numel()

@@ -21,73 +21,51 @@ _WITHOUT_EFFECT = ("dropout", "inplace", "momentum", "training")  # in evaluatio
 _SHOWN = 60  # characters of a setting
 
 
-def classes_of(module: nn.Module) -> dict[str, str]:
-    """The class of a module and of each submodule; linear layers are `Linear` in every layout.
-
-    Example:
-        >>> classes_of(nn.Sequential(nn.Linear(2, 1), nn.Tanh()))
-        {'': 'Sequential', '0': 'Linear', '1': 'Tanh'}
-    """
-    return {
-        name: nn.Linear.__name__ if _is_linear(own) else type(own).__name__
-        for name, own in module.named_modules()
-    }
-
-
 def settings_of(module: nn.Module) -> dict[str, dict[str, str]]:
-    """The settings of a module and of each submodule that export keeps and outputs depend on.
+    """The class of a module and of each submodule, and settings that outputs depend on.
 
-    Of classes of torch, and of layers whose size export changes, they are the attributes but the
-    sizes; of other classes what `extra_repr` returns.
+    Linear layers are `Linear` in every layout. Of classes of torch, and of layers whose size export
+    changes, the settings are the attributes but the sizes; of other classes what `extra_repr`
+    returns.
 
     Example:
         >>> settings_of(nn.LeakyReLU(0.5))
-        {'': {'negative_slope': '0.5'}}
+        {'': {'class': 'LeakyReLU', 'negative_slope': '0.5'}}
     """
-    return {name: found for name, own in module.named_modules() if (found := _settings(own))}
+    return {name: _settings(own) for name, own in module.named_modules()}
 
 
-def differences(
-    module: nn.Module, layers: Mapping[str, str], settings: Mapping[str, Mapping[str, str]]
-) -> list[str]:
+def differences(module: nn.Module, settings: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Submodules of another class or with other settings than those of a network, in words.
 
     Settings that one of two versions of torch does not have are not compared.
 
     Args:
         module: a module.
-        layers: as `classes_of` returns them.
         settings: as `settings_of` returns them.
 
     Example:
-        >>> saved = classes_of(nn.ELU()), settings_of(nn.ELU())
-        >>> differences(nn.ELU(2.0), *saved), differences(nn.Tanh(), *saved)
-        (['the module (alpha=2.0 instead of 1.0)'], ['the module (Tanh)'])
+        >>> differences(nn.ELU(2.0), settings_of(nn.ELU()))
+        ['the module (alpha=2.0 instead of 1.0)']
     """
-    found = []
-    for name, kind in classes_of(module).items():
-        if layers.get(name, kind) != kind:
-            found.append(f"{name or 'the module'} ({kind})")
-    for name, own in settings_of(module).items():
-        saved = settings.get(name, {})
-        for key in own:
-            if saved.get(key, own[key]) != own[key]:
-                change = f"{key}={own[key][:_SHOWN]} instead of {saved[key][:_SHOWN]}"
-                found.append(f"{name or 'the module'} ({change})")
-    return found
-
-
-def _is_linear(module: nn.Module) -> bool:
-    return isinstance(module, (CsrLinear, TiledLinear))
+    return [
+        f"{name or 'the module'} ({key}={value[:_SHOWN]} instead of {saved[:_SHOWN]})"
+        for name, own in settings_of(module).items()
+        for key, value in own.items()
+        if (saved := settings.get(name, own).get(key, value)) != value
+    ]
 
 
 def _settings(module: nn.Module) -> dict[str, str]:
-    if isinstance(module, DROPOUTS) or _is_linear(module):
-        return {}
+    if isinstance(module, (CsrLinear, TiledLinear)):
+        return {"class": nn.Linear.__name__}
+    found = {"class": type(module).__name__}
+    if isinstance(module, DROPOUTS):
+        return found
     resized = isinstance(module, (*LAYERS, *BATCH_NORMS))
     if not (resized or type(module).__module__.startswith("torch.")):
-        return {"extra_repr": without_addresses(module.extra_repr())}
-    return {
+        return found | {"extra_repr": without_addresses(module.extra_repr())}
+    return found | {
         name: getattr(value, "__name__", repr(value))  # activations may be functions
         for name, value in vars(module).items()
         if not name.startswith("_")

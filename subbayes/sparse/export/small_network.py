@@ -26,7 +26,7 @@ from subbayes.networks.network import arguments
 from subbayes.sparse.dependency_graph import DataFlow
 from subbayes.sparse.export.csr_linear import CsrLinear
 from subbayes.sparse.export.example import as_example, outputs_of
-from subbayes.sparse.export.module_settings import classes_of, differences, settings_of
+from subbayes.sparse.export.module_settings import differences, settings_of
 from subbayes.sparse.export.tiled_layers import use_tiles
 from subbayes.sparse.kernels import checked_csr
 from subbayes.sparse.module_surgery import LAYERS, replace_layer
@@ -47,7 +47,6 @@ class SmallFacts(KindFacts):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     fills: dict[str, int | float | bool | str]
-    layers: dict[str, str]
     settings: dict[str, dict[str, str]]
 
     def arrays(self) -> Arrays:
@@ -100,8 +99,7 @@ class SmallNetwork:
     def facts(self) -> SmallFacts:
         """All fields but the module, and the classes and settings of its layers."""
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "module"}
-        found = self.module
-        return SmallFacts(**values, layers=classes_of(found), settings=settings_of(found))
+        return SmallFacts(**values, settings=settings_of(self.module))
 
     def save(self, path: StrPath, *, overwrite: bool = False) -> Path:
         """Save as a folder of safetensors and JSON; `subbayes.load` opens it.
@@ -255,7 +253,7 @@ def rebuild(
     owners = dict(made.named_modules())
     mismatched += sorted(made.state_dict().keys() - tensors.keys())
     mismatched += [name for name, value in tensors.items() if not _fits(owners, name, value)]
-    mismatched += differences(made, facts.layers, facts.settings)
+    mismatched += differences(made, facts.settings)
     if mismatched:
         fail(
             "module",

@@ -89,7 +89,7 @@ def export_in_table_units(
         result: a sparse `MLP`.
         mean: subtracted from the columns before the network reads them.
         scale: by which the columns are then divided.
-        rows: in their own units, to choose layouts with.
+        rows: in their own units; see `export_network`.
         layout: see `SparseNetwork.export`.
         inputs: names of the columns.
         classes: labels.

@@ -24,7 +24,7 @@ from subbayes.sparse.kernels import (
 from subbayes.sparse.module_surgery import READERS, parent_of, replace_layer
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.seeding import torch_lock
-from subbayes.utils.trees import n_rows, named_leaves, take
+from subbayes.utils.trees import n_rows, take
 from subbayes.utils.types import Inputs
 
 _ROWS = "_subbayes_rows"
@@ -67,26 +67,17 @@ class SampledLinear(nn.Module):
     Example:
         >>> pattern = SparsityPattern(torch.tensor([1, 5]), (2, 3))
         >>> layer = SampledLinear(nn.Linear(3, 2))
-        >>> layer.set_draw(LayerDraw(pattern, torch.tensor([10.0, 1.0]), None))
+        >>> layer.draw = LayerDraw(pattern, torch.tensor([10.0, 1.0]), None)
         >>> layer(torch.tensor([[1.0, 2.0, 3.0]]))
         tensor([[20.,  3.]])
     """
+
+    draw: LayerDraw  # whose weights are used
 
     def __init__(self, layer: nn.Linear, keeps_tiles: bool = False) -> None:
         super().__init__()
         self.out_features, self.in_features = layer.out_features, layer.in_features
         self.keeps_tiles = keeps_tiles
-        self._draw: LayerDraw | None = None
-
-    def set_draw(self, draw: LayerDraw) -> None:
-        """Set the weights of a draw."""
-        self._draw = draw
-
-    @property
-    def draw(self) -> LayerDraw:
-        """The current draw."""
-        assert self._draw is not None
-        return self._draw
 
     @property
     def weight(self) -> Float[Tensor, "u i"]:
@@ -138,7 +129,6 @@ class SampledNetwork:
         if flow.is_rowwise:
             _keep_tiles(module)
         self._module = module
-        self._checked: set[Any] = set()
 
     @torch.no_grad()
     def outputs(
@@ -160,8 +150,8 @@ class SampledNetwork:
         Raises:
             InputError: inputs that the module does not take.
         """
-        self._check(inputs)
-        step = min(_ROWS_AT_ONCE, max(1, memory_limit // self._bytes_per_row(inputs)))
+        self.network.check(inputs)
+        step = min(_ROWS_AT_ONCE, max(1, memory_limit // self.network.bytes_per_row(inputs)))
         starts, parts = range(0, n_rows(inputs), step), []
         with progress_bar(len(starts), "Predicting", progress, "batches") as steps:
             for start in starts:
@@ -170,16 +160,6 @@ class SampledNetwork:
                     parts.append(self._outputs(draws, rows))
                 steps.update(1)
         return torch.cat(parts, 1)
-
-    def _check(self, batch: Any) -> None:
-        """Check once for each shape that the network takes such inputs."""
-        kind = tuple(
-            (name, leaf.shape[1:], leaf.dtype, leaf.device)
-            for name, leaf in named_leaves(batch).items()
-        )
-        if kind not in self._checked:
-            self.network.check(batch)
-            self._checked.add(kind)
 
     def _outputs(
         self, draws: Sequence[Mapping[str, LayerDraw]], rows: Any
@@ -195,15 +175,6 @@ class SampledNetwork:
                 else self.network.as_outputs(_from_tiles(module(tiles), len(rows)), rows)
             )
         return torch.stack(found)
-
-    def _bytes_per_row(self, batch: Any) -> int:
-        if not self._max_inputs:
-            return self.network.bytes_per_row(batch)
-        numbers = 0
-        for own in self._module.modules():
-            if isinstance(own, (nn.Linear, SampledLinear)):
-                numbers += own.in_features + own.out_features
-        return 2 * self.network.weights.element_size() * numbers
 
 
 def layers_for_products(module: nn.Module, names: Iterable[str], flow: DataFlow) -> list[str]:
@@ -313,7 +284,7 @@ class _FromTiles:
 def _set_draws(layers: Mapping[str, nn.Module], draw: Mapping[str, LayerDraw]) -> None:
     for name, layer in layers.items():
         if isinstance(layer, SampledLinear):
-            layer.set_draw(draw[name])
+            layer.draw = draw[name]
             continue
         draw[name].write_dense(layer.weight)  # type: ignore[arg-type]
         bias = draw[name].bias
