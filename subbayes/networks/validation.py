@@ -117,20 +117,40 @@ def check_fit(network: Network, likelihood: Likelihood, data: Data) -> int:
             repr(likelihood),
             "Import Weighted from subbayes.likelihoods",
         )
-    check_sizes(likelihood, targets)
     if data.division is not None:  # in one process all weights may be 0
         targets = take(targets, split_targets(targets, has_weights(likelihood, targets)).counts > 0)
-    if n_rows(targets):
-        likelihood.check_targets(targets)
     first, y = to_device(data.first(), network.device)
-    outputs = network.check(first)
+    outputs, sized = check_rows_and_targets(network, likelihood, first, y, targets)
+    sized.check_parameters(outputs)
     _check_effect(network, first)
-    check_positions(network, first, y, likelihood)
-    sized_likelihood(likelihood, outputs, y, targets).check_parameters(outputs)
-    check_own_likelihood(network, likelihood, first, y)
-    warn_of_probabilities(network, likelihood, first)
     _warn_of_another_last_layer(network, first)
     return outputs
+
+
+def check_rows_and_targets(
+    network: Network, likelihood: Likelihood, rows: Inputs, y: Targets, targets: Targets
+) -> tuple[int, Likelihood]:
+    """Check that a module and a likelihood fit some rows.
+
+    Args:
+        network: the network.
+        likelihood: p(y | f).
+        rows: one or two rows of inputs, on the device of the network.
+        y: their targets.
+        targets: of all rows.
+
+    Returns:
+        The number of outputs, and the likelihood with its sizes.
+    """
+    check_sizes(likelihood, targets)
+    if n_rows(targets):
+        likelihood.check_targets(targets)
+    outputs = network.check(rows)
+    check_positions(network, rows, y, likelihood)
+    sized = sized_likelihood(likelihood, outputs, y, targets)
+    check_own_likelihood(network, likelihood, rows, y)
+    warn_of_probabilities(network, likelihood, rows)
+    return outputs, sized
 
 
 def check_divided_fit(network: Network, likelihood: Likelihood, data: Data) -> int:

@@ -268,19 +268,24 @@ def connect(
         WeightCurve(polygon, degree=4, size=16)
     """
     network = as_network(module)
-    if kind is not None:
-        check_choice("kind", kind, ("bezier", "polygon"))
-    check_count("degree", degree, 0)
-    if isinstance(solutions, int):
-        if check_count("solutions", solutions, 2) > 2 and kind == "bezier":
-            fail("kind", "'polygon' to connect more than 2 solutions", "'bezier'")
-        ends: Sequence[Any] = _train_solutions(
+    count = solutions if isinstance(solutions, int) else len(solutions)
+    check_count("solutions", count, 2)
+    kind = kind or ("polygon" if count > 2 else "bezier")
+    check_choice("kind", kind, ("bezier", "polygon"))
+    if kind == "bezier" and count > 2:
+        fail("kind", "'polygon' to connect more than 2 solutions", "'bezier'")
+    check_count("degree", degree, 2)  # 1 is a straight line, which has no point to train
+    ends: Sequence[Any] = (
+        _train_solutions(
             network, likelihood, data, training, solutions, validation, factory, seed, progress
         )
-    else:
-        ends = solutions
-    kind = kind or ("polygon" if len(ends) > 2 else "bezier")
-    fixed = _weights_of_solutions(network, ends, kind, degree)
+        if isinstance(solutions, int)
+        else solutions
+    )
+    fixed = [_weights_of(network, end, f"solutions[{i}]") for i, end in enumerate(ends)]
+    if any(torch.equal(a, b) for a, b in pairwise(fixed)):
+        remedy = "Train the second one from another seed"
+        fail("solutions", "solutions that differ", "the same weights twice", remedy)
     training = training.along_curve()
 
     def initial() -> ControlPoints:
@@ -341,36 +346,6 @@ def _train_solutions(
         )
         for result, own in zip(results, seeds, strict=True)
     ]
-
-
-def _weights_of_solutions(
-    network: Network, solutions: Sequence[Any], kind: CurveKind, degree: int
-) -> list[Tensor]:
-    """Weight vectors of the solutions to connect."""
-    if len(solutions) < 2 or (kind == "bezier" and len(solutions) > 2):
-        fail(
-            "solutions",
-            "2 solutions" if kind == "bezier" else "at least 2 solutions",
-            len(solutions),
-            "Pass kind='polygon' to connect more" if len(solutions) > 2 else "",
-        )
-    if degree < 2:
-        fail(
-            "degree",
-            "at least 2, so that there is a point between the ends to train",
-            degree,
-            "A straight line between the ends is WeightCurve(torch.stack(ends))",
-        )
-    vectors = [_weights_of(network, one, f"solutions[{i}]") for i, one in enumerate(solutions)]
-    for i, (a, b) in enumerate(pairwise(vectors)):
-        if torch.equal(a, b):
-            fail(
-                "solutions",
-                "solutions that differ",
-                f"the same weights twice, at {i} and {i + 1}",
-                "Train the second one from another seed",
-            )
-    return vectors
 
 
 def _weights_of(network: Network, solution: Any, argument: str) -> Float[Tensor, "D"]:

@@ -21,19 +21,12 @@ from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.target_parts import has_weights, mean_weight, split_targets
 from subbayes.likelihoods.validation import (
     absent_classes,
-    check_sizes,
     checked_targets,
     join_checked_targets,
     sized_likelihood,
 )
 from subbayes.networks.network import Network
-from subbayes.networks.validation import (
-    check_gradients,
-    check_own_likelihood,
-    check_positions,
-    warn_of_probabilities,
-    warn_of_units,
-)
+from subbayes.networks.validation import check_gradients, check_rows_and_targets, warn_of_units
 from subbayes.training.configuration import Training
 from subbayes.training.shared_steps import SharedSteps, is_divided, seed_for
 from subbayes.utils.checks import fail
@@ -162,7 +155,10 @@ class Minibatches:
         self.batch: tuple[Inputs, Targets] | None = None  # of the loader, with the most rows
         if self.loader is None:
             own = data if self.shared is None else replace(self.shared.data, division=None)
-            whole = _with_known_weights(own, likelihood).counted.to(self.device)
+            whole = Data.of(own)
+            if has_weights(likelihood, whole.targets()):
+                whole = replace(whole, has_weights=True)
+            whole = whole.counted.to(self.device)
             first, targets = whole.first(), whole.targets()
             if whole.n:
                 targets = checked_targets(likelihood, whole)
@@ -176,17 +172,11 @@ class Minibatches:
         inputs, _ = to_device(first, self.device)
         self._rows = n_rows(inputs)
         self.mean_weight = mean_weight(likelihood, targets)
-        check_sizes(likelihood, targets)
-        likelihood.check_targets(targets)
-        outputs = network.check(inputs)
         few, y = to_device(take(first, slice(2)), self.device)
-        check_positions(network, few, y, likelihood)
-        sized = sized_likelihood(likelihood, outputs, first[1], targets)
-        check_own_likelihood(network, likelihood, few, y)
+        outputs, sized = check_rows_and_targets(network, likelihood, few, y, targets)
         check_gradients(network, few)
         warn_of_no_spread(likelihood, self.n, targets)
         self.likelihood = likelihood = sized
-        warn_of_probabilities(network, likelihood, few)
         warn_of_units(network, likelihood, inputs, targets)
         self.absent_classes = absent_classes(likelihood, outputs, target_values(targets))
         self.initial_parameters = likelihood.init_parameters(targets).to(self.device, self.dtype)
@@ -202,12 +192,6 @@ class Minibatches:
             self.likelihood.check_targets(targets)
             inputs, y = to_device(data.first(), self.device)
             sized_likelihood(self.likelihood, self.network.check(inputs), y, targets)
-
-    def start_parameters(self, given: Tensor | None) -> Tensor:
-        """A copy of the given parameters if they fit the likelihood, else of the initial ones."""
-        initial = self.initial_parameters
-        start = initial if given is None or given.shape != initial.shape else given
-        return start.to(initial, copy=True)
 
     def prepare_targets(self, y: Targets) -> Targets:
         """Targets in standardised units, and in the dtype and on the device of the network."""
@@ -228,7 +212,8 @@ class Minibatches:
             yield self.memory.inputs, self.memory.y
         else:
             order = torch.randperm(self.n, generator=self.generator).to(self.device)
-            yield from self._in_order(order)
+            for rows in order.split(batch_sizes(self.n, self.batch_size)):
+                yield take(self.memory.inputs, rows), take(self.memory.y, rows)
 
     def n_batches_of(self, rows: int) -> int:
         """Number of batches with this number of rows in an epoch; approximate for a loader."""
@@ -270,11 +255,6 @@ class Minibatches:
         cuts[0], cuts[-1] = 0, self.memory.n
         for start, stop in itertools.pairwise(cuts.tolist()):
             rows = order[start:stop]
-            yield take(self.memory.inputs, rows), take(self.memory.y, rows)
-
-    def _in_order(self, order: Tensor) -> Iterator[tuple[Inputs, Targets]]:
-        assert self.memory is not None
-        for rows in order.split(batch_sizes(self.n, self.batch_size or self.n)):
             yield take(self.memory.inputs, rows), take(self.memory.y, rows)
 
     def _large_enough(self) -> Iterator[tuple[Inputs, Targets]]:
@@ -341,14 +321,6 @@ def _as_loader(
             generator=generator,
         )
     return data.loader if isinstance(data, Data) else None
-
-
-def _with_known_weights(data: Any, likelihood: Likelihood) -> Data:
-    """Rows in memory, marked as weighted if the likelihood takes the last targets as weights."""
-    whole = Data.of(data)
-    if whole.has_weights or not has_weights(likelihood, whole.targets()):
-        return whole
-    return replace(whole, has_weights=True)
 
 
 def _counted(likelihood: Likelihood, y: Targets) -> slice | Tensor:

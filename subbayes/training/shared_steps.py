@@ -132,10 +132,6 @@ class SharedSteps:
             own.grad = torch.empty_like(own).copy_(slope.reshape(own.shape)) if known else None
         return mean.squeeze()
 
-    def sums(self, *numbers: float) -> list[float]:
-        """Sums of numbers over all processes."""
-        return self.processes.add(torch.tensor(numbers, dtype=torch.float64)).tolist()
-
     def check_same(self, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]) -> None:
         """Check that all processes train the same module.
 
@@ -146,7 +142,3 @@ class SharedSteps:
         remedy = "Set OMP_NUM_THREADS=1, and give every process the same module and seed"
         self.processes.agree({"parameters": fingerprint(dict(parameters), {})}, remedy)
         self.processes.agree({"buffers": fingerprint(dict(buffers), {})}, _OWN_LOOP)
-
-    def any_of_all(self, flag: bool) -> bool:
-        """Whether the flag is set in any of the processes."""
-        return bool(self.processes.highest(int(flag))[0])

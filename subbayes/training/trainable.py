@@ -53,7 +53,9 @@ class SingleTrainable(Trainable):
         self.batch_likelihood = self.likelihood.of_standardized
         self.module = self.network.module_with()
         self.set_training_mode()
-        self.unconstrained = nn.Parameter(minibatches.start_parameters(likelihood_parameters))
+        initial, start = minibatches.initial_parameters, likelihood_parameters
+        fits = start is not None and start.shape == initial.shape
+        self.unconstrained = nn.Parameter((start if fits else initial).to(initial, copy=True))
 
     def set_training_mode(self) -> None:
         """Set training mode, except for frozen BatchNorm layers in evaluation mode."""
@@ -79,7 +81,7 @@ class SingleTrainable(Trainable):
 
     def agree(self, flag: bool) -> bool:
         """Whether the flag is set in any of the processes that train together."""
-        return flag if self.shared is None else self.shared.any_of_all(flag)
+        return flag if self.shared is None else bool(self.shared.processes.highest(int(flag))[0])
 
     def loss(self, outputs: Tensor, y: Targets, own: Tensor | None = None) -> Tensor:
         """Mean negative log-likelihood of a minibatch, at given parameters of the likelihood."""
@@ -111,7 +113,8 @@ class SingleTrainable(Trainable):
                 for outputs in outputs_of(inputs):
                     total += float(likelihood.log_prob(outputs, y).double().sum())
         if self.shared is not None and self.held_out.division is not None:
-            total, count = self.shared.sums(total, count)
+            sums = torch.tensor([total, count], dtype=torch.float64)
+            total, count = self.shared.processes.add(sums).tolist()
         return [total / (count * self.evaluations)]
 
     def learned_likelihood(self) -> Likelihood:

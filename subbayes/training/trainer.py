@@ -54,7 +54,6 @@ class TrainingResult:
             minibatches during the epoch, without the penalty), "learning_rate" and, with
             validation data, "validation_log_likelihood" (mean per observation).
         best_epoch: the epoch whose weights these are, counted from 1.
-        recorder: the trajectory recorder that was passed, or None.
         likelihood_parameters: unconstrained parameters of the likelihood, from which weight
             averaging and curves start.
         converged: whether the learned parameters of the likelihood have converged with the weights.
@@ -64,7 +63,6 @@ class TrainingResult:
     likelihood: Likelihood
     history: History
     best_epoch: int
-    recorder: TrajectoryRecorder | None = None
     likelihood_parameters: Float[Tensor, "p"] = field(default_factory=lambda: torch.zeros(0))
     converged: bool = True
 
@@ -107,7 +105,6 @@ def train(
     training: Training = Training(),
     *,
     validation: Any = None,
-    recorder: TrajectoryRecorder | None = None,
     parameters: Selection = "all",
     output: Callable[[Any], Tensor] | None = None,
     seed: int = 0,
@@ -130,7 +127,6 @@ def train(
         training: settings; those of the first phase are used.
         validation: held-out data in any form of `data`, instead of the fraction
             `training.validation`. Without `training.patience` they are only scored.
-        recorder: records a snapshot after each epoch.
         parameters: which parameters are weights of the result, as for `Network`.
         output: selects the output tensor from what the module returns, as for `Network`.
         seed: seed of the shuffling, of dropout, and of the validation split.
@@ -164,17 +160,12 @@ def train(
         watched = callback is not None
         task = TrainableNetwork(minibatches, training, held_out, watched=watched)
 
-        def after_epoch(epoch: int, _: list[History]) -> Any:
-            if recorder is not None:
-                recorder.update(task.weights())
-            return None if callback is None else callback(epoch, task.module)
-
         histories, epochs = run(
             task,
             training.epochs,
             patience=training.patience,
             time_limit=training.time_limit,
-            after_epoch=after_epoch,
+            after_epoch=None if callback is None else lambda epoch, _: callback(epoch, task.module),
             progress=progress,
         )
         task.free_memory()
@@ -187,7 +178,6 @@ def train(
         likelihood=task.learned_likelihood(),
         history=histories[0],
         best_epoch=epochs[0],
-        recorder=recorder,
         likelihood_parameters=learned,
         converged=has_converged(trained, minibatches, learned, losses),
     )
