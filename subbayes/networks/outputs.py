@@ -138,21 +138,17 @@ def check_outputs(
     """
     if any(tensor.is_meta for tensor in leaves(rows)):
         fail("module", "weights and inputs with values", "the meta device", "Use module.to('cpu')")
-    used = copy_rows(rows)
+    used, later = copy_rows(rows), False
     try:
         with torch.no_grad(), fork_rng(None), _checked_sparse_tensors():
             out, again = call(used), call(copy_rows(rows))
-    except (InputError, InputTypeError):
-        raise
-    except Exception as error:
-        fail_of_call(error, rows, dtype)
-    try:
+        later = True
         with torch.no_grad(), fork_rng(None), _checked_sparse_tensors():
             alone = call(copy_rows(take(rows, slice(1))))
     except (InputError, InputTypeError):
         raise
     except Exception as error:
-        fail_of_call(error, rows, dtype, later=True)
+        fail_of_call(error, rows, dtype, later=later)
     if not all(map(torch.equal, leaves(rows), leaves(used))):
         fail(
             "module",

@@ -35,7 +35,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.outputs import HALF
 from subbayes.networks.sharded.network import ShardedNetwork, plain_module
 from subbayes.networks.tracing.private_torch import uncompiled
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import fail, fail_type
 
 _ADAPTED = "load(path, PeftModel.from_pretrained(base model, folder of the adapter))"
 _DIGESTED = 2**24  # numbers that are read at once
@@ -234,62 +234,55 @@ def network_from(
     Raises:
         InputError: no module, or one of another architecture.
     """
+    saved_dtypes, base = _dtypes_of(facts), facts.base
     if module is None:
         if facts.module is None:
             remedy = "Pass load(path, module=...): code is not saved, only weights"
-            if facts.base is not None:
+            if base is not None:
                 remedy = f"Pass {_ADAPTED}"
-            fail(
-                "module",
-                f"a module of the saved architecture {_short(facts.architecture)}",
-                "none",
-                remedy,
-            )
+            expected = f"a module of the saved architecture {_short(facts.architecture)}"
+            fail("module", expected, "none", remedy)
         module = facts.module.build(tensors)
-        saved_dtypes = _dtypes_of(facts)
         for name, parameter in module.named_parameters():
             parameter.data = parameter.data.to(saved_dtypes.get(name))
+    if not isinstance(module, nn.Module):
+        fail_type("module", "a torch.nn.Module", module)
+    module = uncompiled(module)
     masks = strip_prefix("network.mask", tensors)
-    chosen = masks or facts.names
-    known = chosen
-    if isinstance(module, nn.Module):
-        module = uncompiled(module)
-        known = dict(module.named_parameters(remove_duplicate=False))
-    base = facts.base
-    if base is not None and isinstance(module, nn.Module):
+    chosen, known = masks or facts.names, dict(module.named_parameters(remove_duplicate=False))
+    if base is not None:
         check_active_adapters(base.active, module)
     if any(name not in known for name in chosen):
         check_encoders(chosen, known)
         refuse_module(facts, module)
-    if isinstance(module, nn.Module) and not all(known[name].requires_grad for name in chosen):
-        # adapters that are loaded for inference do not require gradients
-        module = private_copy(module, set(chosen), base is None)
     if base is not None:
         check_active(module)
-        module = private_copy(module, set(chosen), copy_frozen=False)
+    if base is not None or not all(known[name].requires_grad for name in chosen):
+        # adapters that are loaded for inference do not require gradients
+        module = private_copy(module, set(chosen), copy_frozen=base is None)
+    if base is not None:
         for name, parameter in module.named_parameters():
             if name in chosen:  # peft may have loaded them in another dtype
                 parameter.data = parameter.data.to(getattr(torch, base.adapters))
     network = Network(module, chosen, output, copy_frozen=base is None)
     if base is None:
-        _check_halves(network, facts)
+        _check_halves(network, saved_dtypes)
     dtypes = {name: {tensor.dtype} for name, tensor in network.frozen.items()}
     unused = names_left_out(facts, module)
     if (network.device, network.dtype) != (weights.device, weights.dtype):
         network = network.to(weights.device, weights.dtype)
-    frozen = strip_prefix("network.frozen", tensors)
-    for name in frozen.keys() & network.frozen.keys():
-        frozen[name] = as_complex(frozen[name], network.frozen[name])
+    own, frozen = network.frozen, strip_prefix("network.frozen", tensors)
+    for name in frozen.keys() & own.keys():
+        frozen[name] = as_complex(frozen[name], own[name])
     if base is not None:
-        kept = frozen.keys() | masks.keys() | unused
-        network.base_names = tuple(sorted(network.frozen.keys() - kept))
+        network.base_names = tuple(sorted(own.keys() - frozen.keys() - masks.keys() - unused))
         check_base(base_identity(network, network.base_names, unused), base)
-        frozen |= {name: network.frozen[name] for name in {*network.base_names, *unused}}
-    for name in frozen.keys() | network.frozen.keys():
-        shapes = [tuple(of[name].shape) if name in of else None for of in (network.frozen, frozen)]
+        frozen |= {name: own[name] for name in {*network.base_names, *unused}}
+    for name in frozen.keys() | own.keys():
+        shapes = [tuple(of[name].shape) if name in of else None for of in (own, frozen)]
         if shapes[0] != shapes[1]:
             fail("path", f"{name} of shape {shapes[0]}, as the module has", shapes[1])
-        allowed = dtypes[name] | {network.frozen[name].dtype}  # `Network.to` converts all of them
+        allowed = dtypes[name] | {own[name].dtype}  # `Network.to` converts all of them
         if frozen[name].dtype not in allowed:
             expected = f"{name} of {' or '.join(sorted(map(str, allowed)))}, as the module has"
             fail("path", expected, frozen[name].dtype, "Pass a module of the saved dtypes")
@@ -303,9 +296,8 @@ def _dtypes_of(facts: NetworkFacts) -> dict[str, torch.dtype]:
     return dict(zip(facts.names, dtypes, strict=False))
 
 
-def _check_halves(network: Network, facts: NetworkFacts) -> None:
+def _check_halves(network: Network, saved: Mapping[str, torch.dtype]) -> None:
     """Raise `InputError` where parameters have 16 bits and had not when saved, or the reverse."""
-    saved = _dtypes_of(facts)
     for name in network.names:
         found, wanted = network.dtype_of(name), saved.get(name)
         if found != wanted and (found in HALF or wanted in HALF):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from subbayes.networks.adapters.names import adapter_names, check_kinds
-from subbayes.utils.checks import InputTypeError, closest, fail, fail_type
+from subbayes.utils.checks import InputTypeError, closest, fail
 
 ADAPTERS, _ALL, LAST_LAYER = "adapters", "all", "last-layer"
 
@@ -73,49 +73,38 @@ def select(module: nn.Module, parameters: Selection) -> dict[str, Tensor | None]
             "Set requires_grad for the parameters that should be random",
         )
     check_real(module)
-    if isinstance(parameters, np.ndarray):
-        parameters = parameters.tolist()
-    if isinstance(parameters, (nn.Module, Tensor)) or (
-        isinstance(parameters, (list, tuple, Iterator))
-        and not all(isinstance(pattern, str) for pattern in parameters)
-    ):
-        got = f"{type(parameters).__name__} of other objects"
-        if isinstance(parameters, (nn.Module, Tensor)):
-            got = type(parameters).__name__
+    if isinstance(parameters, Mapping):
+        return _masked(trainable, {aliases.get(n, n): mask for n, mask in parameters.items()})
+    if callable(parameters) and not isinstance(parameters, nn.Module):
+        wanted = {n for n, p in trainable.items() if parameters(n, p)}
+    else:
+        wanted = set()
+        for pattern in _patterns(parameters):
+            if pattern in (_ALL, ADAPTERS):
+                found = set(trainable) if pattern == _ALL else adapters
+            elif pattern == LAST_LAYER:
+                last = layer_of(list(aliases)[-1])
+                found = {first for n, first in aliases.items() if layer_of(n) == last}
+            else:
+                found = {first for n, first in aliases.items() if fnmatchcase(n, pattern)}
+            if not found:
+                _fail_of_pattern(pattern, trainable)
+            wanted |= found
+    if not wanted:
+        _fail_of_pattern(parameters, trainable)
+    return dict.fromkeys(n for n in trainable if n in wanted)
+
+
+def _patterns(parameters: Any) -> list[str]:
+    """Names and patterns of names in a list."""
+    many = isinstance(parameters, (list, tuple))
+    patterns = list(parameters) if many else [parameters]
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        got = f"{type(parameters).__name__}{' of other objects' if many else ''}"
         expected = "names or patterns of names, such as 'all', 'last-layer', 'adapters' or '3.*'"
         remedy = "Name them as module.named_parameters() does, or set requires_grad and pass 'all'"
         raise InputTypeError("parameters", expected, got, remedy)
-    if isinstance(parameters, Mapping):
-        return _masked(trainable, {aliases.get(n, n): mask for n, mask in parameters.items()})
-    if parameters == _ALL:
-        return dict.fromkeys(trainable)
-    if callable(parameters):
-        wanted = {n for n, p in trainable.items() if parameters(n, p)}
-    else:
-        patterns = [parameters] if isinstance(parameters, str) else parameters
-        if not isinstance(patterns, (list, tuple)):
-            fail_type(
-                "parameters",
-                "a pattern, a list of patterns, a function or a dict of masks",
-                parameters,
-            )
-        wanted = set()
-        for pattern in patterns:
-            if pattern == ADAPTERS:
-                wanted |= adapters
-                continue
-            if pattern == LAST_LAYER:
-                last = layer_of(list(aliases)[-1])
-                wanted |= {first for n, first in aliases.items() if layer_of(n) == last}
-                continue
-            found = {first for n, first in aliases.items() if fnmatchcase(n, pattern)}
-            if not found.intersection(trainable):
-                _fail_of_pattern(pattern, trainable)
-            wanted |= found
-    chosen: dict[str, Tensor | None] = dict.fromkeys(n for n in trainable if n in wanted)
-    if not chosen:
-        _fail_of_pattern(parameters, trainable)
-    return chosen
+    return patterns
 
 
 @contextmanager

@@ -53,9 +53,10 @@ class SingleTrainable(Trainable):
         self.batch_likelihood = self.likelihood.of_standardized
         self.module = self.network.module_with()
         self.set_training_mode()
-        initial, start = minibatches.initial_parameters, likelihood_parameters
-        fits = start is not None and start.shape == initial.shape
-        self.unconstrained = nn.Parameter((start if fits else initial).to(initial, copy=True))
+        start = initial = minibatches.initial_parameters
+        if likelihood_parameters is not None and likelihood_parameters.shape == initial.shape:
+            start = likelihood_parameters
+        self.unconstrained = nn.Parameter(start.to(initial, copy=True))
 
     def set_training_mode(self) -> None:
         """Set training mode, except for frozen BatchNorm layers in evaluation mode."""

@@ -642,7 +642,7 @@ def test_invalid_selections_raise(make, what):
 def test_arguments_of_the_wrong_type_raise():
     with pytest.raises(InputTypeError, match="module: expected a torch.nn.Module, got function"):
         Network(cases.mlp)  # type: ignore[arg-type]
-    with pytest.raises(InputTypeError, match="parameters: expected a pattern.*got int"):
+    with pytest.raises(InputTypeError, match="parameters: expected names or patterns.*got int"):
         Network(cases.mlp(1), 3)  # type: ignore[arg-type]
 
 

@@ -18,7 +18,7 @@ from versions import TORCH
 
 import subbayes
 from subbayes import InputError, sparse
-from subbayes.networks.network import Network
+from subbayes.networks.outputs import check_outputs
 from subbayes.sparse import kernels
 from subbayes.sparse import result as results
 from subbayes.sparse.export.export import export_network
@@ -177,10 +177,14 @@ def test_copies_and_files_do_not_share_cached_patterns():
 
 def test_inputs_are_checked_once_for_each_shape(monkeypatch):
     result, x, tried = network("dense", "mean-field", "weights"), torch.randn(40, 6), []
-    check = Network.check
     monkeypatch.setattr(results, "_MIN_WEIGHTS", 0)
     monkeypatch.setattr(results, "_MAX_DENSITY", 1.0)
-    monkeypatch.setattr(Network, "check", lambda self, rows: tried.append(check(self, rows)))
+
+    def checked(*arguments):
+        tried.append(check_outputs(*arguments))
+        return tried[-1]
+
+    monkeypatch.setattr("subbayes.networks.network.check_outputs", checked)
     for rows in (x, x[:7], x.double().float()):
         result.predict(rows, structure="median")
     assert tried == [3]

@@ -824,7 +824,7 @@ A, B = Network(net()).weights, Network(net(seed=1)).weights
             "solutions: expected a whole number of at least 2, got 1",
         ),
         (dict(solutions=(A, B), degree=1), "degree: expected a whole number of at least 2, got 1"),
-        (dict(degree=-1), "degree: expected a whole number of at least 2, got -1"),
+        (dict(degree=-1), "degree: expected a whole number of at least 0, got -1"),
         (dict(kind="spline"), "kind: expected one of 'bezier', 'polygon', got 'spline'"),
         (dict(patience=2), "patience: expected validation data to watch"),
         (dict(learning_rate=1e6, optimizer="sgd", epochs=20), "learning_rate: expected a training"),

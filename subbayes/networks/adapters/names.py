@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from subbayes.networks.adapters.in_use import active_adapters, loaded_adapters
 from subbayes.utils.checks import fail
 
 _USUAL_NAMES = re.compile(
@@ -161,16 +162,8 @@ def settings_digest(module: nn.Module) -> str:
 
 def _peft_settings(module: nn.Module) -> dict[str, Any]:
     """The configurations of peft by name of the adapter, of those in use."""
-    configs: dict[str, Any] = {}
-    used: set[str] = set()
-    for part in module.modules():
-        found = getattr(part, "peft_config", None)
-        if isinstance(found, dict):
-            configs |= found
-        names = getattr(part, "active_adapters", None)
-        if isinstance(names, (list, tuple)):
-            used.update(names)
-    return {name: _settings_of(config) for name, config in configs.items() if name in used}
+    configs = loaded_adapters(module)
+    return {name: _settings_of(configs[name]) for name in active_adapters(module)}
 
 
 def _settings_of(config: Any) -> dict[str, Any]:
@@ -213,23 +206,19 @@ def _of_peft(module: nn.Module) -> Iterator[str]:
     layer = tuner_layer()
     if layer is None:
         return
+    check_active(module)
     unused = set(_unused_prompts(module))
     for path, part in module.named_modules():
-        _check_prompts(part)
+        own = [name for name, _ in part.named_parameters(remove_duplicate=False)]
         if isinstance(part, layer):
-            _check_active(part)
-            groups = part.adapter_layer_names
-            names = part.named_parameters(remove_duplicate=False)
-            own = [n for n, _ in names if n.partition(".")[0] in groups]
-        elif _is_prompt(part) and path not in unused:
-            own = [n for n, _ in part.named_parameters(remove_duplicate=False)]
-        else:
+            own = [name for name in own if name.partition(".")[0] in part.adapter_layer_names]
+        elif not _is_prompt(part) or path in unused:
             continue
-        active = _active(part)
+        active = getattr(part, "active_adapters", None)
         for name in own:
-            if active is None or _adapter_of(name) is None or _adapter_of(name) in active:
+            adapter = name.split(".")[1:2]  # `default` in `lora_A.default.weight`
+            if not isinstance(active, (list, tuple)) or not adapter or adapter[0] in active:
                 yield f"{path}.{name}" if path else name
-    yield from ()
 
 
 def _check_active(part: Any) -> None:
@@ -313,17 +302,6 @@ def virtual_tokens(module: nn.Module) -> int:
     if not config.is_prompt_learning or kind in _IN_CACHE or task not in _TASKS_OF_TOKENS:
         return 0
     return int(config.num_virtual_tokens)
-
-
-def _adapter_of(name: str) -> str | None:
-    """The adapter that a parameter of a layer belongs to: `default` in `lora_A.default.weight`."""
-    parts = name.split(".")
-    return parts[1] if len(parts) > 1 else None
-
-
-def _active(part: Any) -> list[str] | None:
-    found = getattr(part, "active_adapters", None)
-    return list(found) if isinstance(found, (list, tuple)) else None
 
 
 def _is_prompt(part: nn.Module) -> bool:

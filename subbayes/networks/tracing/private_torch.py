@@ -1,8 +1,9 @@
 """All private and experimental interfaces of torch that the package uses.
 
 With the environment variable `SUBBAYES_PRIVATE_TORCH=0`, read at each call, none of those that save
-time is used. Results are the same up to rounding; each function states what is lost. Attributes
-without a public equivalent (hooks, versions, the original of a compiled module) are always read.
+time is used. Results are the same up to rounding; each function states what is lost. What
+has no public equivalent (hooks, versions, sizes of results, the original of a compiled module) is
+always read.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from subbayes.networks.global_state import keep_argument_validation
 from subbayes.utils.trees import tensors_of
@@ -111,47 +113,29 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
-def count_bytes(function: Callable[[], Any]) -> int:
-    """The bytes of all tensors that the operations of a function return; views take none.
+class _CountBytes(TorchDispatchMode):
+    """Within it, the bytes of all tensors that operations return are added up."""
 
-    Without it only the results of public functions of torch count, not those of operations within
-    them, so that batches exceed `memory_limit` somewhat.
-    """
     total = 0
 
-    def call(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        nonlocal total
-        result = func(*args, **kwargs)
-        given = {_address(tensor) for tensor in tensors_of([args, kwargs])} - {None}
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # otherwise the first call imports torch._dynamo, which takes seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        given = {_address(tensor) for tensor in tensors_of([args, kwargs or {}])} - {None}
         for tensor in tensors_of(result):
             if _address(tensor) not in given:
-                total += tensor.numel() * tensor.element_size()
+                self.total += tensor.numel() * tensor.element_size()
         return result
 
-    class PublicFunctions(torch.overrides.TorchFunctionMode):
-        def __torch_function__(
-            self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            return call(func, args, kwargs or {})
 
-    mode: Any = PublicFunctions()
-    if private_torch_enabled():
-        from torch.utils._python_dispatch import TorchDispatchMode
-
-        class Operations(TorchDispatchMode):
-            @classmethod
-            def _should_skip_dynamo(cls) -> bool:
-                return False  # otherwise the first call imports torch._dynamo, which takes seconds
-
-            def __torch_dispatch__(
-                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-            ) -> Any:
-                return call(func, args, kwargs or {})
-
-        mode = Operations()
-    with mode:
+def count_bytes(function: Callable[[], Any]) -> int:
+    """The bytes of all tensors that the operations of a function return; views take none."""
+    with _CountBytes() as counted:
         function()
-    return total
+    return counted.total
 
 
 def _address(tensor: Tensor) -> int | None:
