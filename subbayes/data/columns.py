@@ -32,19 +32,6 @@ _DIGITS = 300  # of numbers in float64
 _FRACTION = re.compile("[^-+0-9]")  # of numbers that are not written as whole ones
 
 
-class _Bool:
-    """Stands for False or True, which Python takes as equal to 0 or 1."""
-
-    def __init__(self, value: bool) -> None:
-        self.value = value
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-
-_BOOLS = (_Bool(False), _Bool(True))
-
-
 def mask_markers(column: pd.Series, markers: Sequence[Any]) -> pd.Series:
     """Replace the values in `markers` by missing ones; text is compared without outer spaces.
 
@@ -66,12 +53,18 @@ def mask_markers(column: pd.Series, markers: Sequence[Any]) -> pd.Series:
         labels = [_label(value) for value in numbers]
         decimals = [f"{label}.0" for label in labels if label.lstrip("-").isdigit()]
         codes, values = _factorized(column)
-        marks = {(_is_bool(mark), mark) for mark in [*markers, *numbers, *labels, *decimals]}
-        plain = [value.strip() if isinstance(value, str) else value for value in values]
-        pairs = zip(values, plain, strict=True)
-        found = [not marks.isdisjoint({(_is_bool(v), v) for v in pair}) for pair in pairs]
-        marked = np.array([*found, False])[codes]
+        marks = {_as_text(mark) for mark in [*markers, *numbers, *labels, *decimals]}
+        marked = [
+            not marks.isdisjoint({value, value.strip() if isinstance(value, str) else value})
+            for value in map(_as_text, values)
+        ]
+        marked = np.array([*marked, False])[codes]
     return column.mask(marked) if marked.any() else column
+
+
+def _as_text(value: Any) -> Any:
+    """A boolean as text, since Python takes it as equal to 1 or 0; other values unchanged."""
+    return str(bool(value)) if _is_bool(value) else value
 
 
 def _is_bool(value: Any) -> bool:
@@ -263,13 +256,8 @@ def as_labels(column: pd.Series) -> Shaped[np.ndarray, "n"]:
 def _factorized(column: pd.Series) -> tuple[np.ndarray, list[Any]]:
     """The position of each value, -1 if missing, among the different ones, which are few."""
     column = column.astype(object)
-    if not pd.api.types.infer_dtype(column, skipna=True).startswith("mixed"):
-        return _codes(column)
-    codes, values = _codes(column.map(lambda v: _BOOLS[bool(v)] if _is_bool(v) else v))
-    return codes, [bool(_BOOLS.index(value)) if value in _BOOLS else value for value in values]
-
-
-def _codes(column: pd.Series) -> tuple[np.ndarray, list[Any]]:
+    if pd.api.types.infer_dtype(column, skipna=True).startswith("mixed"):
+        column = column.map(_as_text)
     try:
         codes, values = pd.factorize(column)
     except TypeError:  # values without a hash, such as lists
