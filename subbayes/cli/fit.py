@@ -104,7 +104,7 @@ def fit(
     facts = _facts(model, out, len(frame))
     for warning in facts["warnings"]:
         print_line(f"warning: {warning}")
-    console.result(facts, aligned(_summary(facts)))
+    console.result(facts, aligned(_summary(model, facts)))
     console.hint(f"subbayes predict {out} NEW_ROWS.csv --out predictions.csv")
 
 
@@ -189,41 +189,21 @@ def _facts(model: DataFrameModel, out: Path, n_rows: int) -> dict[str, Any]:
     }
 
 
-def _summary(facts: dict[str, Any]) -> dict[str, str]:
+def _summary(model: DataFrameModel, facts: dict[str, Any]) -> dict[str, str]:
     """The result in words."""
     classes = f", {len(facts['classes'])} classes" if facts["classes"] else ""
     summary = {
         "model": facts["model"],
         "target": f"{facts['target']} ({facts['task']}{classes})",
         "data": f"{facts['rows']} rows, {facts['columns']} columns, {facts['features']} features",
-        "network": f"{facts['weights']} weights, {_name(facts['likelihood'])} likelihood",
     }
-    if "density" in facts:
-        included = f"{100 * facts['density']:.3g} % of the weights included"
-        return summary | {"method": f"sparse, {included}"}
-    if "rank" not in facts:
-        vectors = f"{facts['networks']} weight vector{'s' * (facts['networks'] > 1)}"
-        return summary | {"method": f"{facts['method']}, {vectors}"}
-    posterior = (
-        f"{facts['method']} subspace of rank {facts['rank']}, temperature "
-        f"{facts['temperature']:g}, "
-    )
-    if not facts["independent"]:
-        kind, of = ("predictions_", " of predictions") if "predictions_rhat" in facts else ("", "")
-        return summary | {
-            "posterior": f"{posterior}{facts['chains']} chains of {facts['draws']} draws",
-            "mixing": f"R-hat{of} {facts[f'{kind}rhat']:.3f}, bulk effective sample size "
-            f"{facts[f'{kind}ess_bulk']:.0f}{' (medians)' if of else ''}",
-        }
-    n = facts["chains"] * facts["draws"]
-    summary["posterior"] = f"{posterior}{n} independent draws of an approximation"
+    summary |= {name: text for name, text in model.model.describe().items() if text}
+    kind, of = ("predictions_", " of predictions") if "predictions_rhat" in facts else ("", "")
+    if not facts.get("independent", True):
+        summary["mixing"] = (
+            f"R-hat{of} {facts[f'{kind}rhat']:.3f}, bulk effective sample size "
+            f"{facts[f'{kind}ess_bulk']:.0f}{' (medians)' if of else ''}"
+        )
     if "pareto_k" in facts:
         summary["fit"] = f"Pareto k {facts['pareto_k']:.2f} (up to 0.7 is good)"
     return summary
-
-
-def _name(likelihood: dict[str, Any]) -> str:
-    inner = likelihood.get("likelihood", likelihood)
-    return str(
-        {"HeteroscedasticGaussian": "heteroscedastic"}.get(inner["name"], inner["name"].lower())
-    )
