@@ -7,7 +7,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,12 +15,11 @@ import typer
 
 from subbayes.cli.console import NAMES
 from subbayes.cli.options import SPARSE, option, with_signature
-from subbayes.models.configuration import Setting, change, settings_of
+from subbayes.models.configuration import Setting, settings_of
 from subbayes.models.settings import PRIOR_SCALES, TableSettings
 from subbayes.utils.checks import fail
 from subbayes.utils.registry import ENGINES
 
-_COVARIANCE = "subspace.covariance"
 NETWORK, POSTERIOR = "Network and training", "Posterior"
 
 
@@ -200,17 +199,7 @@ def _settings(given: dict[str, str], config: Path | None, assignments: list[str]
     if settings.sampling.checkpoint is not None:
         remedy = "Leave it out: fit keeps its checkpoint in the folder of --out"
         fail("sampling.checkpoint", "None", repr(settings.sampling.checkpoint), remedy)
-    covariance = given.get(_COVARIANCE)
-    if covariance is None or given.get("prior", settings.prior) != "evidence":
-        return settings.change(given)
-    if subspace_name(settings) == "optimal":
-        return settings.change(given)
-    from subbayes.priors import EvidencePrior
-
-    rest = {path: text for path, text in given.items() if path not in ("prior", _COVARIANCE)}
-    chosen = settings.change(given)
-    prior = change(EvidencePrior(), {"covariance": covariance})
-    return replace(settings.change(rest), prior=prior).with_given(chosen.given)
+    return settings.change(given)
 
 
 def subspace_name(settings: TableSettings) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -35,6 +36,7 @@ __all__ = ["TabularEncoder"]
 _OTHERS = "(others)"  # the category of rare ones
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class TabularEncoder(TransformerMixin, BaseEstimator):
     """Encode a table of numbers, text, booleans and categories as a float32 matrix.
 
@@ -79,24 +81,13 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
         array([[-1.2247449,  0.       ,  1.       ]], dtype=float32)
     """
 
-    def __init__(
-        self,
-        *,
-        unknown: str = "error",
-        missing: str = "error",
-        missing_indicator: bool = False,
-        missing_values: Sequence[Any] = (),
-        categorical: Sequence[str] = (),
-        max_categories: int = 100,
-        many: str = "error",
-    ) -> None:
-        self.unknown = unknown
-        self.missing = missing
-        self.missing_indicator = missing_indicator
-        self.missing_values = missing_values
-        self.categorical = categorical
-        self.max_categories = max_categories
-        self.many = many
+    unknown: str = "error"
+    missing: str = "error"
+    missing_indicator: bool = False
+    missing_values: Sequence[Any] = ()
+    categorical: Sequence[str] = ()
+    max_categories: int = 100
+    many: str = "error"
 
     def fit(self, X: Any, y: Any = None) -> TabularEncoder:
         """Estimate medians, scales and categories of a table with at least 2 rows; y is ignored.

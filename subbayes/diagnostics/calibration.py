@@ -120,13 +120,7 @@ def reliability(
     p: Float[np.ndarray, "N K"], labels: Int[np.ndarray, "N"], bins: int
 ) -> CalibrationCurve:
     """Accuracy against confidence of the most probable class, in bins of equal width."""
-    return reliability_of(p.max(axis=1), p.argmax(axis=1) == labels, bins)
-
-
-def reliability_of(
-    top: Float[np.ndarray, "N"], correct: Bool[np.ndarray, "N"], bins: int
-) -> CalibrationCurve:
-    """Accuracy against confidence, from the largest probabilities and whether they are right."""
+    top, correct = p.max(axis=1), p.argmax(axis=1) == labels
     index = _bins_of(top, bins)
     count = np.bincount(index, minlength=bins)
     hits = np.bincount(index, correct, minlength=bins)

@@ -87,27 +87,9 @@ def score(
     scores = {"log_likelihood": log_likelihood(predictive, y, weights=weights)}
     if has_response_columns(predictive.likelihood):  # values alone may be censored
         return scores
-    if predictive.likelihood.is_partial and predictive.likelihood.kind != "classification":
-        return scores | _defined_scores(predictive, y, level, weights)
     if predictive.likelihood.kind == "classification":
         each = (accuracy, brier, ece, auroc)
         return scores | {f.__name__: f(predictive, y, weights=weights) for f in each}
-    spread = predictive.likelihood.variance(predictive.outputs)
-    if predictive.likelihood.kind == "regression" and bool(spread.isfinite().all()):
-        scores["log_likelihood_moment_matched"] = log_likelihood(predictive, y, True, weights)
-    interval = predictive.interval(level)
-    return scores | {
-        "rmse": rmse(predictive, y, weights),
-        "crps": crps(predictive, y, weights),
-        "coverage": _covered(interval, target_values(predictive, y), weights),
-        "interval_width": _width(interval, weights),
-    }
-
-
-def _defined_scores(
-    predictive: Predictive, y: object, level: float, weights: Weights
-) -> dict[str, float]:
-    """Further scores of a likelihood that may lack variances, draws or a distribution function."""
     ends = cache(lambda: predictive.interval(level))
     computed: dict[str, Callable[[], float]] = {
         "rmse": lambda: rmse(predictive, y, weights),
@@ -115,15 +97,22 @@ def _defined_scores(
         "coverage": lambda: _covered(ends(), target_values(predictive, y), weights),
         "interval_width": lambda: _width(ends(), weights),
     }
-    if predictive.likelihood.kind == "regression":
-        computed["log_likelihood_moment_matched"] = lambda: log_likelihood(
-            predictive, y, True, weights
-        )
-    found = {}
+    if predictive.likelihood.kind == "regression" and _has_moments(predictive):
+        moment_matched = log_likelihood(predictive, y, True, weights)
+        scores["log_likelihood_moment_matched"] = moment_matched
+    # variances, draws or a distribution function, which a partial likelihood may lack
+    absent = (UndefinedError, NotImplementedError) if predictive.likelihood.is_partial else ()
     for name, compute in computed.items():
-        with suppress(UndefinedError, NotImplementedError):
-            found[name] = compute()
-    return found
+        with suppress(*absent):
+            scores[name] = compute()
+    return scores
+
+
+def _has_moments(predictive: Predictive) -> bool:
+    """Whether all variances of observations are known and finite."""
+    with suppress(UndefinedError, NotImplementedError):
+        return bool(predictive.likelihood.variance(predictive.outputs).isfinite().all())
+    return False
 
 
 def _mean(values: Float[np.ndarray, "N *T"], weights: Weights) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import io
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -274,24 +273,17 @@ def _escape_dollars(figure: Figure) -> None:
 
     Control characters, which no font has, are shown as escape sequences.
     """
-
-    def escape(text: str) -> str:
-        return re.sub(r"(?<!\\)\$", r"\\$", printable(text))
-
     axes = [axis for ax in figure.axes for axis in (ax.xaxis, ax.yaxis)]
     ticks_of = [[axis.offsetText, *axis.get_ticklabels(which="both")] for axis in axes]
     of_ticks = {id(text) for texts in ticks_of for text in texts}  # which are formatted again
     for text in figure.findobj(Text):
-        if not isinstance(text, Text) or id(text) in of_ticks:
-            continue
-        if escape(shown := text.get_text()) != shown:
-            text.set_text(escape(shown))
+        if isinstance(text, Text) and id(text) not in of_ticks:
+            text.set(text=printable(text.get_text()), parse_math=False)
     for axis in axes:
         numbers = isinstance(axis.get_major_formatter(), (ScalarFormatter, LogFormatter))
         if isinstance(axis.get_major_locator(), FixedLocator) and not numbers:
-            labels = [label.get_text() for label in axis.get_ticklabels()]
-            if (ticks := [escape(label) for label in labels]) != labels:
-                axis.set_ticklabels(ticks)
+            labels = [printable(label.get_text()) for label in axis.get_ticklabels()]
+            axis.set_ticklabels(labels, parse_math=False)
 
 
 def save(drawn: Axes | Figure, path: str | Path, dpi: int = DPI) -> Path:

@@ -30,7 +30,6 @@ from subbayes.models.settings import (
 from subbayes.priors import EvidencePrior
 from subbayes.sparse.export.small_network import SmallNetwork
 from subbayes.sparse.export.table_units import export_in_table_units
-from subbayes.sparse.result import SparseNetwork
 from subbayes.subspaces.base import SubspaceMethod
 from subbayes.tables.array_model import SPARSE, check_saved_size
 from subbayes.tables.estimator_base import Classifier, Estimator, EstimatorFacts, Regressor
@@ -299,10 +298,10 @@ class TableClassifier(_TableEstimator, Classifier):
     """
 
 
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
 class _SparseEstimator(Estimator):
     """Parameters, inclusion probabilities and export of estimators of sparse networks."""
 
-    model_: SparseNetwork
     _method = SPARSE
     _defaults: ClassVar[dict[str, Any]] = {
         "network": Perceptron(),
@@ -310,26 +309,14 @@ class _SparseEstimator(Estimator):
         "training": dataclasses.replace(TABLE_TRAINING, epochs=200),
     }
 
-    def __init__(
-        self,
-        *,
-        network: Perceptron | Mapping[str, Any] | None = None,
-        likelihood: str | None = None,
-        sparse: SparseSettings | Mapping[str, Any] | None = None,
-        training: Training | Mapping[str, Any] | None = None,
-        draws: int = 100,
-        standardize: bool = True,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.network = network
-        self.likelihood = likelihood
-        self.sparse = sparse
-        self.training = training
-        self.draws = draws
-        self.standardize = standardize
-        self.random_state = random_state
-        self.verbose = verbose
+    network: Perceptron | Mapping[str, Any] | None = None
+    likelihood: str | None = None
+    sparse: SparseSettings | Mapping[str, Any] | None = None
+    training: Training | Mapping[str, Any] | None = None
+    draws: int = 100
+    standardize: bool = True
+    random_state: Any = None
+    verbose: bool = False
 
     @property
     def _n_draws(self) -> int:
