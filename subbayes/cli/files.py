@@ -70,23 +70,6 @@ def load_table_model(folder: Path) -> DataFrameModel | RegressionModel:
     return load_model(folder)
 
 
-def missing_marks(model: DataFrameModel | RegressionModel) -> list[str]:
-    """The marks of missing values of a model's training table."""
-    from subbayes.tables.data_frame_model import DataFrameModel
-
-    found = model.encoder if isinstance(model, DataFrameModel) else model
-    return list(found.missing_values)
-
-
-def absent_targets(model: DataFrameModel | RegressionModel, frame: pd.DataFrame) -> list[str]:
-    """Columns that scores need and a table lacks."""
-    from subbayes.tables.data_frame_model import DataFrameModel
-
-    if not isinstance(model, DataFrameModel):
-        return model.targets(frame)
-    return [] if model.column in frame else [model.column]
-
-
 def read_rows(
     model: DataFrameModel | RegressionModel,
     path: Path,
@@ -114,10 +97,10 @@ def read_rows(
             path,
             **source.format,
             min_rows=min_rows,
-            missing_values=missing_marks(model),
+            missing_values=list(model.missing_values),
             as_text=model.text_columns,
         )
-        if needs_target and (absent := absent_targets(model, frame)):
+        if needs_target and (absent := model.targets(frame)):
             shown = ", ".join(map(repr, absent))
             fail(
                 "path",
@@ -135,7 +118,7 @@ def row_batches(
     from subbayes.data.table_batches import TableBatches
 
     with naming_table(path):
-        options: dict[str, Any] = {"missing_values": missing_marks(model)}
+        options: dict[str, Any] = {"missing_values": list(model.missing_values)}
         return TableBatches(path, as_text=model.text_columns, **options, **source.format)
 
 

@@ -277,27 +277,19 @@ def escape_formulas(table: pd.DataFrame) -> pd.DataFrame:
         2    b-c -1.5
     """
     columns = [table.iloc[:, place] for place in range(table.shape[1])]
-    escaped = list(map(_escaped_column, columns))
-    if any(new is not old for new, old in zip(escaped, columns, strict=True)):
+    is_number = [pd.api.types.is_numeric_dtype(c.dtype) or c.dtype.kind in "mM" for c in columns]
+    found = table
+    if not all(is_number):
         # put together at once, as setting a column takes time proportional to their number
+        escaped = [
+            column if number else pd.Series(list(map(_escaped, column)), column.index, dtype=object)
+            for column, number in zip(columns, is_number, strict=True)
+        ]
         found = pd.concat(escaped, axis=1).set_axis(table.columns, axis=1)
-    else:
-        found = table
     found = found.rename(columns=_escaped)
     if not pd.api.types.is_numeric_dtype(found.index.dtype):
         found = found.rename(index=_escaped)
     return found
-
-
-def _escaped_column(column: pd.Series) -> pd.Series:
-    """The column itself if none of its cells changes."""
-    if pd.api.types.is_numeric_dtype(column.dtype) or column.dtype.kind in "mM":
-        return column
-    cells = list(column)
-    escaped = [_escaped(value) for value in cells]
-    if all(new is old for new, old in zip(escaped, cells, strict=True)):
-        return column
-    return pd.Series(escaped, column.index, dtype=object)
 
 
 def _escaped(value: Any) -> Any:

@@ -77,7 +77,8 @@ def scores(
     half = np.array([(errors or {}).get(name, 0.0) for name in names])
     ax = new_axes(ax, height=1.3 + 0.34 * len(names))
     place = np.arange(len(names))
-    ours = [score != "seconds" and value == _best(score, values, level) for value in values]
+    loss = distance_to_best(score, values, level)
+    ours = (loss == np.nanmin(loss)) & (score != "seconds")
     ax.hlines(place, values - half, values + half, color=GREY, linewidth=1.5)
     ax.scatter(values, place, s=46, zorder=3, color=[BLUE if best else GREY for best in ours])
     if score == "coverage":
@@ -105,11 +106,16 @@ def _labels(score: str, level: float) -> tuple[str, str]:
     return title.format(percent=100 * level, level=level), better.format(level=level)
 
 
-def _best(score: str, values: np.ndarray, level: float) -> float:
-    better = SCORE_LABELS.get(score, ("", ""))[1]
+def distance_to_best(score: str, values: np.ndarray, level: float) -> np.ndarray:
+    """Values that are smallest for the best method.
+
+    Example:
+        >>> distance_to_best("coverage", np.array([0.9, 1.0]), 0.95).round(2).tolist()
+        [0.05, 0.05]
+    """
     if score == "coverage":
-        return float(values[np.nanargmin(np.abs(values - level))])
-    return float(np.nanmax(values) if better.startswith("higher") else np.nanmin(values))
+        return np.abs(values - level)
+    return -values if SCORE_LABELS.get(score, ("", ""))[1].startswith("higher") else values
 
 
 def temperature(choice: TemperatureChoice | Mapping[str, Any], *, ax: Axes | None = None) -> Axes:

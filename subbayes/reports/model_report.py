@@ -25,7 +25,7 @@ from subbayes.diagnostics.predictor import Predictor
 from subbayes.draws import Draws
 from subbayes.likelihoods.target_parts import split_targets
 from subbayes.models.fitted import FittedModel
-from subbayes.plots.methods import SCORE_LABELS
+from subbayes.plots.methods import distance_to_best
 from subbayes.predictions.predictive import Predictive
 from subbayes.reports import model_figures as figures
 from subbayes.reports import sparse as sparse_report
@@ -396,11 +396,7 @@ def _is_best(score: str, values: pd.Series, level: float) -> np.ndarray:
     array = values.to_numpy(dtype=float)
     if np.isnan(array).all():
         return np.zeros(len(array), dtype=bool)
-    distance = (
-        np.abs(array - level)
-        if score == "coverage"
-        else (-array if SCORE_LABELS[score][1].startswith("higher") else array)
-    )
+    distance = distance_to_best(score, array, level)
     printed = np.array([format_score(score, value) for value in array])
     same = printed == printed[np.nanargmin(distance)]
     return same & ~same.all()

@@ -188,6 +188,15 @@ class DataFrameModel:
         labels = [self.column] if any(isinstance(c, str) for c in self.target.classes) else []
         return [*self.encoder.text_columns, *labels]
 
+    @property
+    def missing_values(self) -> list[Any]:
+        """The marks of missing values of the training table."""
+        return list(self.encoder.missing_values)
+
+    def targets(self, table: pd.DataFrame) -> list[str]:
+        """Columns that scores need and a table lacks."""
+        return [] if self.column in table else [self.column]
+
     def predict(self, table: Any, n_draws: int | None = None, **mode: str) -> Predictive:
         """The predictive distribution of each row, in the units of the target.
 
