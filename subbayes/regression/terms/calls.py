@@ -115,7 +115,7 @@ def parse_call(argument: str, text: str, term: type[CallTerm]) -> Call:
         fail(argument, f"{function}(...) of {count} different columns", repr(text), term.remedy)
     if term.varies:
         known = {**known, "by": ("a column", str.isidentifier)}
-    options = read_options(argument, text, known, [], node.keywords, _is_default)
+    options = read_options(argument, text, known, [], node.keywords, _is_read_apart)
     by = None
     for word in node.keywords:
         if word.arg == "by":
@@ -126,8 +126,8 @@ def parse_call(argument: str, text: str, term: type[CallTerm]) -> Call:
     return Call(shown, function, tuple(columns), options, by, expressions)
 
 
-def _is_default(option: str, node: ast.expr) -> bool:
-    """Whether an option is the column of `by=`, or k=-1, the default of mgcv."""
+def _is_read_apart(option: str, node: ast.expr) -> bool:
+    """Whether an option is the column of `by=`, read after the others, or k=-1, as by default."""
     return option == "by" or (option == "k" and ast.unparse(node) == "-1")
 
 
