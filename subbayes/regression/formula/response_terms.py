@@ -156,13 +156,13 @@ def _value(term: str, text: str) -> str | float:
     column = plain_name(text)
     if column is not None:
         return column
+    remedy = "Leave out a bound that there is not" if term == "trunc" else "Add a column"
     try:
         value = float("".join(text.split()))
     except ValueError:
-        remedy = "Leave out a bound that there is not" if term == "trunc" else "Add a column"
         _fail(f"columns and numbers in {term}(...)", "another expression", remedy)
     if not math.isfinite(value):
-        _fail(f"numbers within the range of float64 in {term}(...)", "a larger one")
+        _fail(f"numbers within the range of float64 in {term}(...)", "a larger one", remedy)
     return value
 
 
