@@ -142,13 +142,7 @@ class Network(CopiedUnderLock):
         self.tied = tied_names(self._module)
         self._has_lstm = any(isinstance(part, nn.LSTM) for part in self._module.modules())
         named = dict(self._module.named_parameters())
-        self.names: tuple[str, ...] = tuple(chosen)
-        self._masks = {name: mask for name, mask in chosen.items() if mask is not None}
-        self._shapes = {name: named[name].shape for name in self.names}
-        self._dtypes = {name: named[name].dtype for name in self.names}
-        self._sizes = [
-            int(self._masks[n].sum()) if n in self._masks else named[n].numel() for n in self.names
-        ]
+        self._set_parameters(named, chosen)
         self._frozen = {
             n: p.detach() for n, p in named.items() if n not in chosen or n in self._masks
         }
@@ -158,6 +152,18 @@ class Network(CopiedUnderLock):
         self.shared_weights = None if self.copy_frozen else SharedWeights(self._frozen)
         self._frozen |= dict(self._module.named_buffers())
         self.weights: Tensor = self.flatten(named)
+
+    def _set_parameters(
+        self, named: Mapping[str, nn.Parameter], chosen: Mapping[str, Tensor | None]
+    ) -> None:
+        """Set what follows from the parameters that are weights, and empty caches."""
+        self.names: tuple[str, ...] = tuple(chosen)
+        self._masks = {name: mask for name, mask in chosen.items() if mask is not None}
+        self._shapes = {name: named[name].shape for name in self.names}
+        self._dtypes = {name: named[name].dtype for name in self.names}
+        self._sizes = [
+            int(self._masks[n].sum()) if n in self._masks else named[n].numel() for n in self.names
+        ]
         self._not_vectorised: str | None = None
         self.fallbacks: set[str] = set()  # of which this network and its copies have warned
         self._checked: BoundedCache[int] = BoundedCache()

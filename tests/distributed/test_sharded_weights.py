@@ -64,7 +64,7 @@ MESSAGES = {
     "state": "recorder: expected whole weights for a saved recorder, got shards of this process",
     "masks of a trajectory": "parameters: expected names of whole parameters of a sharded module",
     "no movement": "rank: expected at most 0, the directions in which the snapshots differ, got 1",
-    "device": "module: expected weights in one process for a copy of the module on another device",
+    "device": "module: expected weights in one process, got weights sharded by fully_shard",
 }
 
 

@@ -43,7 +43,6 @@ from subbayes.networks.token_outputs import without_virtual_tokens
 from subbayes.networks.tracing.memory import return_memory
 from subbayes.networks.validation import fail_of_gradients
 from subbayes.utils.checks import fail
-from subbayes.utils.memory import BoundedCache
 from subbayes.utils.seeding import torch_lock
 from subbayes.utils.types import Inputs, Targets
 
@@ -90,12 +89,9 @@ class ShardedNetwork(Network):
         check_embeddings(module, chosen, copied=False)
         named = dict(module.named_parameters())
         self._module = module
-        self.names = tuple(chosen)
+        self._set_parameters(named, chosen)
         self.layout: ShardLayout = shard_layout(module, self.names, processes)
-        self.tied, self._masks, self._has_lstm, self.shared_weights = {}, {}, False, None
-        self._shapes = {name: named[name].shape for name in self.names}
-        self._dtypes = {name: named[name].dtype for name in self.names}
-        self._sizes = [named[name].numel() for name in self.names]
+        self.tied, self._has_lstm, self.shared_weights = {}, False, None
         frozen = [name for name in named if name not in chosen]
         has_base = selects_adapters(parameters)
         self.unused, self.base_names = frozenset(), ()
@@ -106,8 +102,6 @@ class ShardedNetwork(Network):
         self._frozen = dict(module.named_buffers())
         self._replaced: dict[str, Tensor] = {}
         self.weights = self.layout.flatten(named)
-        self._not_vectorised, self.fallbacks = None, set()
-        self._checked, self.row_bytes = BoundedCache(), BoundedCache()
 
     @property
     def size(self) -> int:
@@ -287,31 +281,20 @@ class ShardedNetwork(Network):
                 "Use ShardedRandomSubspace(network, rank)",
             )
 
-    # --- what needs all weights in one process --------------------------------------------------
+    # --- what needs all weights in one process; the module cannot be copied either ---------------
 
     def flatten(self, source: Any) -> NoReturn:
         """Refused: no process holds all weights."""
-        _refuse("a flat vector of all weights")
+        fail(
+            "module",
+            "weights in one process for a flat vector of all weights",
+            "weights sharded by fully_shard",
+            "Use subspace='random' and a sampler, or a module that is not sharded",
+        )
 
     def unflatten(self, weights: Tensor) -> NoReturn:
         """Refused: no process holds all weights."""
-        _refuse("a flat vector of all weights")
-
-    def module_with(self, weights: Tensor | None = None) -> NoReturn:
-        """Refused: FSDP2 modules cannot be copied."""
-        _refuse("a copy of the module")
-
-    def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> NoReturn:
-        """Refused: FSDP2 modules cannot be copied."""
-        _refuse("a copy of the module on another device")
-
-    def call(self, module: nn.Module, inputs: Inputs, weights: Any = None) -> NoReturn:
-        """Refused: FSDP2 modules have no functional calls."""
-        _refuse("a call with other weights")
-
-    def refresh_batchnorm(self, weights: Tensor, data: Any) -> NoReturn:
-        """Refused: FSDP2 modules cannot be copied."""
-        _refuse("statistics of BatchNorm at other weights")
+        self.flatten(weights)
 
 
 def plain_module(network: Network) -> nn.Module:
@@ -326,15 +309,6 @@ def _set(tensors: Mapping[str, Any], parts: Mapping[str, Tensor]) -> None:
     with torch.no_grad():
         for name, values in parts.items():
             local_part(tensors[name]).copy_(values)
-
-
-def _refuse(what: str) -> NoReturn:
-    fail(
-        "module",
-        f"weights in one process for {what}",
-        "weights sharded by fully_shard",
-        "Use subspace='random' and a sampler, or a module that is not sharded",
-    )
 
 
 class ShardedDensity:
