@@ -84,7 +84,7 @@ def test_linearised_laplace(way, covariance):
 
 
 def test_products_with_the_curvature_name_the_call():
-    with pytest.raises(InputError, match="got some for which it raises RuntimeError: ") as caught:
+    with pytest.raises(InputError, match=r"Force, which raises RuntimeError: ") as caught:
         Curvature(Network(Force("autograd")), Gaussian(1.0), (X, Y))
     assert caught.value.argument == "module"
     Curvature(Network(Force("func")), Gaussian(1.0), (X, Y))

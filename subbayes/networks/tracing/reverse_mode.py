@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from subbayes.utils.checks import error_text, fail
 
@@ -58,7 +58,18 @@ def check_transforms(function: Callable[[Tensor], Tensor], at: Tensor) -> None:
         fail(
             "module",
             "layers that torch.func differentiates",
-            f"some for which it raises {type(error).__name__}: {error_text(error)}",
+            f"{_innermost_layer(error)}, which raises {type(error).__name__}: {error_text(error)}",
             "Use inference='elliptical-slice', 'nuts' or 'laplace-linearised', which do without",
             error,
         )
+
+
+def _innermost_layer(error: BaseException) -> str:
+    """The kind of the innermost module in whose forward an error was raised."""
+    trace, found = error.__traceback__, "a layer"
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            found = f"a layer {type(owner).__module__.split('.')[-2:][0]}.{type(owner).__name__}"
+        trace = trace.tb_next
+    return found
