@@ -199,8 +199,8 @@ def _together(found: Results, subspaces: Sequence[str]) -> Figure:
             ax=ax,
         )
         lines = [_ellipse(ax, e, of(e), *style) for e, style in _OUTLINES.items()]
-        known = ax.get_legend().legend_handles  # type: ignore[union-attr]
-        legend(ax, columns=3, handles=[*known[:2], *lines, *known[2:]])  # type: ignore[list-item]
+        known = ax.get_legend().legend_handles
+        legend(ax, columns=3, handles=[*known[:2], *lines, *known[2:]])
         _set_title(ax, subspace, key=ax is axes[0][0])
     return _figure(axes)
 

@@ -32,7 +32,7 @@ class NumbersFacts(Facts):
 
     def __post_init__(self) -> None:
         lists = self.columns, self.median, self.mean, self.variance, self.scale
-        if len(set(map(len, lists))) > 1:
+        if len({len(values) for values in lists}) > 1:
             raise ValueError("expected a number of each kind for each column")
 
 

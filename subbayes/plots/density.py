@@ -118,8 +118,10 @@ def density(
     _contours(ax, first, second, values.max() - values)
     entries = _draws(ax, named, (i, j), n_draws)
     if len(named) == 1:
-        label, style = "mean of the draws", {"markersize": 8, "markeredgecolor": "white"}
-        entries += ax.plot(*center[[i, j]], "X", color=INK, label=label, **style)
+        label = "mean of the draws"
+        entries += ax.plot(
+            *center[[i, j]], "X", color=INK, markersize=8, markeredgecolor="white", label=label
+        )
     if first[0] < 0 < first[-1] and second[0] < 0 < second[-1]:
         entries += ax.plot(
             0, 0, "P", color="white", markersize=7, markeredgecolor=INK, label="shift (z = 0)"
