@@ -28,6 +28,7 @@ from subbayes.regression.specification import PreparedModel
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import say
+from subbayes.utils.types import Coordinates, LogDensity
 
 MAX_START = 3.0  # chains start within this many standard deviations of the effects' prior
 _NOISE_REDUCTIONS = 20
@@ -122,7 +123,7 @@ class RegressionPosterior:
             noise[low] *= 0.25
         return points + noise
 
-    def with_best_effects(self, points: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S k"]:
+    def with_best_effects(self, points: Coordinates) -> Coordinates:
         """Replace the effects of start points by the most probable ones."""
         return points
 
@@ -160,7 +161,7 @@ class RegressionPosterior:
 
     # --- weights of draws -------------------------------------------------------------------
 
-    def _weights(self, z: Float[np.ndarray, "S k"] | Tensor) -> Float[Tensor, "S D"]:
+    def _weights(self, z: Coordinates | Tensor) -> Float[Tensor, "S D"]:
         """Coordinates of the effects, then weights of networks."""
         return self.space.subspace.weights(torch.as_tensor(z))
 
@@ -223,7 +224,7 @@ class RegressionPosterior:
             return None
         return draws.temperature * (draws.stats["log_density"] - self.space.prior.log_prob(draws.z))
 
-    def log_likelihoods(self, z: Float[np.ndarray, "S k"], draws: Draws) -> Float[np.ndarray, "S"]:
+    def log_likelihoods(self, z: Coordinates, draws: Draws) -> LogDensity:
         """The log-likelihoods at some coordinates, as those of `saved_log_likelihoods`."""
         del draws
         return self.density.log_likelihood(z)

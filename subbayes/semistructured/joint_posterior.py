@@ -41,6 +41,7 @@ from subbayes.semistructured.specification import JointModel
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.subspace import JointSubspace
 from subbayes.utils.checks import fail
+from subbayes.utils.types import Coordinates, LogDensity
 
 _CORRECTION_BATCH = 256
 _MOST_CHECKED = 8  # trained networks at which the effects are integrated out first
@@ -125,7 +126,7 @@ class JointPosterior(RegressionPosterior):
         )
 
     @override
-    def with_best_effects(self, points: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S k"]:
+    def with_best_effects(self, points: Coordinates) -> Coordinates:
         """Replace the effects of points by the most probable ones given the networks.
 
         Training finds the effects given uncorrected networks; in the posterior the networks are
@@ -292,7 +293,7 @@ class JointPosterior(RegressionPosterior):
         return super().saved_log_likelihoods(draws)
 
     @override
-    def log_likelihoods(self, z: Float[np.ndarray, "S k"], draws: Draws) -> Float[np.ndarray, "S"]:
+    def log_likelihoods(self, z: Coordinates, draws: Draws) -> LogDensity:
         if draws.temperature == 1 or not self.space.rank:
             return super().log_likelihoods(z, draws)
         tempered = self.tempered_networks(draws.temperature)

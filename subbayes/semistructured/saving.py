@@ -143,7 +143,16 @@ def state_from(
         orthogonal=facts.orthogonal,
         effects=facts.effects,
     )
-    space = _space(facts.space, tensors)
+    saved = facts.space
+    space = JointSpace(
+        saved.subspace.build(strip_prefix("space", tensors)),
+        Normal.from_config(saved.prior),
+        tensors["starts"].numpy(),
+        saved.rank,
+        saved.kind,
+        WeightCurve(tensors["curve"], saved.curve) if saved.curve else None,
+        saved.history,
+    )
     rows = prepared_rows(tensors, facts, specification, inputs, space)
     _check_sizes(space, rows)
     joint = JointPosterior(rows, space, facts.seed, mode_of(facts))
@@ -160,19 +169,6 @@ def _network_facts(network: Deep) -> DeepFacts:
         columns=None if network.columns is None else list(network.columns),
         module=MLPSettings(**module.settings) if isinstance(module, MLP) else None,
         trained=[n for n, p in module.named_parameters() if p.requires_grad],
-    )
-
-
-def _space(facts: JointSpaceFacts, tensors: dict[str, Tensor]) -> JointSpace:
-    curve = WeightCurve(tensors["curve"], facts.curve) if facts.curve else None
-    return JointSpace(
-        facts.subspace.build(strip_prefix("space", tensors)),
-        Normal.from_config(facts.prior),
-        tensors["starts"].numpy(),
-        facts.rank,
-        facts.kind,
-        curve,
-        facts.history,
     )
 
 

@@ -19,7 +19,6 @@ from subbayes.networks.network import Network
 from subbayes.networks.outputs import CallError
 from subbayes.regression.design.design import Design
 from subbayes.regression.design.flat_effects import flat_columns
-from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.specification import PreparedModel, Specification
 from subbayes.semistructured.network_inputs import NetworkRowEncoder, network_columns, network_input
 from subbayes.semistructured.network_places import check_has_columns, with_classes
@@ -91,29 +90,19 @@ class JointSpecification(Specification):
             check_has_columns(self.deep, model.design, model.family)
         if flat_columns(model.design, model.structured.priors):
             fail("priors", "proper priors beside networks", "Flat()", "Pass a scale")
-        deep = self._deep_predictor(model.structured, model.inputs, scale, model.encoder)
-        parts: Any = {part.name: getattr(model, part.name) for part in fields(model)}
-        return JointModel(**parts, deep=deep)
-
-    def _deep_predictor(
-        self,
-        structured: StructuredPredictor,
-        inputs: dict[str, Tensor],
-        scale: float,
-        encoder: NetworkRowEncoder,
-    ) -> DeepPredictor:
-        names = structured.design.parameters
+        names = model.design.parameters
         places = {name: names.index(part.parameter or names[0]) for name, part in self.deep.items()}
         scales = torch.ones(len(names), dtype=torch.float64)
         scales[0] = scale
         modules = {name: part.module for name, part in self.deep.items()}
         deep = DeepPredictor(modules, places, scales, len(names))
-        few = {name: tensor[:2] for name, tensor in inputs.items()}
+        few = {name: tensor[:2] for name, tensor in model.inputs.items()}
         try:
-            Network(Predictors(structured, deep)).check(few)
+            Network(Predictors(model.structured, deep)).check(few)
         except CallError as error:
+            encoders = model.encoder.column_encoders
             shown = [
-                f"{name!r} {_describe(few[f'deep {name}'], encoder.column_encoders.get(name))}"
+                f"{name!r} {_describe(few[f'deep {name}'], encoders.get(name))}"
                 for name in self.deep
             ]
             fail(
@@ -123,7 +112,8 @@ class JointSpecification(Specification):
                 "Give the first layer of each as many inputs",
                 error,
             )
-        return deep
+        parts: Any = {part.name: getattr(model, part.name) for part in fields(model)}
+        return JointModel(**parts, deep=deep)
 
 
 def _describe(values: Tensor, encoder: TabularEncoder | None) -> str:

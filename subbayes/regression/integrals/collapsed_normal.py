@@ -35,6 +35,7 @@ from subbayes.regression.integrals.effect_map import EffectMap, placed_by_predic
 from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
 from subbayes.regression.shapes import ByPredictor, EffectPoints, PointValues
 from subbayes.regression.terms.group_elimination import BlockFactor, block_cholesky, block_solve
+from subbayes.utils.types import Coordinates, LogDensity
 
 _ELEMENTS = 2**20  # of matrices at once
 _ELEMENTS_OF_GROUPS = 2**18  # of vectors rather, about the size of a cache
@@ -276,7 +277,10 @@ class CollapsedNormal:
         self._sums: _SumsOfGroups | None = None
         zero = torch.zeros(1, len(self.rest)).double()
         point, mean, _ = self._conditional(zero, rows)
-        self._refer_to(mean[0])
+        # quadratics are expanded around a point near the data, where their terms do not cancel
+        near = torch.where(mean[0].isfinite(), mean[0], 0.0)
+        points = self._coefficients.points + (near - self._reference)
+        self._coefficients, self._reference = replace(self._coefficients, points=points), near
         products = self.groups.numel() * self.groups.shape[1] * (len(gram.others) + 1) ** 2
         many = len(self.groups) >= _MANY_GROUPS and products <= _PRODUCTS
         if isinstance(rows, NormalStatistics) and many:
@@ -285,12 +289,6 @@ class CollapsedNormal:
                 level = torch.where(level.isfinite(), level, 0.0)
                 one = self._coefficients.of_one_group(effects)
                 self._sums = _SumsOfGroups.around(level, rows, one, effects.left)
-
-    def _refer_to(self, zeta: Float[Tensor, "c"]) -> None:
-        """Expand quadratics around a point near the data, where their terms do not cancel."""
-        zeta = torch.where(zeta.isfinite(), zeta, 0.0)
-        points = self._coefficients.points + (zeta - self._reference)
-        self._coefficients, self._reference = replace(self._coefficients, points=points), zeta
 
     def _whole(self, h: Float[Tensor, "S d"], linear: Float[Tensor, "*S c"]) -> EffectPoints:
         return self._coefficients.whole(h, linear.expand(len(h), -1))
@@ -337,8 +335,9 @@ class CollapsedNormal:
         right_others = times(score[:, None, self._others])[:, 0] * precision[:, None]
         right_others = right_others - linear[:, first:]
         if not len(self.groups):
-            factor = BlockFactor.of(*self._no_groups(slopes), rest)
-            return factor, factor.forward(slopes.new_zeros(len(slopes), 0, 1), right_others)
+            blocks = slopes.new_zeros(len(slopes), 0, 1, 1)
+            factor = BlockFactor.of(blocks, blocks.expand(-1, -1, -1, len(self._others)), rest)
+            return factor, factor.forward(blocks[..., 0], right_others)
         q = self.groups.shape[1]
         inner = slopes[:, :q, self.groups[0]].mT[:, None]  # of each group: (S, 1, q, q)
         weighted = inner.mT * weight[..., None]
@@ -350,10 +349,6 @@ class CollapsedNormal:
         right = product(weighted, score[:, self.groups, None])[..., 0]
         right = right - linear[:, :first].reshape(-1, *self.groups.shape)
         return factor, factor.forward(right, right_others)
-
-    def _no_groups(self, slopes: Float[Tensor, "S o p"]) -> tuple[Tensor, Tensor]:
-        points, others = len(slopes), len(self._others)
-        return slopes.new_zeros(points, 0, 1, 1), slopes.new_zeros(points, 0, 1, others)
 
     def _conditional(
         self, h: Float[Tensor, "S d"], rows: NormalStatistics | QuadraticRows
@@ -387,9 +382,6 @@ class CollapsedNormal:
             dense[:, block[:, :, None], block[:, None, :]] = own
         return lambda matrix: matrix @ (dense[:, None] if matrix.ndim == 4 else dense)
 
-    def _parts(self, h: Float[Tensor, "S d"]) -> tuple[Tensor, ...]:
-        return h.split(self.at_once)
-
     @property
     def at_once(self) -> int:
         """Number of points that are evaluated at once, to bound the memory."""
@@ -403,12 +395,12 @@ class CollapsedNormal:
             return self.size * q
         return others**2 + groups * q * (q + others) + self.size * q
 
-    def log_density(self, h: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
+    def log_density(self, h: Coordinates) -> LogDensity:
         """Log of p(D | h) p(h), with standard normal priors up to their constant."""
         points, sums = torch.from_numpy(h), self._sums
         with torch.no_grad():
             if sums is None:
-                parts = [self._log_density(part) for part in self._parts(points)]
+                parts = [self._log_density(part) for part in points.split(self.at_once)]
             else:
                 split = points.split(sums.at_once)
                 parts = [self._beside_groups(part, sums).log_density for part in split]
@@ -515,8 +507,8 @@ class CollapsedNormal:
         return found, -factor.half_log_det()
 
     def with_coefficients(
-        self, h: Float[np.ndarray, "S d"], eps: Float[np.ndarray, "S c"]
-    ) -> tuple[Float[np.ndarray, "S P"], Float[np.ndarray, "S"]]:
+        self, h: Coordinates, eps: Float[np.ndarray, "S c"]
+    ) -> tuple[Float[np.ndarray, "S P"], LogDensity]:
         """As `coordinates`, of few points at once."""
         at, noise = torch.from_numpy(h), torch.from_numpy(eps)
         step = self.at_once

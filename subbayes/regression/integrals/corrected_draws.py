@@ -44,6 +44,7 @@ from subbayes.regression.integrals.proposals import (
 )
 from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
 from subbayes.regression.shapes import EffectPoint
+from subbayes.utils.types import Coordinates, LogDensity
 
 __all__ = ["CorrectedProposals", "corrected_proposals"]
 
@@ -113,15 +114,13 @@ class CorrectedProposals:
             )
         self.distribution = _Approximation(of_h, len(collapsed.linear))
 
-    def effects(
-        self, z: Float[np.ndarray, "S z"]
-    ) -> tuple[Float[np.ndarray, "S P"], Float[np.ndarray, "S"]]:
+    def effects(self, z: Coordinates) -> tuple[Float[np.ndarray, "S P"], Float[np.ndarray, "S"]]:
         """The coordinates of effects, and the log determinant of their derivative."""
         f = len(self.free)
         h = with_fixed(self.at, self.free, z[:, :f])
         return self.collapsed.with_coefficients(h, z[:, f:].copy())
 
-    def log_density(self, z: Float[np.ndarray, "S z"]) -> Float[np.ndarray, "S"]:
+    def log_density(self, z: Coordinates) -> LogDensity:
         """The exact log density, up to a constant."""
         parts = []
         for start in range(0, len(z), _POINTS_AT_ONCE):

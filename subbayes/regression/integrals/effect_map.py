@@ -8,7 +8,6 @@ derivative: they do not depend on the number of rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -75,28 +74,16 @@ class EffectMap:
             self.one, self.left = structured.with_one_group(int(groups[0, 0]))
         self.entries = _entries(structured)
         self.columns = len(structured.design.names)
-        self.affine = self._affine_parts()
-        self._tracers: dict[str, Tracer] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        # traced graphs cannot be pickled and are traced again
-        return self.__dict__ | {"_tracers": {}}
-
-    def _affine_parts(self) -> tuple[Tensor, Tensor] | None:
-        """Intercepts and slopes of the coefficients if each is affine in its own coordinate."""
-        structured = self.structured
-        if structured.size != self.columns or len(structured.linear_columns) < self.columns:
-            return None
-        with torch.no_grad():
-            zero = structured.coefficients(torch.zeros(structured.size).double())
-            return zero, structured.coefficients(torch.ones(structured.size).double()) - zero
-
-    def _traced(self, name: str, function: Callable[..., Tensor]) -> Tracer:
-        if name not in self._tracers:
-            self._tracers[name] = Tracer(
-                function, "the coefficients", traced_after=_TRACED_AFTER, tolerance=1e-9
-            )
-        return self._tracers[name]
+        self.affine: tuple[Tensor, Tensor] | None = None
+        if structured.size == self.columns == len(structured.linear_columns):
+            zero = torch.zeros(structured.size).double()
+            with torch.no_grad():
+                at_zero = structured.coefficients(zero)
+                self.affine = at_zero, structured.coefficients(zero + 1) - at_zero
+        self._traced_map, self._traced_pull = (
+            Tracer(function, "the coefficients", traced_after=_TRACED_AFTER, tolerance=1e-9)
+            for function in (self._batched, self._pulled)
+        )
 
     def _batched(self, zeta: Tensor) -> Tensor:
         return coefficients_by_predictor(self.structured, zeta)
@@ -109,7 +96,7 @@ class EffectMap:
     def coefficients(self, zeta: EffectPoints) -> ByPredictor:
         """B at each point, with q = p + 1."""
         if self.affine is None:
-            found: Tensor = self._traced("map", self._batched)(zeta)
+            found: Tensor = self._traced_map(zeta)
             return found
         zero, slope = self.affine
         placed = (zero + slope * zeta).unsqueeze(-1) * self.structured.placement
@@ -118,7 +105,7 @@ class EffectMap:
     def pull(self, zeta: EffectPoints, cotangent: ByPredictor) -> EffectPoints:
         """The gradient in the coordinates, from that in B."""
         if self.affine is None:
-            found: Tensor = self._traced("pull", self._pulled)(zeta, cotangent)
+            found: Tensor = self._traced_pull(zeta, cotangent)
             return found
         own = (cotangent[:, :-1] * self.structured.placement).sum(-1)
         return own * self.affine[1]

@@ -61,6 +61,7 @@ from subbayes.regression.shapes import EffectPoint
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import say
+from subbayes.utils.types import Coordinates, LogDensity
 
 _MOST_COORDINATES = 60  # for proposals of all of them at once
 _MOST_REPEATS = 120  # proposals for a draw, beside about as many evaluations of gradients of NUTS
@@ -162,7 +163,7 @@ def _draws_around_the_mode(
     """Draws of all coordinates by independent proposals around the mode, of few or many pilots."""
     mode, precision = likelihood.mode(torch.from_numpy(start.copy()))
 
-    def target(zeta: Float[np.ndarray, "S P"]) -> Float[np.ndarray, "S"]:
+    def target(zeta: Float[np.ndarray, "S P"]) -> LogDensity:
         value = likelihood.value(torch.from_numpy(zeta)).numpy()
         return np.asarray(value - 0.5 * np.square(zeta).sum(1))
 
@@ -201,7 +202,7 @@ def _collapsed_draws(
     def whole(h: Float[np.ndarray, "*S f"]) -> Float[np.ndarray, "*S d"]:
         return with_fixed(at, free, h)
 
-    def target(h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
+    def target(h: Coordinates) -> LogDensity:
         return collapsed.log_density(whole(h))
 
     def draw(repeats: int) -> Draws:

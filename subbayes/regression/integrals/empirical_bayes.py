@@ -30,10 +30,11 @@ from subbayes.regression.integrals.coefficient_likelihood import NormalStatistic
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.integrals.given_coordinates import with_fixed
-from subbayes.regression.integrals.proposals import LogDensity
+from subbayes.regression.integrals.proposals import LogDensityFunction
 from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
 from subbayes.regression.priors.prior import EffectPrior
 from subbayes.regression.shapes import EffectPoint
+from subbayes.utils.types import Coordinates, LogDensity
 
 _FURTHEST = 6.0  # of a standard normal coordinate; at -6 a standard deviation is 0 to rounding
 _LARGEST_SD = 20.0  # 200 times the scale of the predictor, of functions with many waves
@@ -124,7 +125,7 @@ def reml_of_collapsed(
     names = structured.names
     largest = [_LARGEST_SIGMA if j in sigma else _largest(names[j]) for j in collapsed.rest]
 
-    def target(h: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
+    def target(h: Coordinates) -> LogDensity:
         return collapsed.log_density(h) + 0.5 * np.square(h) @ without_prior
 
     return _maximum(target, start, largest)
@@ -156,7 +157,7 @@ def reml_of_rows(likelihood: EffectsLikelihood, start: EffectPoint) -> EffectPoi
         squares = float(at.square().sum()) - float(np.square(tau).sum())
         return float(likelihood.value(at[None])) - 0.5 * squares - 0.5 * log_det
 
-    def target(tau: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
+    def target(tau: Coordinates) -> LogDensity:
         return np.array([value(row) for row in tau])
 
     largest = [_largest(likelihood.map.structured.names[j]) for j in fixed]
@@ -173,7 +174,7 @@ def _maximum_near(
     h = at.numpy()[collapsed.rest]
     place = [collapsed.rest.index(j) for j in fixed]
 
-    def target(tau: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
+    def target(tau: Coordinates) -> LogDensity:
         return collapsed.log_density(with_fixed(h, place, tau)) + 0.5 * np.square(tau).sum(1)
 
     largest = [_largest(likelihood.map.structured.names[j]) for j in fixed]
@@ -181,7 +182,7 @@ def _maximum_near(
 
 
 def _maximum(
-    target: LogDensity,
+    target: LogDensityFunction,
     start: Float[np.ndarray, "d"],
     largest: Sequence[float],
     others: Sequence[float] = _STARTS,

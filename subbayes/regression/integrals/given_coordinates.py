@@ -12,6 +12,7 @@ from subbayes.artifacts.tensors import fingerprint
 from subbayes.priors import Normal
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.shapes import EffectPoint
+from subbayes.utils.types import Coordinates, LogDensity
 
 
 def with_fixed(
@@ -41,16 +42,14 @@ class GivenCoordinates:
     def __post_init__(self) -> None:
         self.rank, self.prior = len(self.free), Normal(1.0)
 
-    def _whole(self, h: Float[np.ndarray, "S f"]) -> torch.Tensor:
+    def _whole(self, h: Coordinates) -> torch.Tensor:
         return torch.from_numpy(with_fixed(self.at, list(self.free), h))
 
-    def log_likelihood(self, z: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
+    def log_likelihood(self, z: Coordinates) -> LogDensity:
         """The log-likelihood at each point."""
         return np.asarray(self.likelihood.value(self._whole(z)).numpy())
 
-    def value_and_grad(
-        self, z: Float[np.ndarray, "S f"]
-    ) -> tuple[Float[np.ndarray, "S"], Float[np.ndarray, "S f"]]:
+    def value_and_grad(self, z: Coordinates) -> tuple[LogDensity, Coordinates]:
         """The log density and its gradient."""
         value, gradient = self.likelihood.value_and_grad(self._whole(z))
         prior = self.prior.log_prob(z)

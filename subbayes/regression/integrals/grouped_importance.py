@@ -44,6 +44,7 @@ from subbayes.regression.integrals.proposals import (
     pilot_generator,
 )
 from subbayes.regression.terms.group_elimination import block_cholesky, block_solve
+from subbayes.utils.types import Coordinates, LogDensity
 
 __all__ = ["MOST_BESIDE_GROUPS", "GroupedImportance", "has_groups", "proposals_beside_groups"]
 
@@ -418,7 +419,7 @@ class GroupedImportance:
         parts = (tensor.split(size) for tensor in (h, zeta, level, factor))
         return map(_Points, *parts)
 
-    def laplace(self, h: Float[np.ndarray, "S d"]) -> Float[np.ndarray, "S"]:
+    def laplace(self, h: Coordinates) -> LogDensity:
         """The Laplace approximation of log p(D, h), a smooth function."""
         found = []
         with torch.no_grad():
@@ -431,12 +432,8 @@ class GroupedImportance:
         return torch.cat(found).numpy()
 
     def estimate(
-        self,
-        h: Float[np.ndarray, "S d"],
-        rngs: Sequence[np.random.Generator],
-        *,
-        choose: bool = True,
-    ) -> Float[np.ndarray, "S"]:
+        self, h: Coordinates, rngs: Sequence[np.random.Generator], *, choose: bool = True
+    ) -> LogDensity:
         """The logarithm of an unbiased estimate of p(D | h), plus the log prior of h.
 
         The latter is that of standard normal coordinates, without its constant.
@@ -594,7 +591,7 @@ def proposals_beside_groups(
     grouped.start_near(whole(proposals.mean))
     pilot = [pilot_generator()]
 
-    def estimate(h: Float[np.ndarray, "S f"]) -> Float[np.ndarray, "S"]:
+    def estimate(h: Coordinates) -> LogDensity:
         return grouped.estimate(whole(h), pilot, choose=False)
 
     one, efficiency = proposals.adapted(estimate, pilot[0])

@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.chains import chain_generators
-from subbayes.regression.integrals.proposals import Distribution, LogDensity
+from subbayes.regression.integrals.proposals import Distribution, LogDensityFunction
 
 Take = Callable[
     [Int[np.ndarray, "m"], Int[np.ndarray, "chains m"], Int[np.ndarray, "chains"]], None
@@ -50,7 +50,7 @@ def proposals_per_draw(efficiency: float, *, cheap: bool, patient: bool = False)
 
 
 def independence_chains(
-    target: LogDensity,
+    target: LogDensityFunction,
     proposals: Distribution,
     sampling: Sampling,
     repeats: int,

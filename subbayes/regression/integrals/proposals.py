@@ -17,7 +17,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float
 
-LogDensity = Callable[[Float[np.ndarray, "S d"]], Float[np.ndarray, "S"]]
+from subbayes.utils.types import Coordinates, LogDensity
+
+LogDensityFunction = Callable[[Coordinates], LogDensity]
 
 _DF, _SHARE, _INFLATION = 5.0, 0.1, 1.5  # of the t distribution
 PILOT, _ROUNDS = 400, 4
@@ -83,7 +85,7 @@ class Proposals:
         """Log determinant of L."""
         return float(np.log(np.abs(np.diag(self.factor))).sum())
 
-    def has_large_weights(self, target: LogDensity) -> bool:
+    def has_large_weights(self, target: LogDensityFunction) -> bool:
         """Whether weights far out on an axis are large beside those at the mean.
 
         Chains stay at such proposals for long, and draws of the pilot hardly ever reach them.
@@ -98,7 +100,7 @@ class Proposals:
         return bool((log_w[_CENTRES:] - centre > math.log(_LARGE_WEIGHT)).any())
 
     def adapted(
-        self, target: LogDensity, rng: np.random.Generator, most: int = PILOT
+        self, target: LogDensityFunction, rng: np.random.Generator, most: int = PILOT
     ) -> tuple[Proposals, float]:
         """Proposals that fit the target better, and the efficiency of their weights.
 
@@ -134,7 +136,7 @@ class Proposals:
 
 
 def pilot(
-    proposals: Distribution, target: LogDensity, rng: np.random.Generator, n: int = PILOT
+    proposals: Distribution, target: LogDensityFunction, rng: np.random.Generator, n: int = PILOT
 ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"], float]:
     r"""Draws, their log weights, and the efficiency $(\sum w)^2 / (n \sum w^2)$."""
     z, log_q = proposals.draw(n, rng)
@@ -233,7 +235,7 @@ def _products(
 
 
 def fitted_proposals(
-    target: LogDensity, start: Float[np.ndarray, "d"]
+    target: LogDensityFunction, start: Float[np.ndarray, "d"]
 ) -> tuple[Distribution, float]:
     """The proposals that fit a cheap density, and the efficiency of their weights.
 
@@ -245,7 +247,11 @@ def fitted_proposals(
 
 
 def mixture_around(
-    one: Proposals, efficiency: float, target: LogDensity, rng: np.random.Generator, size: int
+    one: Proposals,
+    efficiency: float,
+    target: LogDensityFunction,
+    rng: np.random.Generator,
+    size: int,
 ) -> tuple[Distribution, float]:
     """A mixture of several components where one does not fit well, and its efficiency.
 
@@ -277,7 +283,7 @@ def mixture_around(
     return found, best
 
 
-def laplace_proposals(target: LogDensity, start: Float[np.ndarray, "d"]) -> Proposals:
+def laplace_proposals(target: LogDensityFunction, start: Float[np.ndarray, "d"]) -> Proposals:
     """Proposals around the mode of a smooth density, by Newton steps with differences."""
     h, d = start.copy(), len(start)
     pairs = [(i, j) for i in range(d) for j in range(i)]

@@ -273,7 +273,9 @@ class GroupEffects(LearnedTerm):
         if not len(rows):
             return None
         new = frame.iloc[rows]
-        return NewGroups.of(rows, _keys(new, self.groups), self.loadings(new))
+        place: dict[tuple[Any, ...], int] = {}
+        codes = [place.setdefault(key, len(place)) for key in _keys(new, self.groups)]
+        return NewGroups(rows, np.array(codes, dtype=np.int64), tuple(place), self.loadings(new))
 
 
 @dataclass(frozen=True)
@@ -291,18 +293,6 @@ class NewGroups:
     codes: Int[np.ndarray, "m"]
     labels: tuple[tuple[Any, ...], ...]
     loadings: Float[np.ndarray, "m q"]
-
-    @classmethod
-    def of(
-        cls,
-        rows: Int[np.ndarray, "m"],
-        keys: Sequence[tuple[Any, ...]],
-        loadings: Float[np.ndarray, "m q"],
-    ) -> NewGroups:
-        """The new groups of rows with these combinations."""
-        place: dict[tuple[Any, ...], int] = {}
-        codes = np.array([place.setdefault(key, len(place)) for key in keys], dtype=np.int64)
-        return cls(rows, codes, tuple(place), loadings)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ which costs J (q^3 + q s^2) + s^3 operations for J groups and s other coordinate
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -152,10 +152,10 @@ class GroupedMatrix:
         """
         if not self.is_finite() or self.factorised().is_finite():
             return self
-        blocks = _with_eigenvalues(self.blocks, _sizes)
+        blocks = _with_eigenvalues(self.blocks, flipped=True)
         solved = torch.linalg.solve(blocks, self.border)
         inner = self.border.flatten(0, 1).T @ solved.flatten(0, 1)
-        rest = _with_eigenvalues(self.rest - inner, _sizes) + inner
+        rest = _with_eigenvalues(self.rest - inner, flipped=True) + inner
         return replace(self, blocks=blocks, rest=rest)
 
     def without_negative(self) -> GroupedMatrix:
@@ -170,46 +170,39 @@ class GroupedMatrix:
         if not self.is_finite():
             raise np.linalg.LinAlgError("a curvature that is not finite")
         if not len(self.groups):
-            return replace(self, rest=_with_eigenvalues(self.rest, _at_least_0))
-        blocks = _with_eigenvalues(self.blocks, _at_least_0)
+            return replace(self, rest=_with_eigenvalues(self.rest))
+        blocks = _with_eigenvalues(self.blocks)
         inverse = torch.linalg.pinv(blocks, hermitian=True)
         border = blocks @ (inverse @ self.border)  # without what a positive matrix cannot have
         inner = border.flatten(0, 1).T @ (inverse @ border).flatten(0, 1)
-        rest = _with_eigenvalues(self.rest - inner, _at_least_0) + inner
+        rest = _with_eigenvalues(self.rest - inner) + inner
         found = replace(self, blocks=blocks, border=border, rest=rest)
-        if self.size > _MOST_DENSE or found.is_close_to(self):
+        if self.size > _MOST_DENSE:
             return found
-        return GroupedMatrix.of_dense(_with_eigenvalues(self.dense(), _at_least_0), self.groups[:0])
-
-    def is_close_to(self, other: GroupedMatrix) -> bool:
-        """Whether the entries differ by rounding from those of a matrix of the same groups."""
-        pairs = ((self.blocks, other.blocks), (self.border, other.border), (self.rest, other.rest))
-        size = max(float(own.abs().max()) for own, _ in pairs if own.numel())
-        return all(
-            float((own - own_other).abs().max()) <= _CLOSE * size
-            for own, own_other in pairs
-            if own.numel()
-        )
-
-
-def _sizes(values: Float[Tensor, "*S m"]) -> Float[Tensor, "*S m"]:
-    size = values.abs()
-    return size.maximum(_LEAST_EIGENVALUE * size.amax(-1, keepdim=True))
-
-
-def _at_least_0(values: Float[Tensor, "*S m"]) -> Float[Tensor, "*S m"]:
-    return values.clamp_min(0)
+        dense, changed = self.dense(), found.dense()
+        if float((changed - dense).abs().max()) <= _CLOSE * float(changed.abs().max()):
+            return found
+        return GroupedMatrix.of_dense(_with_eigenvalues(dense), self.groups[:0])
 
 
 def _with_eigenvalues(
-    matrix: Float[Tensor, "*S m m"], function: Callable[[Tensor], Tensor]
+    matrix: Float[Tensor, "*S m m"], flipped: bool = False
 ) -> Float[Tensor, "*S m m"]:
-    """Symmetric matrices with other eigenvalues; those with the same ones stay as they are."""
+    """Symmetric matrices without negative eigenvalues; those that have none stay as they are.
+
+    Args:
+        matrix: the matrices.
+        flipped: change the sign of negative eigenvalues, and enlarge those close to 0, instead of
+            setting them to 0.
+    """
     if not matrix.numel():
         return matrix
     matrix = (matrix + matrix.mT) / 2
     values, vectors = torch.linalg.eigh(matrix)
-    changed = function(values)
+    changed = values.clamp_min(0)
+    if flipped:
+        size = values.abs()
+        changed = size.maximum(_LEAST_EIGENVALUE * size.amax(-1, keepdim=True))
     rounding = _ROUNDING * values.shape[-1] * values.abs().amax(-1, keepdim=True)
     kept = ((changed - values).abs() <= rounding).all(-1)[..., None, None]
     return torch.where(kept, matrix, (vectors * changed.unsqueeze(-2)) @ vectors.mT)

@@ -116,15 +116,15 @@ class CollapsedNetworks:
         scale, mean = (np.broadcast_to(a, self.size) for a in (prior.scale, prior.mean))
         self.whole_prior, self.prior = prior, Normal(scale[self.kept], mean=mean[self.kept])
         self.at_once = max(1, min(_AT_ONCE, _MOST_PREDICTORS // len(density.design)))
-        self.model_fingerprint, self.mode = model_fingerprint, mode
-        self._tracers: dict[str, Tracer] = {}
+        self.model_fingerprint = model_fingerprint
+        self._traced_marginal, self._traced_gradient = (
+            Tracer(function, "the density without coefficients", mode)
+            for function in (self._marginal, self._with_gradient)
+        )
 
     def fingerprint(self) -> str:
         """A digest of the density."""
         return f"{self.model_fingerprint}, coefficients integrated out"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_tracers": {}}  # graphs cannot be pickled
 
     def own(self, initial: Any) -> Float[np.ndarray, "chains d"]:
         """The coordinates of this density of start points in all coordinates.
@@ -152,17 +152,10 @@ class CollapsedNetworks:
             (gradient,) = torch.autograd.grad(value.sum(), at)
         return value.detach(), gradient
 
-    def _traced(self, name: str, function: Callable[..., Any]) -> Tracer:
-        if name not in self._tracers:
-            what = "the density without coefficients"
-            self._tracers[name] = Tracer(function, what, self.mode)
-        return self._tracers[name]
-
     def log_likelihood(self, z: Coordinates) -> LogDensity:
         """Log p(D | phi, h) of each point, shape (S,); NaN counts as minus infinity."""
         with torch.no_grad():
-            evaluated = self._traced("value", self._marginal)
-            parts = [evaluated(part) for part in torch.tensor(z).split(self.at_once)]
+            parts = [self._traced_marginal(part) for part in torch.tensor(z).split(self.at_once)]
         value = torch.cat(parts).numpy()
         return np.where(np.isnan(value), -np.inf, value)
 
@@ -172,8 +165,7 @@ class CollapsedNetworks:
 
     def value_and_grad(self, z: Coordinates) -> tuple[LogDensity, Coordinates]:
         """Log p(D | phi, h) p(phi) p(h) and its gradient at each point."""
-        evaluated = self._traced("gradient", self._with_gradient)
-        parts = [evaluated(part) for part in torch.tensor(z).split(self.at_once)]
+        parts = [self._traced_gradient(part) for part in torch.tensor(z).split(self.at_once)]
         values, gradients = (torch.cat(part).numpy() for part in zip(*parts, strict=True))
         prior, slope = self.prior.value_and_grad(z)
         return np.where(np.isnan(values), -np.inf, values) + prior, gradients + slope

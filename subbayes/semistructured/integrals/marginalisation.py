@@ -49,6 +49,7 @@ from subbayes.regression.shapes import NetworkValues
 from subbayes.semistructured.integrals.collapsed_marginalisation import CollapsedDensity
 from subbayes.semistructured.integrals.effect_density import ConditionalModes, EffectDensity
 from subbayes.utils.checks import check_count
+from subbayes.utils.types import LogDensity
 
 _DF = 7.0  # degrees of freedom of the proposals' t distribution
 _MAX_PREDICTORS = 2**22  # evaluated in one call
@@ -74,7 +75,7 @@ class Marginalisation(ABC):
     def _log_weights(self, deep: NetworkValues) -> Float[Tensor, "S m"]:
         """Log weights of the proposals of the density, for each contribution of the networks."""
 
-    def log_marginal(self, deep: NetworkValues) -> Float[np.ndarray, "S"]:
+    def log_marginal(self, deep: NetworkValues) -> LogDensity:
         """Log p(D | phi) given the networks' contributions, up to a constant: the mean weight."""
         log_w = self._log_weights(deep)
         return (log_w.logsumexp(1) - math.log(log_w.shape[1])).numpy()

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.draws import Draws
 from subbayes.priors import Normal
 from subbayes.semistructured.integrals.marginalisation import Marginalisation
+from subbayes.utils.types import Coordinates, LogDensity
 
 EFFECT_BATCH = 64
 """Draws of the networks for which effects are drawn in one call."""
@@ -38,7 +38,7 @@ class TemperedNetworks:
     temperature: float
     model_fingerprint: str
 
-    def log_likelihood(self, z: Float[np.ndarray, "S k"]) -> Float[np.ndarray, "S"]:
+    def log_likelihood(self, z: Coordinates) -> LogDensity:
         """Log p(D | phi) of each, shape (S,)."""
         with torch.no_grad():
             deep = self.contributions(torch.from_numpy(np.ascontiguousarray(z)))
@@ -49,7 +49,7 @@ class TemperedNetworks:
         """A digest of the density."""
         return f"{self.model_fingerprint}, effects integrated out, T={self.temperature:g}"
 
-    def check_effects(self, z: Float[np.ndarray, "S k"]) -> None:
+    def check_effects(self, z: Coordinates) -> None:
         """Check that the effects can be integrated out, at coordinates of trained networks.
 
         Raises:
