@@ -28,7 +28,6 @@ from subbayes.priors import Normal
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.shapes import StoredRows
-from subbayes.regression.terms.layout import Layout
 from subbayes.semistructured.integrals.effect_density import EffectDensity
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Coordinates, LogDensity
@@ -43,14 +42,12 @@ class ResponseRows:
 
     Attributes:
         statistics: without networks.
-        layout: of the rows.
         rows: of the design matrix.
         residual: of the least-squares coefficients.
         weights: of the rows.
     """
 
     statistics: NormalStatistics
-    layout: Layout
     rows: StoredRows
     residual: Float[Tensor, "n"]
     weights: Float[Tensor, "n"]
@@ -61,18 +58,17 @@ class ResponseRows:
         y, weights = (density.y, None) if isinstance(density.y, Tensor) else density.y[:2]
         w = (-2 * density.offset[:, 1]).exp()
         w = w if weights is None else w * weights.double()
-        layout = density.structured.layout
         centre = (statistics.location * statistics.centre)[None, :, None]
-        predicted = layout.product(density.design, centre)[0, :, 0]
+        predicted = statistics.layout.product(density.design, centre)[0, :, 0]
         residual = y.double() - density.offset[:, 0] - predicted
-        return cls(statistics, layout, density.design, residual, w)
+        return cls(statistics, density.design, residual, w)
 
     def beside(self, f: Float[Tensor, "S n"]) -> NormalStatistics:
         """The statistics of the responses less each of S contributions."""
-        left = self.residual - f
+        statistics, left = self.statistics, self.residual - f
         squares = (left.square() @ self.weights).contiguous()
-        pulled = self.layout.pulled(self.rows, (f * self.weights).T).T * self.statistics.location
-        return replace(self.statistics, cross=self.statistics.cross - pulled, residual=squares)
+        pulled = statistics.layout.pulled(self.rows, (f * self.weights).T).T * statistics.location
+        return replace(statistics, cross=statistics.cross - pulled, residual=squares)
 
 
 class CollapsedNetworks:

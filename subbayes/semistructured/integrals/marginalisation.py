@@ -48,7 +48,6 @@ from subbayes.regression.integrals.weight_quality import WeightQuality
 from subbayes.regression.shapes import NetworkValues
 from subbayes.semistructured.integrals.collapsed_marginalisation import CollapsedDensity
 from subbayes.semistructured.integrals.effect_density import ConditionalModes, EffectDensity
-from subbayes.utils.checks import check_count
 from subbayes.utils.types import LogDensity
 
 _DF = 7.0  # degrees of freedom of the proposals' t distribution
@@ -107,7 +106,6 @@ def marginalisation_of(
         points: number of proposals.
         places: positions of the predictors that networks add to.
     """
-    check_count("points", points, 8)
     collapsed = None if any(places) else CollapsedDensity.of(density)
     if collapsed is not None:
         return ImportanceSampling(collapsed, density.offset, points)
