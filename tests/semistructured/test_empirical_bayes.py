@@ -173,7 +173,7 @@ def routes(monkeypatch, fit):
 
     monkeypatch.setattr(effects_sampling, "reml_of_rows", once)
     found["all"] = fit()
-    monkeypatch.setattr(effects_sampling, "_corrected_draws", lambda *_: None)
+    monkeypatch.setattr(effects_sampling, "_corrected_draws", lambda *_, **__: None)
     found["groups"] = fit()
     monkeypatch.setattr(effects_sampling, "MOST_BESIDE_GROUPS", -1)
     found["nuts"] = fit()

@@ -18,7 +18,7 @@ these do not fit the posterior, None is returned, and the caller follows gradien
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -96,23 +96,37 @@ def draw_effects(
         return _collapsed_draws(likelihood, start, sampling, smooth)
     if smooth == "reml":
         return _draws_of_the_others(likelihood, reml_of_rows(likelihood, start), sampling)
-    samplers: list[Callable[[], Draws | None]] = []
+    attempts = _attempts(likelihood, start, sampling)
+    return next((draws for draws in attempts if draws is not None), None)
+
+
+def _attempts(
+    likelihood: EffectsLikelihood,
+    start: EffectPoint,
+    sampling: Sampling,
+    fixed: Collection[int] = (),
+) -> Iterator[Draws | None]:
+    """Draws by each kind of independent proposals, the best first; None where these do not fit.
+
+    Args:
+        likelihood: the log-likelihood.
+        start: the most probable coordinates.
+        sampling: the settings.
+        fixed: positions of coordinates that keep their values.
+    """
+    structured = likelihood.map.structured
     others = structured.size - len(structured.design.names) - len(structured.thresholds)
+    groups = has_groups(likelihood, MOST_BESIDE_GROUPS + len(fixed))
+    groups_first = not fixed and are_groups_alone(likelihood)
+    if groups_first:
+        yield _grouped_draws(GroupedImportance(likelihood), start, sampling)
     if others or len(start) > _MOST_COORDINATES:
-        samplers.append(lambda: _corrected_draws(likelihood, start, sampling))
-        samplers.append(lambda: _corrected_draws(likelihood, start, sampling, conditional=True))
-    if has_groups(likelihood):
-        samplers.insert(
-            0 if are_groups_alone(likelihood) else len(samplers),
-            lambda: _grouped_draws(GroupedImportance(likelihood), start, sampling),
-        )
-    if len(start) <= _MOST_COORDINATES:
-        samplers.append(lambda: _draws_around_the_mode(likelihood, start, sampling))
-    for sampler in samplers:
-        draws = sampler()
-        if draws is not None:
-            return draws
-    return None
+        yield _corrected_draws(likelihood, start, sampling, fixed)
+        yield _corrected_draws(likelihood, start, sampling, fixed, conditional=True)
+    if groups and not groups_first:
+        yield _grouped_draws(GroupedImportance(likelihood), start, sampling, fixed)
+    if not fixed and len(start) <= _MOST_COORDINATES:
+        yield _draws_around_the_mode(likelihood, start, sampling)
 
 
 def are_groups_alone(likelihood: EffectsLikelihood) -> bool:
@@ -260,13 +274,9 @@ def _draws_of_the_others(
 ) -> Draws:
     """Draws of all coordinates but those of smoothing, from the mode given these."""
     fixed = smoothing_coordinates(likelihood.map.structured)
-    found = _corrected_draws(likelihood, at, sampling, fixed)
-    if found is None:
-        found = _corrected_draws(likelihood, at, sampling, fixed, conditional=True)
-    if found is None and has_groups(likelihood, MOST_BESIDE_GROUPS + len(fixed)):
-        found = _grouped_draws(GroupedImportance(likelihood), at, sampling, fixed)
-    if found is not None:
-        return found
+    for draws in _attempts(likelihood, at, sampling, fixed):
+        if draws is not None:
+            return draws
     say("few independent proposals would be accepted: sampling by nuts", sampling.progress)
     free = [j for j in range(len(at)) if j not in fixed]
     given = GivenCoordinates(likelihood, at, tuple(free))

@@ -30,7 +30,7 @@ _GOOD = 0.93  # efficiency with which one component is enough
 _LEAST_TO_REFIT = 8.0  # effective draws a coordinate from which moments are estimated
 _PILOT_SEED = 11  # of all pilots: which sampler is used does not depend on the seed of the draws
 _FAR, _CENTRES, _LARGE_WEIGHT = 4.0, 16, 8.0  # standard deviations; evaluations of an estimate
-_STEP = 1e-3  # of differences
+DIFFERENCE = 1e-3  # of the points of differences
 _MAX_STEPS = 60
 _COMPONENTS, _MIXTURES, _ITERATIONS = 4, 3, 20
 _PRIOR_DRAWS = 5.0  # with the covariance of all draws, in the covariance of a component
@@ -286,18 +286,15 @@ def mixture_around(
 def laplace_proposals(target: LogDensityFunction, start: Float[np.ndarray, "d"]) -> Proposals:
     """Proposals around the mode of a smooth density, by Newton steps with differences."""
     h, d = start.copy(), len(start)
-    pairs = [(i, j) for i in range(d) for j in range(i)]
-    steps = _STEP * np.eye(d)
-    corners = [a * steps[i] + b * steps[j] for i, j in pairs for a, b in _SIGNS]
-    shifts = np.concatenate([np.zeros((1, d)), steps, -steps, np.array(corners).reshape(-1, d)])
+    pairs, shifts = difference_shifts(d)
     precision = np.eye(d)
     for _ in range(_MAX_STEPS):
         value = target(h + shifts)
         centre, ahead, behind = value[0], value[1 : 1 + d], value[1 + d : 1 + 2 * d]
-        gradient = (ahead - behind) / (2 * _STEP)
-        hessian = np.diag((ahead + behind - 2 * centre) / _STEP**2)
+        gradient = (ahead - behind) / (2 * DIFFERENCE)
+        hessian = np.diag((ahead + behind - 2 * centre) / DIFFERENCE**2)
         for (i, j), v in zip(pairs, value[1 + 2 * d :].reshape(-1, 4), strict=True):
-            hessian[i, j] = hessian[j, i] = v @ [1, -1, -1, 1] / (4 * _STEP**2)
+            hessian[i, j] = hessian[j, i] = v @ [1, -1, -1, 1] / (4 * DIFFERENCE**2)
         values, vectors = np.linalg.eigh(-hessian)
         precision = (vectors * np.maximum(np.abs(values), 1e-3)) @ vectors.T
         step = np.linalg.solve(precision, gradient)
@@ -314,7 +311,17 @@ def laplace_proposals(target: LogDensityFunction, start: Float[np.ndarray, "d"])
     return Proposals.of_precision(h, precision)
 
 
-_SIGNS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
+def difference_shifts(d: int) -> tuple[list[tuple[int, int]], Float[np.ndarray, "m d"]]:
+    """Pairs of coordinates, and where a function is evaluated for its second derivatives.
+
+    At the centre, ahead and behind in each coordinate, and at the four corners of each pair:
+    (+, +), (+, -), (-, +), (-, -).
+    """
+    pairs = [(i, j) for i in range(d) for j in range(i)]
+    steps, signs = DIFFERENCE * np.eye(d), ((1, 1), (1, -1), (-1, 1), (-1, -1))
+    corners = [a * steps[i] + b * steps[j] for i, j in pairs for a, b in signs]
+    shifts = [np.zeros((1, d)), steps, -steps, np.array(corners).reshape(-1, d)]
+    return pairs, np.concatenate(shifts)
 
 
 def _weights(log_w: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
+from subbayes.regression.integrals.proposals import DIFFERENCE, difference_shifts
 from subbayes.regression.shapes import EffectPoints, NetworkValues
 from subbayes.semistructured.integrals.collapsed_networks import ResponseRows
 from subbayes.semistructured.integrals.effect_density import EffectDensity
 
 _MOST = 12  # coordinates h, for differences of all pairs of them
 _STEPS = 40  # of Newton's method
-_STEP, _CLOSE = 1e-3, 2e-3  # of differences; the last of Newton's steps
+_CLOSE = 2e-3  # the last of Newton's steps
 _LONGEST = 2.0  # step
 _LEAST_CURVATURE = 1e-3
 _SHORTER = 0.3  # a step that lowers the density
@@ -43,11 +44,8 @@ class CollapsedDensity:
         self.collapsed = collapsed
         self.rows = ResponseRows.of(collapsed.rows, density)
         self.size = len(collapsed.rest)
-        pairs = [(i, j) for i in range(self.size) for j in range(i)]
-        steps = _STEP * np.eye(self.size)
-        corners = [a * steps[i] + b * steps[j] for i, j in pairs for a, b in _SIGNS]
-        shifts = [np.zeros((1, self.size)), steps, -steps, *[c[None] for c in corners]]
-        self._pairs, self._shifts = pairs, torch.from_numpy(np.concatenate(shifts))
+        self._pairs, shifts = difference_shifts(self.size)
+        self._shifts = torch.from_numpy(shifts)
         self.start = torch.zeros(self.size, dtype=torch.float64)
         self.start = self.find(torch.zeros(1, *density.offset.shape, dtype=torch.float64))[0][0]
 
@@ -115,12 +113,12 @@ class CollapsedDensity:
         d = self.size
         value = self._log_joint(at[:, None] + self._shifts, rows)
         centre, ahead, behind = value[:, 0], value[:, 1 : 1 + d], value[:, 1 + d : 1 + 2 * d]
-        precision = torch.diag_embed((2 * centre[:, None] - ahead - behind) / _STEP**2)
-        signs = torch.tensor([a * b for a, b in _SIGNS], dtype=torch.float64)
+        precision = torch.diag_embed((2 * centre[:, None] - ahead - behind) / DIFFERENCE**2)
+        signs = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
         for k, (i, j) in enumerate(self._pairs):
             corners = value[:, 1 + 2 * d + 4 * k :][:, :4]
-            precision[:, i, j] = precision[:, j, i] = -(corners @ signs) / (4 * _STEP**2)
-        return centre, (ahead - behind) / (2 * _STEP), precision
+            precision[:, i, j] = precision[:, j, i] = -(corners @ signs) / (4 * DIFFERENCE**2)
+        return centre, (ahead - behind) / (2 * DIFFERENCE), precision
 
     def complete(
         self, h: Float[Tensor, "S d"], deep: NetworkValues, rng: np.random.Generator
@@ -128,6 +126,3 @@ class CollapsedDensity:
         """All coordinates of the effects, the coefficients drawn exactly given h."""
         eps = torch.from_numpy(rng.standard_normal((len(h), len(self.collapsed.linear))))
         return self.collapsed.coordinates(h, eps, self.rows.beside(deep[..., 0]))[0]
-
-
-_SIGNS = ((1, 1), (1, -1), (-1, 1), (-1, -1))
