@@ -105,10 +105,9 @@ class GroupedMatrix:
 
     def plus_identity(self) -> GroupedMatrix:
         """The sum with the identity."""
-        like = self.rest
-        q, s = self.groups.shape[1], len(self.others)
-        eyes = (torch.eye(n, dtype=like.dtype) for n in (q, s))
-        return replace(self, blocks=self.blocks + next(eyes), rest=like + next(eyes))
+        one_group = torch.eye(self.groups.shape[1], dtype=self.rest.dtype)
+        others = torch.eye(len(self.others), dtype=self.rest.dtype)
+        return replace(self, blocks=self.blocks + one_group, rest=self.rest + others)
 
     def without(self, positions: Sequence[int]) -> GroupedMatrix:
         """The matrix with zeros in some rows and columns, which are not those of groups."""

@@ -49,16 +49,12 @@ def updated_formula(
         >>> updated_formula("y ~ x + (1 | g)", "log(y) ~ . - (1 | g)", "mu")
         'log(y) ~ x'
     """
-    if isinstance(change, Mapping):
-        parts = {location: old} if isinstance(old, str) else dict(old)
-        for name, text in change.items():
-            parts[name] = _updated(parts.get(name, "~ 1"), text, name == location)
-        return parts
-    if not isinstance(change, str):
+    if not isinstance(change, (str, Mapping)):
         fail_type("formula", "text such as '~ . + z'", change)
-    if isinstance(old, str):
-        return _updated(old, change, True)
-    return dict(old) | {location: _updated(old[location], change, True)}
+    parts = {location: old} if isinstance(old, str) else dict(old)
+    for name, text in ({location: change} if isinstance(change, str) else change).items():
+        parts[name] = _updated(parts.get(name, "~ 1"), text, name == location)
+    return parts[location] if isinstance(old, str) and isinstance(change, str) else parts
 
 
 def with_columns(formula: str | Mapping[str, str], columns: Sequence[str]) -> Any:
