@@ -556,17 +556,9 @@ class SubspaceFacts(Facts):
         if SUBSPACE_KINDS.is_of_others(self.name):
             config = {"name": self.name, "rank": self.rank, "settings": self.settings}
             return SUBSPACE_KINDS[self.name].from_config(config, tensors)
-        shift = tensors.get("shift")
         if self.inner is not None:
             return JointSubspace(self.inner.build(strip_prefix("inner", tensors)), self.effects)
-        assert shift is not None
-        match self.name:
-            case "DenseSubspace":
-                return DenseSubspace(shift, tensors["basis"])
-            case "CoordinateSubspace":
-                return CoordinateSubspace(shift, tensors["indices"])
-            case "RandomSubspace":
-                return RandomSubspace(shift, self.rank, self.seed)
-            case "SparseRandomSubspace":
-                return SparseRandomSubspace(shift, self.rank, self.seed)
-        return FullSubspace(shift)
+        kind: Any = SUBSPACE_KINDS[self.name]
+        if issubclass(kind, SeededSubspace):
+            return kind(tensors["shift"], self.rank, self.seed)
+        return kind(**tensors)  # by the names of `Subspace.tensors`

@@ -232,8 +232,7 @@ class LinearisedPosterior(Predictor):
 
     def with_prior_precision(self, prior_precision: float) -> LinearisedPosterior:
         """The same posterior under another prior precision, around the network's weights."""
-        precision = self.precision.with_prior_precision(prior_precision)
-        return replace(self, precision=precision, step=None)
+        return self.with_prior_and_noise(prior_precision)
 
     def with_step(self, data: Any) -> LinearisedPosterior:
         r"""The posterior around the weights after one Gauss-Newton step.
@@ -468,16 +467,12 @@ class LinearisedPosterior(Predictor):
 
         It is around the network's weights.
         """
-        if noise_factor == 1:
-            return self.with_prior_precision(prior_precision)
-        likelihood = self.likelihood.scale_noise(noise_factor)
-        wider = self.precision.V.with_likelihood(likelihood)
-        return replace(
-            self,
-            likelihood=likelihood,
-            precision=self.precision.rescaled(wider, prior_precision, noise_factor**-2),
-            step=None,
-        )
+        likelihood, V = self.likelihood, self.precision.V
+        if noise_factor != 1:
+            likelihood = likelihood.scale_noise(noise_factor)
+            V = V.with_likelihood(likelihood)
+        precision = self.precision.rescaled(V, prior_precision, noise_factor**-2)
+        return replace(self, likelihood=likelihood, precision=precision, step=None)
 
 
 @artifact("linearised-laplace", LaplaceFacts)
