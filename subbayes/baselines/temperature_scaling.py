@@ -215,7 +215,7 @@ class ScaledNoise(GaussianLike, WrappedLikelihood):
         """The squared factor times the variance of the likelihood."""
         return self.factor**2 * self.likelihood.variance(outputs)
 
-    def quantiles(self, outputs: Outputs, q: float) -> None:
+    def quantiles(self, outputs: Outputs, q: float) -> None:  # type: ignore[override]
         """None: they follow from `components`."""
 
 
