@@ -26,7 +26,7 @@ from subbayes.inference.samplers.adaptation import apply_factor
 from subbayes.inference.samplers.chains import Differentiable, GradientDensity, Rngs, prior_scale
 from subbayes.utils.checks import fail
 
-_MOST_COORDINATES = 50  # up to which chains start from a Laplace approximation
+CURVATURE = 50  # coordinates up to which chains start from a Laplace approximation
 _ROUNDS = 50
 _TRIALS = 12  # of a line search
 _SUFFICIENT = 1e-4  # share of the predicted gain that a step has to reach
@@ -99,7 +99,7 @@ def start_chains(
         InputError: a density that is not finite at the start points.
     """
     start = Points.start(posterior, z)
-    if adapts and z.shape[1] <= _MOST_COORDINATES:
+    if adapts and z.shape[1] <= CURVATURE:
         start, factors, known = laplace_start(posterior, start, prior_scale(posterior), rngs)
         d = factors[known]
         if s.factor.ndim == 3:

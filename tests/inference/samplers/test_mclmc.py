@@ -16,7 +16,7 @@ from subbayes import Network, Posterior
 from subbayes.diagnostics import ess_bulk
 from subbayes.draws import Draws
 from subbayes.inference.engine import engine_of
-from subbayes.inference.samplers.hamiltonian import CURVATURE
+from subbayes.inference.samplers.laplace_start import CURVATURE
 from subbayes.inference.samplers.mams import MAMS
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.samplers.mclmc_kernel import Kernel
