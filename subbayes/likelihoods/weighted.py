@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.data.data import check_weights
-from subbayes.likelihoods.base import Evaluations, Likelihood, Moments, WrappedLikelihood
+from subbayes.likelihoods.base import Likelihood, Moments, WrappedLikelihood
 from subbayes.likelihoods.curvature_blocks import CurvatureBlocks
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import take
@@ -103,10 +103,6 @@ class Weighted(WrappedLikelihood):
     @override
     def moments(self, outputs: Outputs) -> tuple[Moments, Moments]:
         return self.likelihood.moments(outputs)
-
-    def evaluations(self, outputs: Outputs) -> Evaluations | None:
-        """As the likelihood, of values without weights."""
-        return self.likelihood.evaluations(outputs)
 
     @override
     def count_probabilities(

@@ -199,7 +199,7 @@ def test_half_lines_that_are_given_as_intervals_are_named_with_their_status():
         ("normal", "high", np.inf, "upper", "inf at row 3", "the status 1 (right-censored)"),
         ("weibull", "low", 0.0, "y", "0 at row 3", "the status -1 (left-censored)"),
         ("normal", "low", -np.inf, "y", "-inf at row 3", "the status -1 (left-censored)"),
-        ("normal", "low", 2.0, "upper", "2 for 2 at row 3", "seen exactly the status 0"),
+        ("normal", "low", 2.0, "upper", "2 at row 3", "seen exactly the status 0"),
     ):
         data = rows.copy()
         data.loc[3, column] = value

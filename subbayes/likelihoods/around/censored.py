@@ -104,57 +104,40 @@ class CensoredFamily(AroundFamily):
         value = y if isinstance(y, Tensor) else y[0]
         if value.ndim != 2 or value.shape[1] not in (2, 3):
             fail("y", "columns of the value, the status and the upper end", tuple(value.shape))
-        self._check_half_lines(value)
-        self.family.check_targets(value[:, 0] if isinstance(y, Tensor) else (value[:, 0], y[1]))
-        status = value[:, 1]
-        bad = ~torch.isin(status, torch.tensor([-1.0, 0.0, 1.0, 2.0]).to(status))
-        if bool(bad.any()):
-            got = f"{status[bad][0].item():g}"
-            fail("status", "-1 (left), 0 (none), 1 (right) or 2 (interval)", got)
-        inside = status == 2
-        if bool(inside.any()) and value.shape[1] < 3:
+        low, status, upper = value[:, 0], value[:, 1], value[:, -1]
+        interval, end = status == _STATUS["interval"], self.bounds[1]
+        _refuse(
+            interval & (low <= self.bounds[0]) & ~self.family.allows(low),
+            low,
+            "y",
+            f"lower ends of intervals that are {self.support}",
+            "Give such a row its upper end as y, and the status -1 (left-censored)",
+        )
+        remedy = "Give such a row the status 1 (right-censored)"
+        _refuse(interval & upper.isinf(), upper, "upper", "finite upper ends of intervals", remedy)
+        self.family.check_targets(low if isinstance(y, Tensor) else (low, y[1]))
+        known = torch.isin(status, torch.tensor([-1.0, 0.0, 1.0, 2.0]).to(status))
+        _refuse(~known, status, "status", "-1 (left), 0 (none), 1 (right) or 2 (interval)")
+        if bool(interval.any()) and value.shape[1] < 3:
             fail("upper", "upper ends of intervals", "none", "Pass upper= of CensoredFamily")
-        if value.shape[1] == 3 and bool((wrong := inside & ~(value[:, 2] > value[:, 0])).any()):
-            row = int(wrong.nonzero()[0])
-            got = f"{value[row, 2]:g} for {value[row, 0]:g} at row {row}"
-            remedy = "Give rows that are seen exactly the status 0"
-            fail("upper", "upper ends above the lower ones", got, remedy)
-        if value.shape[1] == 3 and bool((value[inside, 2] > (end := self.bounds[1])).any()):
-            fail("upper", f"upper ends of at most {end:g}", f"{value[inside, 2].max():g}")
+        remedy = "Give rows that are seen exactly the status 0"
+        wrong = interval & ~(upper > low)
+        _refuse(wrong, upper, "upper", "upper ends above the lower ones", remedy)
+        _refuse(interval & (upper > end), upper, "upper", f"upper ends of at most {end:g}")
         self._check_possible(value)
-
-    def _check_half_lines(self, y: Tensor) -> None:
-        """Raise `InputError` for intervals without a lower or an upper end."""
-        inside = y[:, 1] == _STATUS["interval"]
-        below = inside & (y[:, 0] <= self.bounds[0]) & ~self.family.allows(y[:, 0])
-        if bool(below.any()):
-            row = int(below.nonzero()[0])
-            expected = f"lower ends of intervals that are {self.support}"
-            remedy = "Give such a row its upper end as y, and the status -1 (left-censored)"
-            fail("y", expected, f"{y[row, 0]:g} at row {row}", remedy)
-        infinite = inside & y[:, -1].isinf()
-        if y.shape[1] == 3 and bool(infinite.any()):
-            row = int(infinite.nonzero()[0])
-            remedy = "Give such a row the status 1 (right-censored)"
-            fail("upper", "finite upper ends of intervals", f"inf at row {row}", remedy)
 
     def _check_possible(self, y: Tensor) -> None:
         """Raise `InputError` for what no response can be, such as more than the upper bound."""
-        is_count, trials = self.kind == "count", self.known.get("trials")
+        is_count, trials = self.kind == "count", self.known.get("trials", math.inf)
         low, high = self.bounds
-        most = high if trials is None or isinstance(trials, str) else min(high, float(trials))
+        most = high if isinstance(trials, str) else min(high, trials)
         status = y[:, 1]
-        upper = torch.where(status == 2, y[:, -1], most)
-        last = upper.clamp_max(most).floor() if is_count else upper
-        empty = (status > 0) & (last <= y[:, 0])
+        upper = torch.where(status == 2, y[:, -1], most).clamp_max(most)
+        empty = (status > 0) & ((upper.floor() if is_count else upper) <= y[:, 0])
         if not is_count:
             empty = empty | ((status == -1) & (y[:, 0] <= low))
-        if bool(empty.any()):
-            row = int(empty.nonzero()[0])
-            end = f"at most {low:g}" if status[row] == -1 else f"more than {y[row, 0]:g}"
-            end = f"{end} and at most {upper[row]:g}" if status[row] > 0 else end
-            what = "an interval that holds a whole number" if is_count else "possible responses"
-            fail("y", f"{what} in each row", f"{end} at row {row}", "Leave the row out")
+        what = "an interval that holds a whole number" if is_count else "possible responses"
+        _refuse(empty, y[:, 0], "y", f"{what} in each row", "Leave the row out")
 
     def target_warnings(self, y: Targets) -> list[str]:
         """As the family, and a line where all responses are censored on the same side."""
@@ -279,6 +262,19 @@ class CensoredFamily(AroundFamily):
     def curvature(self, outputs: Outputs) -> Curvatures:
         """The Fisher information of responses without censoring."""
         return self.family.curvature(outputs)
+
+
+def _refuse(
+    bad: Bool[Tensor, "n"],
+    values: Float[Tensor, "n"],
+    argument: str,
+    expected: str,
+    remedy: str = "",
+) -> None:
+    """Raise `InputError` about the first bad row, if there is one."""
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        fail(argument, expected, f"{values[row]:g} at row {row}", remedy)
 
 
 def _status_values(column: Any) -> np.ndarray:

@@ -239,10 +239,8 @@ class TruncatedFamily(AroundFamily):
         terms: Tensor = log_density(y, self._split(eta)[0])
         return terms
 
-    def _tails_at_bounds(
-        self, eta: Predictors, relative: bool
-    ) -> tuple[Tails | None, Tails | None]:
-        """Log tails at both bounds; None for a bound that excludes nothing."""
+    def _tails_at_bounds(self, eta: Predictors, relative: bool) -> tuple[Tails, Tails]:
+        """Log tails at both bounds: all and nothing where one excludes nothing."""
         own, lower, upper = self._split(eta)
         zero = torch.zeros_like(eta[0])
 
@@ -258,14 +256,19 @@ class TruncatedFamily(AroundFamily):
             return below, above
 
         below, start = self._before(lower), -1.0 if self.kind == "count" else self.family.bounds[0]
-        return at(below, below > start, 0), at(upper, upper < self.family.bounds[1], 1)
+        low, high = at(below, below > start, 0), at(upper, upper < self.family.bounds[1], 1)
+        if high is None:
+            high = zero, zero - math.inf
+        if low is None:
+            low = zero - math.inf, log_sum(*high) if relative else zero
+        return low, high
 
     def _log_mass(self, eta: Predictors, relative: bool) -> Tensor:
         """Log of P(lower <= Y <= upper)."""
-        low, high = self._tails_at_bounds(eta, relative)
-        if low is None:
-            return torch.zeros_like(eta[0]) if high is None else high[0]
-        return low[1] if high is None else log_between(low, high)
+        return self._mass_between(*self._tails_at_bounds(eta, relative))
+
+    def _mass_between(self, low: Tails, high: Tails) -> Tensor:
+        return log_between(low, high) if self._bounded[1] else low[1]
 
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         """Log density of responses within the bounds."""
@@ -278,9 +281,8 @@ class TruncatedFamily(AroundFamily):
     def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y) of responses within the bounds, such as censored ones."""
         low, high = self._tails_at_bounds(eta, self._relative)
-        at, log_mass = self._tails(y, eta), self._log_mass(eta, self._relative)
-        below = at[0] if low is None else log_between(low, at)
-        above = at[1] if high is None else log_between(at, high)
+        at, log_mass = self._tails(y, eta), self._mass_between(low, high)
+        below, above = log_between(low, at), log_between(at, high)
         # where the logarithm of the probability of the bounds overflows, it is all at the lower one
         after = y > self._split(eta)[1]
         passed, left = (torch.where(after, *ends) for ends in ((0.0, -math.inf), (-math.inf, 0.0)))
@@ -293,15 +295,6 @@ class TruncatedFamily(AroundFamily):
         _, lower, upper = self._split(eta)
         zero = torch.zeros_like(eta[0])
         return zero + lower, (zero + upper).clamp_max(self.family.bounds[1])
-
-    def _all_tails(self, eta: Predictors) -> tuple[Tails, Tails]:
-        """Log tails at both bounds: all and nothing where there is none."""
-        low, high = self._tails_at_bounds(eta, self._relative)
-        zero = torch.zeros_like(eta[0])
-        none = zero - math.inf
-        if low is None:
-            low = none, self._tails(zero - 1, eta)[1] if self._relative else zero
-        return low, (zero, none) if high is None else high
 
     def _probability(self, y: Tensor, eta: Predictors, ends: tuple[Tails, Tails]) -> Tensor:
         """P(Y <= y) within the bounds, from the smaller tails."""
@@ -321,7 +314,7 @@ class TruncatedFamily(AroundFamily):
         value = column(y, outputs)[..., 0].double()
 
         def probability(eta: Predictors, at: Tensor) -> Tensor:
-            return self._probability(at, eta, self._all_tails(eta))
+            return self._probability(at, eta, self._tails_at_bounds(eta, self._relative))
 
         return moment(_in_blocks(probability, outputs, 16, value).to(outputs))
 
@@ -330,7 +323,7 @@ class TruncatedFamily(AroundFamily):
         if self.kind == "count":
             return None
         eta = outputs.detach().double().cpu()
-        low, high = self._all_tails(eta.unbind(-1))
+        low, high = self._tails_at_bounds(eta.unbind(-1), self._relative)
         stacked = torch.stack([*low, *high])
 
         def evaluate(y: Tensor, rows: Tensor) -> Tails:
@@ -350,7 +343,7 @@ class TruncatedFamily(AroundFamily):
 
     def _at_levels(self, eta: Predictors, log_u: Tensor, log_rest: Tensor) -> Tensor:
         """Quantiles at levels within the bounds, by log u and log(1 - u)."""
-        low, high = self._all_tails(eta)
+        low, high = self._tails_at_bounds(eta, self._relative)
         below, above = tails_between(low, high, log_u, log_rest)
         inner: Any = self.family
         own, lower, upper = self._split(eta)

@@ -167,7 +167,10 @@ class OrdinalFamily(ClassLikelihood, Family):
 
     def _log_probabilities(self, outputs: Outputs) -> Tensor:
         """Log P(y = j), shape (..., N, K)."""
-        y, cuts = torch.arange(self.n_classes, device=outputs.device), _sorted(outputs[..., 1:])
+        y, cuts = (
+            torch.arange(self.n_classes, device=outputs.device),
+            outputs[..., 1:].sort(-1).values,
+        )
         lower = cuts[..., (y - 1).clamp_min(0)]
         upper = cuts[..., y.clamp_max(self.n_thresholds - 1)]
         return self._log_probability(y, outputs[..., :1], lower, upper)
@@ -196,7 +199,7 @@ class OrdinalFamily(ClassLikelihood, Family):
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         """Log probability of classes, from the two thresholds around each."""
         location, *thresholds = eta
-        cuts = _sorted(torch.stack(thresholds, -1))
+        cuts = torch.stack(thresholds, -1).sort(-1).values
         index = y.long().expand(location.shape).unsqueeze(-1)
         lower = cuts.gather(-1, (index - 1).clamp_min(0)).squeeze(-1)
         upper = cuts.gather(-1, index.clamp_max(self.n_thresholds - 1)).squeeze(-1)
@@ -207,7 +210,7 @@ class OrdinalFamily(ClassLikelihood, Family):
     ) -> PerPoint:
         """As `log_prob`, with thresholds that all rows share, at the cost of two of them a row."""
         value, weight = responses_and_weights(y)
-        cuts, index = _sorted(thresholds), value.long()
+        cuts, index = thresholds.sort(-1).values, value.long()
         lower = cuts[..., (index - 1).clamp_min(0)]
         upper = cuts[..., index.clamp_max(self.n_thresholds - 1)]
 
@@ -258,14 +261,6 @@ class OrdinalFamily(ClassLikelihood, Family):
     def __repr__(self) -> str:
         link = "" if self.cumulative == "logit" else f", {self.cumulative}"
         return f"ordinal(classes={self.n_classes}{link})"
-
-
-def _sorted(thresholds: Float[Tensor, "*S N k"]) -> Float[Tensor, "*S N k"]:
-    """Thresholds in increasing order."""
-    if thresholds.shape[-1] != 2:
-        return thresholds.sort(-1).values
-    first, last = thresholds.split(1, -1)
-    return torch.cat([torch.minimum(first, last), torch.maximum(first, last)], -1)  # faster
 
 
 def _log_between(below: tuple[Tensor, Tensor], above: tuple[Tensor, Tensor]) -> Tensor:
