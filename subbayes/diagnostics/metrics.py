@@ -100,10 +100,9 @@ def score(
     if predictive.likelihood.kind == "regression" and _has_moments(predictive):
         moment_matched = log_likelihood(predictive, y, True, weights)
         scores["log_likelihood_moment_matched"] = moment_matched
-    # variances, draws or a distribution function, which a partial likelihood may lack
-    absent = (UndefinedError, NotImplementedError) if predictive.likelihood.is_partial else ()
     for name, compute in computed.items():
-        with suppress(*absent):
+        # variances, draws or a distribution function, which a likelihood of the user may lack
+        with suppress(UndefinedError, NotImplementedError):
             scores[name] = compute()
     return scores
 

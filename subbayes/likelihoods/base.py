@@ -189,11 +189,6 @@ class Likelihood(ABC):
         """Whether `cdf` is defined."""
         return type(self).cdf is not Likelihood.cdf
 
-    @property
-    def is_partial(self) -> bool:
-        """Whether methods that scores of predictions use may be undefined."""
-        return not self.has_cdf or not _is_of_package(type(self))
-
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y | f), shape (..., N, T), for likelihoods of ordered targets."""
         if self.kind == "classification":
@@ -254,6 +249,7 @@ class Likelihood(ABC):
                     '; for class labels pass likelihood="categorical", "causal-lm" or "tokens"'
                 )
             fail("module", f"{outputs} for {self!r}", n_outputs, remedy)
+        self.check_parameters(n_outputs)
 
     def check_parameters(self, n_outputs: int) -> None:  # noqa: B027 (most have none)
         """Raise `InputError` for parameters that do not fit so many outputs.
@@ -543,11 +539,6 @@ class WrappedLikelihood(Likelihood):
     def has_cdf(self) -> bool:
         """Whether the likelihood has a distribution function."""
         return self.likelihood.has_cdf
-
-    @property
-    @override
-    def is_partial(self) -> bool:
-        return self.likelihood.is_partial
 
     @property
     def per_position(self) -> bool:  # type: ignore[override]

@@ -167,7 +167,9 @@ class Family(Likelihood):
         options = {} if call is None else dict(call.options)
         for word in ("link", "cumulative"):
             if word in options:
-                link = _one_link(link, options.pop(word))
+                if link not in (None, options[word]):
+                    fail("link", "one name of a link", f"{link!r} and {options[word]!r}")
+                link = options.pop(word)
         of_link = ("links", "cumulative")
         known = [field.name for field in fields(cls) if field.init and field.name not in of_link]
         bare = call is not None and not call.options
@@ -184,6 +186,8 @@ class Family(Likelihood):
         Raises:
             InputError: a link that the location does not have.
         """
+        if link == self.links[0]:
+            return self
         check_choice(f"link of family {self.label!r}", link, self.allowed[self.parameters[0]])
         return replace(self, links=(link, *self.links[1:]))
 
@@ -497,9 +501,8 @@ class Family(Likelihood):
 
     def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
         """The likelihood whose other parameters are learned, for outputs of the location alone."""
-        if n_outputs != len(self.locations) or n_outputs == len(self.parameters):
-            return self
-        if self.n_thresholds:
+        is_of_locations = len(self.parameters) != n_outputs == len(self.locations)
+        if self.n_thresholds or not is_of_locations:
             return self
         given = tuple(self.known.values())
         if any(isinstance(value, str) for value in given):
@@ -850,14 +853,6 @@ def family_from_config(config: Mapping[str, Any], where: str = "family") -> Fami
     return FAMILIES[name](**options)
 
 
-def _one_link(given: str | None, own: Any) -> str:
-    """The link of a family's call, unless another one is given beside it."""
-    if not isinstance(own, str) or given not in (None, own):
-        got = f"{own!r}" if given is None else f"{given!r} and {own!r}"
-        fail("link", "one name of a link", got)
-    return own
-
-
 def _from_numpy(values: Any, like: Tensor) -> Moments:
     """Numbers of each row and draw, as moments."""
     return moment(torch.from_numpy(np.asarray(values)).to(like))
@@ -866,6 +861,11 @@ def _from_numpy(values: Any, like: Tensor) -> Moments:
 def moment(values: Tensor) -> Moments:
     """Add the axis of the target to moments."""
     return values.unsqueeze(-1)
+
+
+def diagonal(*values: Tensor) -> Curvatures:
+    """A curvature without terms between predictors, from those of each, (..., N)."""
+    return torch.diag_embed(torch.stack(values, -1))
 
 
 def zeros_below(y: RowNumbers) -> Side:

@@ -130,13 +130,6 @@ class _OneParameter(GaussianLike):
             return ()
         return tuple(self._value) if isinstance(self._value, (tuple, list)) else (self._value,)
 
-    def _check_width(self, targets: int) -> None:
-        """Check that there is one value, or one per target."""
-        n = len(self._numbers())
-        if n not in (0, 1, targets):
-            expected = "1 number" if targets == 1 else f"1 or {targets} numbers"
-            fail(self.parameter, f"{expected} for {targets} target{'s' * (targets > 1)}", n)
-
     def check_parameters(self, n_outputs: int) -> None:
         """Raise `InputError` for a parameter that does not fit so many outputs."""
         value = self._value
@@ -276,19 +269,14 @@ class Gaussian(_OneParameter):
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets of another shape, or noise scales not above 0."""
-        if self._per_observation:
-            if isinstance(y, Tensor) or len(y) != 2:
-                fail(
-                    "y",
-                    "a pair (y, noise scale) for noise='per-observation'",
-                    "one tensor" if isinstance(y, Tensor) else f"{len(y)} tensors",
-                )
-            if not bool((y[1] > 0).all()):
-                fail("noise scale", "numbers above 0", f"{float(y[1].min()):g}")
-            super().check_targets(y[0])
-        else:
-            super().check_targets(y)
-            self._check_width(n_targets(y))
+        if not self._per_observation:
+            return super().check_targets(y)
+        if isinstance(y, Tensor) or len(y) != 2:
+            got = "one tensor" if isinstance(y, Tensor) else f"{len(y)} tensors"
+            fail("y", "a pair (y, noise scale) for noise='per-observation'", got)
+        if not bool((y[1] > 0).all()):
+            fail("noise scale", "numbers above 0", f"{float(y[1].min()):g}")
+        super().check_targets(y[0])
 
     def with_noise(self, scale: Tensor) -> Likelihood:
         """The likelihood of new rows with these noise scales, for known noise per observation."""
@@ -395,8 +383,3 @@ class HeteroscedasticGaussian(_OneParameter):
         if n_outputs % 2:
             fail("module", f"2 outputs per target for {self!r}", n_outputs)
         super().check_parameters(n_outputs)
-
-    @override
-    def check_targets(self, y: Targets) -> None:
-        super().check_targets(y)
-        self._check_width(n_targets(y))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from numbers import Real
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from subbayes.likelihoods.base import (
     target_values,
 )
 from subbayes.likelihoods.curvature_blocks import CurvatureBlocks
-from subbayes.utils.checks import check_positive, fail, fail_type
+from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.types import Curvatures, Outputs, ParameterVector, PerPoint, Targets
 
 
@@ -49,12 +48,11 @@ class Standardized(WrappedLikelihood):
     kind: ClassVar[Kind] = "regression"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.likelihood, Likelihood):
-            fail_type("likelihood", "a likelihood, such as Gaussian()", self.likelihood)
         if self.likelihood.kind != "regression":
             fail("likelihood", "a regression likelihood to standardise", repr(self.likelihood))
         for name in ("shift", "scale"):
-            object.__setattr__(self, name, _numbers(name, getattr(self, name)))
+            values = np.ravel(getattr(self, name))
+            object.__setattr__(self, name, tuple(float(value) for value in values))
         if not (self.shift and len(self.shift) == len(self.scale)):
             fail(
                 "shift and scale",
@@ -90,10 +88,6 @@ class Standardized(WrappedLikelihood):
             >>> Standardized.of(Gaussian(), y, weights).shift
             (1.0,)
         """
-        if not isinstance(likelihood, Likelihood):
-            fail_type("likelihood", "a likelihood, such as Gaussian()", likelihood)
-        if not isinstance(y, (Tensor, tuple)):
-            fail_type("y", "a tensor of targets", y)
         value = column(target_values(y), torch.empty(0, dtype=torch.float64))
         if weights is None:
             mean, scale = value.mean(0), value.std(0, correction=0)
@@ -234,13 +228,3 @@ class Standardized(WrappedLikelihood):
     def unweighted(self) -> Likelihood:
         inner = self.likelihood.unweighted
         return self if inner is self.likelihood else replace(self, likelihood=inner)
-
-
-def _numbers(name: str, value: Any) -> tuple[float, ...]:
-    """One number for each target."""
-    if isinstance(value, (Tensor, np.ndarray)):
-        value = value.tolist()
-    values = value if isinstance(value, (tuple, list)) else (value,)
-    if any(isinstance(a, bool) or not isinstance(a, Real) for a in values):
-        fail_type(name, f"one number for each target, such as {name}=(1.0,)", value)
-    return tuple(float(a) for a in values)

@@ -130,7 +130,7 @@ def test_links_by_name():
         "bernoulli(link='log')": "link of family 'bernoulli': expected one of 'logit', 'probit'",
         "ordinal(link='log')": "link of family 'ordinal': expected one of 'logit', 'probit'",
         "categorical(link='probit')": "link of family 'categorical': expected one of 'logit'",
-        "bernoulli(link=3)": "link: expected one name of a link, got 3",
+        "bernoulli(link=3)": "link of family 'bernoulli': expected one of 'logit'",
         "bernoulli(other=1)": "family: expected",
         "bernoulli()": "family: expected",
     }.items():

@@ -83,11 +83,6 @@ class MixtureFamily(Family):
         made = cls(first=names[1].strip(), second=names[2].strip())
         return made if link is None else made.with_link(link)
 
-    def with_link(self, link: str) -> Family:
-        """Raise `InputError`: its families have links."""
-        remedy = "Pass links to the families of the mixture"
-        fail("link", "None for family 'mixture', which has its own", repr(link), remedy)
-
     @property
     def kind(self) -> Kind:  # type: ignore[override]
         """The kind of the families."""
@@ -193,11 +188,6 @@ class MixtureFamily(Family):
     def has_cdf(self) -> bool:
         """Whether both have a distribution function."""
         return self.first.has_cdf and self.second.has_cdf
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether one of them is."""
-        return self.first.is_partial or self.second.is_partial
 
     @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
-from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.family import Family, diagonal, family, moment
 from subbayes.likelihoods.tails.tails import Tails
 from subbayes.utils.checks import check_fraction
 from subbayes.utils.types import Curvatures, Outputs, Predictors
@@ -95,7 +95,7 @@ class AsymmetricLaplaceFamily(Family):
         r"""$\tau (1 - \tau) / \sigma^2$ and 1 on the diagonal."""
         tau = self.quantile
         first = tau * (1 - tau) / self.values(outputs)["sigma"].square()
-        return torch.diag_embed(torch.stack([first, torch.ones_like(first)], -1))
+        return diagonal(first, torch.ones_like(first))
 
     def __repr__(self) -> str:
         return f"asymmetric-laplace(quantile={self.quantile:g})"

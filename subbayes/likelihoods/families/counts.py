@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.families.classes import BernoulliFamily
-from subbayes.likelihoods.family import CLASSES, Family, Side, family, moment, zeros_below
+from subbayes.likelihoods.family import CLASSES, Family, Side, diagonal, family, moment, zeros_below
 from subbayes.likelihoods.links import (
     PROBABILITY_LINKS,
     fisher_information,
@@ -149,7 +149,7 @@ class NegativeBinomialFamily(Family):
         values = self.values(outputs)
         first = values["mu"] / (1 + values["mu"] / values["shape"])
         second = super().curvature(outputs.double())[..., 1, 1].to(first)
-        return torch.diag_embed(torch.stack([first, second], -1))
+        return diagonal(first, second)
 
     def variance(self, outputs: Outputs) -> Moments:
         """mu + mu^2 / shape."""
@@ -287,7 +287,7 @@ class BinomialFamily(Family):
     def curvature(self, outputs: Outputs) -> Curvatures:
         """That of n trials for the probability, 0 for the trials, which are given."""
         first = self.values(outputs)["trials"] * fisher_information(self.links[0], outputs[..., 0])
-        return torch.diag_embed(torch.stack([first, torch.zeros_like(first)], -1))
+        return diagonal(first, torch.zeros_like(first))
 
     @override
     def distribution(self, mu: np.ndarray, trials: np.ndarray) -> Any:  # type: ignore[override]

@@ -98,11 +98,6 @@ class Custom(Family):
         for name, value in {**fields, **others}.items():
             object.__setattr__(self, name, value)
 
-    def with_link(self, link: str) -> Family:
-        """Raise `InputError`: it has its links."""
-        remedy = "Pass links to Custom"
-        fail("link", "None for family 'custom', which has its own", repr(link), remedy)
-
     @property
     @override
     def parameters(self) -> tuple[str, ...]:
@@ -198,11 +193,6 @@ class Custom(Family):
     def has_cdf(self) -> bool:
         """Whether there are a distribution function and the variances that brackets need."""
         return self.cdf_of is not None and self.variance_of is not None
-
-    @property
-    def is_partial(self) -> bool:
-        """Whether a function is not given."""
-        return None in (self.cdf_of, self.variance_of, self.draw)
 
     @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
-from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.family import Family, diagonal, family, moment
 from subbayes.likelihoods.tails.incomplete_integrals import (
     gamma_log_tails,
     inverse_from_tails,
@@ -63,7 +63,7 @@ class GammaFamily(Family):
         r"""a and $a^2 \psi'(a) - a$ on the diagonal."""
         a = outputs[..., 1].double().exp()
         second = scaled_trigamma(a) - a
-        return torch.diag_embed(torch.stack([a, second], -1)).to(outputs)
+        return diagonal(a, second).to(outputs)
 
     def variance(self, outputs: Outputs) -> Moments:
         """mu^2 / shape."""

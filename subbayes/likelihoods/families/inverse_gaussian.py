@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
-from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.family import Family, diagonal, family, moment
 from subbayes.likelihoods.tails.incomplete_integrals import (
     inverse_gaussian_log_tails,
     log_concave_moments,
@@ -73,7 +73,7 @@ class InverseGaussianFamily(Family):
         r"""$\lambda / \mu$ and 1/2 on the diagonal."""
         values = self.values(outputs)
         first = values["shape"] / values["mu"]
-        return torch.diag_embed(torch.stack([first, torch.full_like(first, 0.5)], -1))
+        return diagonal(first, torch.full_like(first, 0.5))
 
     def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
         """One response per row (Michael, Schucany and Haas 1976), shape (..., N, 1)."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
-from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.family import Family, diagonal, family, moment
 from subbayes.likelihoods.tails.tails import Tails, normal_from_log_tails, normal_log_tails
 from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers
 
@@ -63,7 +63,7 @@ class LogNormalFamily(Family):
     def curvature(self, outputs: Outputs) -> Curvatures:
         r"""$1 / \sigma^2$ and 2 on the diagonal."""
         first = self.values(outputs)["sigma"].square().reciprocal()
-        return torch.diag_embed(torch.stack([first, torch.full_like(first, 2.0)], -1))
+        return diagonal(first, torch.full_like(first, 2.0))
 
     @override
     def distribution(self, mu: np.ndarray, sigma: np.ndarray) -> Any:  # type: ignore[override]

@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments, target_values
-from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.family import Family, diagonal, family, moment
 from subbayes.likelihoods.gaussian import NormalLikelihood
 from subbayes.likelihoods.links import LINKS
 from subbayes.likelihoods.tails.tails import (
@@ -88,4 +88,4 @@ class NormalFamily(NormalLikelihood, Family):
         values = self.values(outputs)
         slope = values["mu"] if self.links[0] == "log" else torch.ones_like(values["mu"])
         first = (slope / values["sigma"]).square()
-        return torch.diag_embed(torch.stack([first, torch.full_like(first, 2.0)], -1))
+        return diagonal(first, torch.full_like(first, 2.0))
