@@ -2,6 +2,7 @@ r"""The base class of likelihoods."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from abc import ABC, abstractmethod
@@ -191,13 +192,6 @@ class Likelihood(ABC):
 
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y | f), shape (..., N, T), for likelihoods of ordered targets."""
-        if self.kind == "classification":
-            fail(
-                "likelihood",
-                "one with an ordered target for quantiles",
-                type(self).__name__,
-                "Use probabilities instead",
-            )
         raise UndefinedError(
             "likelihood", "one with a distribution function", repr(self), "Define its method cdf"
         )
@@ -449,6 +443,50 @@ def _package_names(cls: Any) -> Iterator[str]:
             if isinstance(label := getattr(part, "label", None), str):
                 yield label
         yield from _package_names(part)
+
+
+class LearnedParameter(Likelihood):
+    """Base class of likelihoods with one parameter: numbers, or "learned" before training.
+
+    Attributes:
+        parameter: name of the field that holds it.
+    """
+
+    parameter: ClassVar[str]
+
+    @staticmethod
+    def _constrained(values: Float[Tensor, "*_ p"]) -> Float[Tensor, "*_ p"]:
+        """The parameter at unconstrained values."""
+        return values
+
+    @property
+    def _value(self) -> Any:
+        return getattr(self, self.parameter)
+
+    def _with_value(self, value: Any) -> Any:
+        """The likelihood with another value, which is not checked: its numbers may be traced."""
+        changed = copy.copy(self)
+        object.__setattr__(changed, self.parameter, value)
+        return changed
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the parameter is known."""
+        return not (isinstance(self._value, str) and self._value == "learned")
+
+    def with_parameters(self, values: Float[Tensor, "*_ p"]) -> Likelihood:
+        """The likelihood at unconstrained parameter values, of one network or of several."""
+        return self._with_value(self._constrained(values)) if values.numel() else self
+
+    def detach(self) -> Likelihood:
+        """The likelihood with its parameter as a tuple of numbers."""
+        value = to_numbers(self._value)
+        return self._with_value(tuple(value) if isinstance(value, list) else value)
+
+    def select_draws(self, index: Tensor) -> Likelihood:
+        """The likelihood of a subset of the draws, if each has its own value, (S, 1, p)."""
+        per_draw = isinstance(self._value, Tensor) and self._value.ndim == 3
+        return self._with_value(self._value[index]) if per_draw else self
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from typing_extensions import override
 
 from subbayes.likelihoods.base import (
     Kind,
+    LearnedParameter,
     Likelihood,
     Moments,
     WrappedLikelihood,
     in_float64,
     target_values,
-    to_numbers,
 )
 from subbayes.likelihoods.families.literal_calls import literal_call
 from subbayes.likelihoods.links import LINKS, PREDICTOR_SCALES, PRIORS
@@ -678,7 +678,7 @@ class _OfTails:
 
 
 @dataclass(frozen=True)
-class CommonParameters(WrappedLikelihood):
+class CommonParameters(LearnedParameter, WrappedLikelihood):
     """A family whose parameters other than the location have one value for all rows.
 
     Its outputs are the predictors of the location alone. The other values are estimated with the
@@ -697,6 +697,7 @@ class CommonParameters(WrappedLikelihood):
     """
 
     values: tuple[float, ...] | Tensor | str = "learned"
+    parameter: ClassVar[str] = "values"
 
     def __post_init__(self) -> None:
         if not isinstance(self.likelihood, Family) or self.likelihood.n_thresholds:
@@ -717,11 +718,6 @@ class CommonParameters(WrappedLikelihood):
     @property
     def _others(self) -> int:
         return len(self.family.parameters) - len(self.family.locations)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the values are known."""
-        return not isinstance(self.values, str)
 
     @override
     def _inner(self, outputs: Outputs) -> Float[Tensor, "*S N K"]:
@@ -768,21 +764,6 @@ class CommonParameters(WrappedLikelihood):
         values = target_values(y).detach().double().cpu().numpy()
         found = np.array(self.family.initial_predictors(values)[-self._others :])
         return torch.from_numpy(found).to(torch.get_default_dtype())
-
-    def with_parameters(self, values: ParameterVector) -> CommonParameters:
-        """The likelihood at predictors of the other parameters."""
-        return replace(self, values=values) if values.numel() else self
-
-    @override
-    def detach(self) -> CommonParameters:
-        values = to_numbers(self.values)
-        return replace(self, values=tuple(values) if isinstance(values, list) else values)
-
-    def select_draws(self, index: Tensor) -> CommonParameters:
-        """The likelihood of a subset of the draws, if each has its own values, (S, 1, p)."""
-        if isinstance(self.values, Tensor) and self.values.ndim == 3:
-            return replace(self, values=self.values[index])
-        return self
 
 
 def family_from_name(family: str | Family, link: str | None = None) -> Family:

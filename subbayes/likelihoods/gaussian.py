@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable
@@ -17,12 +16,12 @@ from typing_extensions import override
 
 from subbayes.likelihoods.base import (
     Kind,
+    LearnedParameter,
     Likelihood,
     Moments,
     check_tensor,
     column,
     n_targets,
-    to_numbers,
 )
 from subbayes.likelihoods.curvature_blocks import DenseBlocks
 from subbayes.utils.checks import check_positive, fail
@@ -88,34 +87,13 @@ class GaussianLike(NormalLikelihood):
         check_tensor(y, "shape (N,) or (N, targets)", lambda y: y.ndim in (1, 2))
 
 
-class _OneParameter(GaussianLike):
-    """Base class of Gaussian likelihoods with one parameter, which can be learned.
-
-    Attributes:
-        parameter: name of the field that holds it.
-    """
-
-    parameter: ClassVar[str]
-
-    @staticmethod
-    @abstractmethod
-    def _constrained(values: Float[Tensor, "*_ p"]) -> Float[Tensor, "*_ p"]:
-        """The parameter at unconstrained values."""
+class _OneParameter(LearnedParameter, GaussianLike):
+    """Base class of Gaussian likelihoods with one parameter, which can be learned."""
 
     @staticmethod
     @abstractmethod
     def _unconstrained(variance: ParameterVector) -> ParameterVector:
         """Initial unconstrained values from the variances of the targets."""
-
-    @property
-    def _value(self) -> Any:
-        return getattr(self, self.parameter)
-
-    def _with_value(self, value: Any) -> Any:
-        """The likelihood with another value, which is not checked: its numbers may be traced."""
-        changed = copy.copy(self)
-        object.__setattr__(changed, self.parameter, value)
-        return changed
 
     def _check_tensor(self, fits: Callable[[Tensor], Tensor], expected: str) -> None:
         """Check a value that is a tensor."""
@@ -139,11 +117,6 @@ class _OneParameter(GaussianLike):
             length = 1 if isinstance(value, str) else len(self._numbers())
         self._check_length(self.parameter, length, n_outputs)
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether the parameter is known."""
-        return not (isinstance(self._value, str) and self._value == "learned")
-
     def init_parameters(self, y: Targets) -> ParameterVector:
         """Unconstrained initial values, from the variances of the targets."""
         if self.is_complete:
@@ -151,20 +124,6 @@ class _OneParameter(GaussianLike):
         values = column(y, torch.empty(0, dtype=torch.float64))  # targets may be far from 0
         variance = values.var(0, correction=0).clamp_min(1e-12)
         return self._unconstrained(variance.to(torch.get_default_dtype()))
-
-    def with_parameters(self, values: Float[Tensor, "*_ p"]) -> GaussianLike:
-        """The likelihood at unconstrained parameter values, of one network or of several."""
-        return self._with_value(self._constrained(values)) if values.numel() else self
-
-    def detach(self) -> GaussianLike:
-        """The likelihood with its parameter as a tuple of numbers."""
-        value = to_numbers(self._value)
-        return self._with_value(tuple(value) if isinstance(value, list) else value)
-
-    def select_draws(self, index: Tensor) -> GaussianLike:
-        """The likelihood of a subset of the draws, if each has its own value, (S, 1, T)."""
-        per_draw = isinstance(self._value, Tensor) and self._value.ndim == 3
-        return self._with_value(self._value[index]) if per_draw else self
 
 
 @dataclass(frozen=True)

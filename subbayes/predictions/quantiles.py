@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -314,65 +315,44 @@ def _coordinate_of_quantile(
     Near an end of the support Newton's method takes fewer steps for log x and logit x.
     """
     means, stds = moments[0], moments[1].sqrt()
-    if not bool(stds.isfinite().all()):
-        known = likelihood.quantiles(outputs, q)
-        if known is not None and not bool(known.isnan().any()):
-            return _between_quantiles(q, known, likelihood, outputs, link, slope)
-    # Cantelli's inequality bounds the distance of a quantile from the mean.
-    reach = 1 + math.sqrt(max(q / (1 - q), (1 - q) / q))
-    low, high = (means - reach * stds).amin(0), (means + reach * stds).amax(0)
-    heavy = (stds > _HEAVY * means).any(0)
-    nearest = torch.where(heavy, _TINY, _SMALLEST * stds.amin(0))
-    mean, scale = means.mean(0), (stds.square().mean(0) + means.var(0, correction=0)).sqrt()
-    level = torch.special.ndtri(torch.tensor(q, dtype=torch.float64))
-    if link is _identity:
-        guess = mean + level * scale
-    elif link is torch.exp:
-        spread = (1 + (scale / mean).square()).log().sqrt()
-        guess = mean.log() - spread.square() / 2 + level * spread  # log-normal, same moments
-        low, high = nearest.log(), high.log()
+    known = None if bool(stds.isfinite().all()) else likelihood.quantiles(outputs, q)
+    if known is not None and not bool(known.isnan().any()):
+        # the quantiles of the components enclose that of the mixture
+        least = _TINY if likelihood.bounds[0] == 0 else -_HUGE
+        places = _INVERSE[link](known.clamp(least, _HUGE))
+        low, high, guess = places.amin(0), places.amax(0), places.mean(0)
+        # variances may be infinite, and the interquartile range is not
+        quartiles: list[Any] = [likelihood.quantiles(outputs, level) for level in (0.25, 0.75)]
+        width = quartiles[1] - quartiles[0]
+        scale = width.nan_to_num(math.inf).median(0).values.clamp_min(_TINY)
+        nearest, start = torch.full_like(guess, _TINY), guess
     else:
-        guess = mean.logit() + level * scale / slope(mean)
-        low, high = nearest.logit(), (1 - nearest.clamp_min(2**-53)).logit()
-
+        # Cantelli's inequality bounds the distance of a quantile from the mean.
+        reach = 1 + math.sqrt(max(q / (1 - q), (1 - q) / q))
+        low, high = (means - reach * stds).amin(0), (means + reach * stds).amax(0)
+        heavy = (stds > _HEAVY * means).any(0)
+        nearest = torch.where(heavy, _TINY, _SMALLEST * stds.amin(0))
+        mean, scale = means.mean(0), (stds.square().mean(0) + means.var(0, correction=0)).sqrt()
+        level = torch.special.ndtri(torch.tensor(q, dtype=torch.float64))
+        if link is _identity:
+            guess = mean + level * scale
+        elif link is torch.exp:
+            spread = (1 + (scale / mean).square()).log().sqrt()
+            guess = mean.log() - spread.square() / 2 + level * spread  # log-normal, same moments
+            low, high = nearest.log(), high.log()
+        else:
+            guess = mean.logit() + level * scale / slope(mean)
+            low, high = nearest.logit(), (1 - nearest.clamp_min(2**-53)).logit()
+        start = guess
+        if (stride := len(outputs) // _DRAWS_OF_START) >= 4:
+            few, own = outputs[::stride], (moments[0][::stride], moments[1][::stride])
+            of_few = likelihood.select_draws(torch.arange(0, len(outputs), stride))
+            theirs, their_guess = _coordinate_of_quantile(q, of_few, few, own, link, slope)
+            start = guess + theirs - their_guess
     evaluate = _evaluation(likelihood, outputs, link, slope, scale)
-    start = guess
-    if (stride := len(outputs) // _DRAWS_OF_START) >= 4:
-        few, own = outputs[::stride], (moments[0][::stride], moments[1][::stride])
-        of_few = likelihood.select_draws(torch.arange(0, len(outputs), stride))
-        theirs, their_guess = _coordinate_of_quantile(q, of_few, few, own, link, slope)
-        start = guess + theirs - their_guess
-    start = start.clamp(low, high)
-    bounds = low, high, start, scale, nearest
+    bounds = low, high, start.clamp(low, high), scale, nearest
     found = solve_quantile(evaluate, q, *bounds, link, low.shape[1] == 1)
-    return found, guess
-
-
-def _between_quantiles(
-    q: float,
-    known: Float[Tensor, "S N T"],
-    likelihood: Likelihood,
-    outputs: Float[Tensor, "S N C"],
-    link: Link,
-    slope: Link,
-) -> tuple[Tensor, Tensor]:
-    """The same from the quantiles of the components, which enclose that of the mixture.
-
-    Their scale is the median interquartile range, as variances may be infinite.
-    """
-    least = _TINY if likelihood.bounds[0] == 0 else -_HUGE
-    places = _INVERSE[link](known.clamp(least, _HUGE))
-    low, high, start = places.amin(0), places.amax(0), places.mean(0)
-    ends = [likelihood.quantiles(outputs, level) for level in (0.25, 0.75)]
-    assert ends[0] is not None
-    assert ends[1] is not None
-    scale = (ends[1] - ends[0]).nan_to_num(math.inf).median(0).values.clamp_min(_TINY)
-    evaluate = _evaluation(likelihood, outputs, link, slope, scale)
-    start = start.clamp(low, high)
-    bounds = low, high, start, scale, torch.full_like(start, _TINY)
-    found = solve_quantile(evaluate, q, *bounds, link, low.shape[1] == 1)
-    overflows = link(found) >= _HUGE * (1 - 1e-9)
-    return torch.where(overflows, math.inf, found), start
+    return torch.where(link(found) >= _HUGE * (1 - 1e-9), math.inf, found), guess
 
 
 def _evaluation(

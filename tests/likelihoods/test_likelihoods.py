@@ -131,7 +131,7 @@ def test_distribution_function_of_counts_between_and_below_them():
 
 @pytest.mark.parametrize("likelihood", [Categorical(), Bernoulli()])
 def test_labels_have_no_distribution_function(likelihood):
-    with pytest.raises(InputError, match="likelihood: expected one with an ordered target"):
+    with pytest.raises(InputError, match="likelihood: expected one with a distribution function"):
         likelihood.cdf(torch.zeros(2, 2), torch.zeros(2))
 
 

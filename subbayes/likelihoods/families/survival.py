@@ -176,30 +176,22 @@ class PiecewiseExponentialFamily(Family):
         steps = [torch.zeros_like(eta[0]), *eta[1:]]
         return torch.stack([eta[0] + step for step in steps], -1)
 
-    def _exposures(self, y: Tensor) -> Tensor:
-        """Time at risk in each interval, shape (..., intervals)."""
-        starts = torch.tensor((0.0, *self.cuts), dtype=y.dtype, device=y.device)
-        widths = torch.tensor(
-            [*np.diff((0.0, *self.cuts)), math.inf], dtype=y.dtype, device=y.device
-        )
-        return (y.unsqueeze(-1) - starts).clamp_min(0).minimum(widths)
+    def _ends(self, like: Tensor) -> Tensor:
+        """The ends of all intervals."""
+        return torch.tensor((0.0, *self.cuts, math.inf), dtype=like.dtype, device=like.device)
 
     def _passed_hazards(self, y: Tensor, eta: Predictors) -> Tails:
         """Time at risk and log hazard by interval, -inf after y, where it may overflow."""
-        exposures = self._exposures(y)
+        ends = self._ends(y)
+        exposures = (y.unsqueeze(-1) - ends[:-1]).clamp_min(0).minimum(ends.diff())
         return exposures, torch.where(exposures > 0, self._hazards(eta), -math.inf)
-
-    def _cumulative(self, y: Tensor, eta: Predictors) -> Tensor:
-        exposures, hazards = self._passed_hazards(y, eta)
-        return (exposures * hazards.exp()).sum(-1)
 
     @override
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
-        starts = torch.tensor((0.0, *self.cuts), dtype=y.dtype, device=y.device)
-        later = torch.tensor((*self.cuts, math.inf), dtype=y.dtype, device=y.device)
-        at = (y.unsqueeze(-1) > starts) & (y.unsqueeze(-1) <= later)
+        ends, (exposures, hazards) = self._ends(y), self._passed_hazards(y, eta)
+        at = (y.unsqueeze(-1) > ends[:-1]) & (y.unsqueeze(-1) <= ends[1:])
         hazard = torch.where(at, self._hazards(eta), 0.0).sum(-1)
-        total = self._cumulative(y, eta)
+        total = (exposures * hazards.exp()).sum(-1)
         return torch.where(total.isinf(), -total, hazard - total)
 
     def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
@@ -212,7 +204,7 @@ class PiecewiseExponentialFamily(Family):
         """The times with these log tails."""
         left = total_from_log_tails(below, above)
         time = torch.zeros_like(left)
-        widths = (*np.diff((0.0, *self.cuts)), math.inf)
+        widths = self._ends(left).diff()
         for log_hazard, width in zip(self._hazards(eta).unbind(-1), widths, strict=True):
             hazard = log_hazard.exp()
             used = left.minimum(hazard * width)
@@ -222,8 +214,8 @@ class PiecewiseExponentialFamily(Family):
     def _pieces(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """By interval: rate, start, share that reaches it, and width."""
         rate = self._hazards(outputs.unbind(-1)).exp()
-        ends = torch.tensor((0.0, *self.cuts, math.inf), dtype=torch.float64)
-        starts, width = ends[:-1].to(outputs), ends.diff().to(outputs)
+        ends = self._ends(outputs)
+        starts, width = ends[:-1], ends.diff()
         passed = (rate[..., :-1] * width[:-1]).cumsum(-1)
         alive = torch.cat([torch.ones_like(rate[..., :1]), (-passed).exp()], -1)
         return rate, starts, alive, width
