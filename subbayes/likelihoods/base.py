@@ -156,7 +156,7 @@ class Likelihood(ABC):
         equals the Hessian for canonical links.
         """
         rows = outputs.reshape(-1, outputs.shape[-1])
-        y = self._any_target(rows)
+        y = torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
 
         def negative(f: Tensor, t: Tensor) -> Tensor:
             return -self.log_prob(f[None], t[None])[0]
@@ -172,9 +172,6 @@ class Likelihood(ABC):
         has its own curvature as one block.
         """
         return DenseBlocks(self.curvature(outputs).unsqueeze(-3))
-
-    def _any_target(self, rows: Tensor) -> Tensor:
-        return torch.zeros(len(rows), dtype=rows.dtype, device=rows.device)
 
     def classes(self, outputs: Outputs) -> Float[Tensor, "*rows K"]:
         """Probabilities of all K classes of a classifier, shape (..., N, K)."""
