@@ -215,9 +215,6 @@ class ScaledNoise(GaussianLike, WrappedLikelihood):
         """The squared factor times the variance of the likelihood."""
         return self.factor**2 * self.likelihood.variance(outputs)
 
-    def quantiles(self, outputs: Outputs, q: float) -> None:  # type: ignore[override]
-        """None: they follow from `components`."""
-
 
 def scale_predictive(predictive: Predictive, tau: float) -> Predictive:
     """Scale a predictive distribution by a temperature."""
