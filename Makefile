@@ -93,7 +93,7 @@ $(DOCS): $(CORE)
 	@touch $@
 
 demo: $(CORE) ## run the main job on real data: table, plots and report in runs/demo/
-	@$(BIN)/subbayes demo $(ARGS)
+	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: $(DEV) ## run the tests (but the slow ones)
 	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)

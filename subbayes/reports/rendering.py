@@ -6,6 +6,7 @@ import base64
 import functools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -59,11 +60,12 @@ def picture(drawn: Axes | Figure | bytes, caption: str) -> Picture:
     return Picture(f"data:image/png;base64,{base64.b64encode(content).decode('ascii')}", caption)
 
 
-def render(template: str, **content: Any) -> str:
+def render(template: str | Path, **content: Any) -> str:
     """Render a template.
 
     Args:
-        template: name of a file in `reports/templates`.
+        template: name of a file in `reports/templates`, or the path of a template of your own,
+            which may extend and import those.
         content: values of the template's variables; each of them is required.
 
     Example:
@@ -71,7 +73,10 @@ def render(template: str, **content: Any) -> str:
         >>> "<title>a &lt; b</title>" in page
         True
     """
-    return _environment().get_template(template).render(content)
+    environment = _environment()
+    if isinstance(template, Path):
+        return environment.from_string(template.read_text(encoding="utf-8")).render(content)
+    return environment.get_template(template).render(content)
 
 
 @functools.cache

@@ -104,9 +104,7 @@ def refused(call):
 # --- help ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "command", ["demo", "fit", "predict", "evaluate", "compare", "report", "export"]
-)
+@pytest.mark.parametrize("command", ["fit", "predict", "evaluate", "compare", "report", "export"])
 def test_help_has_an_example_and_names_every_option(call, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     code, out, _ = call(command, "--help")
@@ -616,25 +614,6 @@ def test_report_is_one_html_file(call, files, tmp_path):
     assert "<h1>Income" in html
     assert "subbayes fit" in html
     assert not re.search(r"(src|href)=.https?:", html)
-
-
-def test_demo_command_calls_run(call, tmp_path, monkeypatch):
-    demo = pytest.importorskip("subbayes.cli.demonstration")
-
-    class Found:
-        def to_dict(self):
-            return {"scores": [1.0, float("nan")]}
-
-    seen = {}
-    monkeypatch.setattr(
-        demo,
-        "run",
-        lambda out, seed, progress, show: seen.update(out=out, seed=seed, show=show) or Found(),
-    )
-    monkeypatch.setattr(Found, "to_text", lambda self: "table", raising=False)
-    code, out, _ = call("demo", "--out", tmp_path, "--seed", 3, "--json")
-    assert (code, json.loads(out)) == (0, {"scores": [1.0, None]})
-    assert seen == {"out": tmp_path, "seed": 3, "show": False}
 
 
 def test_missing_values_imputation_and_unknown_categories(call, files, tmp_path):

@@ -14,8 +14,8 @@ import pandas as pd
 from scipy import stats
 from torch import nn
 
+from examples.demo.section import Effort, Figure, Section, compared, with_error
 from subbayes import plots
-from subbayes.cli.demonstration.section import Effort, Figure, Section, compared, with_error
 from subbayes.comparison.comparison import Comparison, compare_methods
 from subbayes.comparison.registry import named_methods
 from subbayes.data.encoder import TabularEncoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from subbayes.cli.demonstration.section import Effort, Figure, Section, with_error
+from examples.demo.section import Effort, Figure, Section, with_error
 from subbayes.networks.mlp import MLP
 from subbayes.plots.effects import effect
 from subbayes.regression import Regression

@@ -1,12 +1,14 @@
 """The demo, made small: what it leaves behind, what it never overwrites, what it never looks at."""
 
 import dataclasses
+import doctest
 import json
 import shutil
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from io import StringIO
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,10 +19,12 @@ from safetensors.torch import load_file
 from scipy import stats
 
 import subbayes
+from examples import demo
+from examples.demo import digits, methods
+from examples.demo import section as sections
+from examples.demo.__main__ import main
+from examples.demo.section import Effort
 from subbayes import InputError, subspaces
-from subbayes.cli import demonstration as demo
-from subbayes.cli.demonstration import digits, methods
-from subbayes.cli.demonstration.section import Effort
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.tempering import choose_temperature
 from subbayes.plots.style import new_axes, png
@@ -274,3 +278,64 @@ def test_a_file_in_place_of_the_folder(tmp_path):
     (tmp_path / "demo").write_text("x")
     with pytest.raises(InputError, match="out: expected a folder, got a file: '.*demo'"):
         small(tmp_path / "demo", show=False)
+
+
+# --- command line -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def called(monkeypatch):
+    """What the command line runs, in place of the demo."""
+    calls = []
+
+    class Result:
+        def to_dict(self):
+            return {"scores": [1.0, float("nan")]}
+
+        def to_text(self):
+            return "table"
+
+    def run(*arguments, show):
+        calls.append((*arguments, show))
+        return Result()
+
+    monkeypatch.setattr("examples.demo.__main__.run", run)
+    return calls
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments", "printed"),
+    [
+        ([], (Path("runs/demo"), 0, None, True), ""),
+        (["--seed", "3", "--quiet"], (Path("runs/demo"), 3, False, False), "table\n"),
+        (["--out", "a", "--json"], (Path("a"), 0, None, False), '{"scores": [1.0, null]}\n'),
+    ],
+)
+def test_options(words, arguments, printed, called, capsys):
+    assert main(words) == 0
+    assert called == [arguments]
+    assert capsys.readouterr() == (printed, "")
+
+
+def test_errors_are_one_line(tmp_path, capsys):
+    (tmp_path / "theirs.txt").write_text("x")
+    assert main(["--out", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("subbayes: error: out: expected a new folder, or that of an earlier demo")
+    assert err.count("\n") == 1
+
+
+def test_interruption(monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("examples.demo.__main__.run", interrupt)
+    assert main([]) == 130
+    assert capsys.readouterr().err == "subbayes: interrupted\n"
+
+
+def test_examples_in_docstrings():
+    failed, tried = doctest.testmod(sections)
+    assert failed == 0
+    assert tried > 0

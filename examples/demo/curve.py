@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from examples.demo.section import Figure, Section
 from subbayes import plots
-from subbayes.cli.demonstration.section import Figure, Section
 from subbayes.inference.configuration import Sampling
 from subbayes.models.fit import fit
 from subbayes.networks.mlp import MLP

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from examples.demo.methods import choose_prior_scale, fit_methods
+from examples.demo.section import Effort, Figure, Section, with_error
 from subbayes import plots
-from subbayes.cli.demonstration.methods import choose_prior_scale, fit_methods
-from subbayes.cli.demonstration.section import Effort, Figure, Section, with_error
 from subbayes.comparison.comparison import Comparison
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.diagnostics.standard_errors import auroc_difference, auroc_with_error, standard_errors

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from examples.demo.curve import between_and_beyond
+from examples.demo.digits import abstention
+from examples.demo.effect import effect_beside_a_network
+from examples.demo.methods import COLUMN, Methods, compare
+from examples.demo.section import Effort, Section
+from examples.demo.small_network import small_network
 from subbayes.artifacts.files import as_path, atomic_write_text
-from subbayes.cli.demonstration.curve import between_and_beyond
-from subbayes.cli.demonstration.digits import abstention
-from subbayes.cli.demonstration.effect import effect_beside_a_network
-from subbayes.cli.demonstration.methods import COLUMN, Methods, compare
-from subbayes.cli.demonstration.section import Effort, Section
-from subbayes.cli.demonstration.small_network import small_network
 from subbayes.inference.configuration import Sampling
 from subbayes.models.settings import Perceptron, TableSettings
 from subbayes.reports.model_report import write_report
@@ -203,7 +203,7 @@ def _write(demo: Demo, seed: int) -> None:
         section.key: section.save_figures(folder / "plots") for section in demo.sections
     }
     text = render(
-        "demo.html",
+        Path(__file__).with_name("report.html"),
         title="What a posterior adds",
         lead="Five short studies: methods on a table, the uncertainty between and beyond the "
         "data, a classifier that abstains, an effect beside a network, and the small network of "
@@ -227,7 +227,7 @@ def _write(demo: Demo, seed: int) -> None:
 
 def _command(demo: Demo, seed: int) -> str:
     return (
-        f"subbayes demo --seed {seed}\n\n"
+        f"python -m examples.demo --seed {seed}\n\n"
         f"# the posterior, in Python\nimport subbayes\n"
         f"model = subbayes.load({str(demo.folder / 'model')!r})\n"
         f"print(model.model.draws.summary())\n\n"

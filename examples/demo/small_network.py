@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 import torch
 
+from examples.demo.methods import Rows
+from examples.demo.section import Figure, Section, with_error
 from subbayes import plots
-from subbayes.cli.demonstration.methods import Rows
-from subbayes.cli.demonstration.section import Figure, Section, with_error
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.standard_errors import standard_errors
 from subbayes.likelihoods import Gaussian

@@ -1,0 +1,1 @@
+"""Programs that use the library; none of them is part of it."""
