@@ -33,6 +33,7 @@ from subbayes.likelihoods import (
     holds_own,
     saved_likelihood,
 )
+from subbayes.networks.batched_module import BatchedModule
 from subbayes.networks.network import Network
 from subbayes.networks.saving import (
     NETWORK_ARRAYS,
@@ -45,6 +46,7 @@ from subbayes.networks.saving import (
 from subbayes.networks.token_outputs import output_for
 from subbayes.networks.validation import warn_of_probable_outputs
 from subbayes.predictions.averaging import average, average_of_batches, evenly_spaced, outputs
+from subbayes.predictions.modules import Component, Sampled
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Inputs
@@ -169,6 +171,14 @@ class WeightSamples(Predictor):
     def _networks(self) -> list[Network]:
         """The network with the buffers of each weight vector, so that its checks are kept."""
         return [self.network.with_buffers(own) for own in self.frozen or ()]
+
+    @override
+    def components(self, inputs: Any, n_draws: int | None = None) -> list[Component]:
+        every = np.arange(len(self.weights))
+        index = torch.from_numpy(every if n_draws is None else evenly_spaced(every, n_draws))
+        frozen = None if self.frozen is None else [self.frozen[s] for s in index]
+        outputs = BatchedModule(self.network, self.weights[index.to(self.weights.device)], frozen)
+        return [Sampled(outputs, self.likelihood.select_draws(index), len(index))]
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
         """The network, the weight vectors, and buffers of each if they differ."""

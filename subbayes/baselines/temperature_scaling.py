@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 from torch import Tensor, nn
+from typing_extensions import override
 
 from subbayes.artifacts.facts import Finite, Positive
 from subbayes.artifacts.saving import Nested, WrappedFacts, artifact
@@ -29,6 +30,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import Moments, WrappedLikelihood
 from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.likelihoods.target_parts import TargetParts, split_targets
+from subbayes.predictions.modules import Component
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.types import Outputs, Targets
@@ -172,6 +174,16 @@ class TemperatureScaled(Predictor):
             options["n_draws"] = n_draws
         found = self.base.predict(inputs, **options)
         return scale_predictive(_averaged(found) if self.averaged else found, self.temperature)
+
+    @override
+    def components(self, inputs: Any, n_draws: int | None = None) -> list[Component]:
+        parts = self.base.components(inputs, n_draws)
+        if self.averaged:
+            parts = [part.averaged() for part in parts]
+        if self.base.likelihood.kind == "classification":
+            return [part.scaled(1 / self.temperature, part.likelihood) for part in parts]
+        noisier = [ScaledNoise(part.likelihood, self.temperature) for part in parts]
+        return [part.scaled(1.0, one) for part, one in zip(parts, noisier, strict=True)]
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
         """Tensors of the base."""

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
+from torch.export import ExportedProgram
 from torch.utils.data import DataLoader, Dataset
 
 from subbayes.artifacts.saving import save
 from subbayes.artifacts.tensors import add_prefix
-from subbayes.data.arrays import is_list_of_dicts, to_tensor
+from subbayes.data.arrays import is_list_of_dicts, to_inputs, to_tensor
 from subbayes.data.cache import concatenate
 from subbayes.data.data import Data, join_targets
 from subbayes.diagnostics import metrics
@@ -30,8 +31,10 @@ from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
 from subbayes.networks.token_outputs import check_decoder_inputs
 from subbayes.predictions.averaging import count_known_rows, input_batches, with_noise
+from subbayes.predictions.exporting import SUFFIXES, exported, write_onnx, write_program
+from subbayes.predictions.modules import LEVELS, Component, PredictiveModule
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_count, fail
+from subbayes.utils.checks import check_count, check_fraction, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.trees import n_rows, row_kind, take, to_device
 
@@ -159,6 +162,103 @@ class Predictor(ABC):
                     steps.update(n)
         if scales is not None and scales.ndim and len(scales) != done:
             fail("noise", f"one scale for each of {done} inputs", len(scales))
+
+    def components(self, inputs: Any, n_draws: int | None = None) -> list[Component]:
+        """Parts of the predictive distribution as modules; see `to_module`.
+
+        Args:
+            inputs: some rows in the form the module takes.
+            n_draws: number of draws, all by default.
+        """
+        fail("model", "a model whose predictions are a graph of tensors", self.label)
+
+    def to_module(
+        self, inputs: Any = None, *, n_draws: int | None = None, levels: Sequence[float] = LEVELS
+    ) -> nn.Module:
+        """The predictive distribution as a module of torch alone, for any number of rows.
+
+        It takes inputs as the network does, and returns a dict of tensors in float64: "mean",
+        "aleatoric" and "epistemic" (variances) and "quantiles" with one number for each level last,
+        or "probabilities", "entropy" and "mutual_information" of classes. Rows are not checked.
+
+        Args:
+            inputs: a few rows in the form the module takes, to trace it with; by default training
+                rows that the model has, or rows of a network of this library.
+            n_draws: number of draws, all by default.
+            levels: of the quantiles; () for none, which is faster.
+
+        Raises:
+            InputError: a model whose graph cannot be captured; no inputs, where they are needed.
+
+        Example:
+            >>> import torch, subbayes
+            >>> model = subbayes.baselines.point_estimate(torch.nn.Linear(2, 3), "categorical")
+            >>> module = model.to_module(torch.zeros(1, 2))
+            >>> {name: tuple(t.shape) for name, t in module(torch.ones(5, 2)).items()}
+            {'probabilities': (5, 3), 'entropy': (5,), 'mutual_information': (5,)}
+        """
+        return self._program(inputs, n_draws, levels)[0].module()
+
+    def export(
+        self,
+        path: str | Path,
+        inputs: Any = None,
+        *,
+        n_draws: int | None = None,
+        levels: Sequence[float] = LEVELS,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write the predictive distribution to a file that other programs run.
+
+        The graph is that of `to_module`. The metadata of the file name method, likelihood and
+        levels as JSON.
+
+        Args:
+            path: a file .onnx (ONNX; needs the extra "onnx") or .pt2 (`torch.export.load`).
+            inputs: as for `to_module`.
+            n_draws: number of draws, all by default.
+            levels: of the quantiles.
+            overwrite: replace an existing file.
+
+        Raises:
+            ImportError: ONNX without the packages onnx and onnxscript.
+            InputError: as `to_module`; another ending, an existing file, or an operator that ONNX
+                does not have.
+
+        Example:
+            >>> import torch, subbayes
+            >>> model = subbayes.baselines.point_estimate(torch.nn.Linear(2, 3), "categorical")
+            >>> file = model.export("model.pt2", torch.zeros(1, 2))
+            >>> sorted(torch.export.load(file).module()(torch.ones(1, 2)))
+            ['entropy', 'mutual_information', 'probabilities']
+        """
+        ending = Path(path).suffix
+        if ending not in SUFFIXES:
+            fail("path", f"a file that ends in {' or '.join(SUFFIXES)}", str(path))
+        program, facts = self._program(inputs, n_draws, levels)
+        write = write_onnx if ending == ".onnx" else write_program
+        return write(program, path, facts, overwrite=overwrite)
+
+    def _program(
+        self, inputs: Any, n_draws: int | None, levels: Sequence[float]
+    ) -> tuple[ExportedProgram, dict[str, Any]]:
+        network, likelihood = self._parts()
+        rows = self._some_rows() if inputs is None else to_inputs(inputs)
+        if rows is None:
+            fail("inputs", "a few rows in the form the module takes", "none", "Pass inputs=X[:3]")
+        network.check(to_device(rows, network.device))
+        for level in levels:
+            check_fraction("levels", level)
+        module = PredictiveModule(self.components(rows, n_draws), levels)
+        facts: dict[str, Any] = {"method": self.label, "likelihood": repr(likelihood)}
+        if module.levels:
+            facts["levels"] = list(module.levels)
+        return exported(module.to("cpu"), to_device(rows, torch.device("cpu"))), facts
+
+    def _some_rows(self) -> Any:
+        """A few rows that the network takes, if they are known."""
+        size = getattr(self._parts()[0].template, "settings", {}).get("n_inputs")
+        return None if size is None else torch.zeros(3, size)
 
     @abstractmethod
     def tensors(self) -> dict[str, Tensor | np.ndarray]:

@@ -160,7 +160,8 @@ def _many_rows(outputs: Outputs) -> bool:
     five to ten times as long.
     """
     return (
-        outputs.device.type == "cpu"
+        not torch.compiler.is_exporting()
+        and outputs.device.type == "cpu"
         and outputs.ndim > 1
         and outputs.shape[-1] < 16
         and outputs.shape[-2] >= 64

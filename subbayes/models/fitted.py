@@ -29,6 +29,7 @@ from subbayes.inference.engine import ENGINES
 from subbayes.inference.tempering import TemperatureChoice
 from subbayes.likelihoods import Likelihood, Weighted, saved_likelihood
 from subbayes.likelihoods.target_parts import split_targets
+from subbayes.networks.batched_module import BatchedModule
 from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
 from subbayes.networks.saving import (
@@ -44,6 +45,7 @@ from subbayes.networks.sharded.saving import save_together, sharded_network_from
 from subbayes.networks.token_outputs import output_for
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
+from subbayes.predictions.modules import Component, Sampled
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace, Subspace, SubspaceFacts
@@ -183,6 +185,27 @@ class FittedModel(Predictor):
             refresh_batchnorm=refresh,
             progress=progress,
         )
+
+    @override
+    def components(self, inputs: Any, n_draws: int | None = None) -> list[Component]:
+        draws = self.sampled
+        if draws.prediction != "network":
+            from subbayes.inference.laplace.linearised_engine import linearised_component
+
+            return [
+                linearised_component(
+                    self.network, self.likelihood, self.subspace, draws, inputs, n_draws
+                )
+            ]
+        z = torch.from_numpy(draws.flat(n_draws).copy()).to(self.network.device)
+        outputs = BatchedModule(self.network, self.subspace.weights(z))
+        return [Sampled(outputs, self.likelihood, len(z))]
+
+    @override
+    def _some_rows(self) -> Any:
+        if self.posterior is None:
+            return super()._some_rows()
+        return take(self.posterior.data.first()[0], slice(3))
 
     def _data_of_statistics(self) -> Data | None:
         """The rows on which BatchNorm statistics are re-estimated; None without BatchNorm."""

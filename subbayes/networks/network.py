@@ -226,6 +226,11 @@ class Network(CopiedUnderLock):
         set_attributes(self._module, tensors)
 
     @property
+    def template(self) -> nn.Module:
+        """The private copy of the module, whose selected parameters may have any values."""
+        return self._module
+
+    @property
     def forward(self) -> Callable[..., Any]:
         """The method of the module that `call` calls, for its signature."""
         return self._module.forward

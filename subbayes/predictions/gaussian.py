@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -34,8 +35,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods import Likelihood
+from subbayes.likelihoods.base import Moments, WrappedLikelihood
+from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.predictions.predictive import Predictive, check_outputs, normal_log_prob
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail, is_finite
+from subbayes.utils.types import Outputs
 
 Array = np.ndarray
 Method = Literal[
@@ -69,6 +73,21 @@ def has_logits(likelihood: Likelihood, n_outputs: int) -> bool:
     return probabilities.shape == expected.shape and bool(
         torch.allclose(probabilities.double(), expected)
     )
+
+
+@dataclass(frozen=True)
+class MoreVariance(GaussianLike, WrappedLikelihood):
+    """Gaussian noise with the epistemic variances of each draw and row added."""
+
+    epistemic: Tensor
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """The sum of both variances."""
+        return self.likelihood.variance(outputs) + self.epistemic
+
+    @override
+    def select_draws(self, index: Tensor) -> Likelihood:
+        return MoreVariance(self.likelihood.select_draws(index), self.epistemic[index])
 
 
 class GaussianPredictive(Predictive):
@@ -208,10 +227,15 @@ def draws(
     generator: torch.Generator,
 ) -> Float[Tensor, "S *N C"]:
     """Draws from Gaussians, which may be singular."""
-    values, vectors = torch.linalg.eigh(covariance.double())
-    half = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
+    half = covariance_root(covariance)
     eps = torch.randn(count, *mean.shape, generator=generator, dtype=torch.float64)
     return mean + torch.einsum("...ij,s...j->s...i", half, eps.to(half.device))
+
+
+def covariance_root(covariance: Float[Tensor, "*N C C"]) -> Float[Tensor, "*N C C"]:
+    """A matrix R with R R' = covariance, which may be singular."""
+    values, vectors = torch.linalg.eigh(covariance.double())
+    return vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
 
 
 class ClassPredictive(Predictive):
@@ -327,9 +351,8 @@ def _class_log_probabilities(
     they have without these classes.
     """
     check_choice("method", method, METHODS)
-    if mean.shape[1] == 1:  # the logits (0, f)
-        mean = torch.cat([torch.zeros_like(mean), mean], 1)
-        covariance = torch.nn.functional.pad(covariance, (1, 0, 1, 0))
+    if mean.shape[1] == 1:
+        mean, covariance = _two_logits(mean, covariance)
         method = "extended-probit" if method == "probit" else method
     allowed = mean != -math.inf
     if bool(allowed.all()):
@@ -340,6 +363,23 @@ def _class_log_probabilities(
         within = covariance[rows[:, :, None], classes[:, None], classes]
         log_probabilities[rows, classes] = _of_finite_logits(mean[rows, classes], within, method)
     return log_probabilities
+
+
+def _two_logits(
+    mean: Float[Tensor, "N 1"], covariance: Float[Tensor, "N 1 1"]
+) -> tuple[Float[Tensor, "N 2"], Float[Tensor, "N 2 2"]]:
+    """The logits (0, f) of two classes."""
+    both = torch.cat([torch.zeros_like(mean), mean], 1)
+    return both, torch.nn.functional.pad(covariance, (1, 0, 1, 0))
+
+
+def extended_probit(
+    mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"]
+) -> Float[Tensor, "N K"]:
+    """Expected probabilities of classes of finite logits, all rows at once; see the module."""
+    if mean.shape[1] == 1:
+        mean, covariance = _two_logits(mean, covariance)
+    return _extended_probit(mean, covariance).exp()
 
 
 def _of_finite_logits(

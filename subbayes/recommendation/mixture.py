@@ -19,31 +19,15 @@ from subbayes.artifacts.saving import MembersFacts, Nested, artifact
 from subbayes.diagnostics.predictor import Members
 from subbayes.inference.laplace.linearised import LinearisedPosterior
 from subbayes.likelihoods import Likelihood
-from subbayes.likelihoods.base import Moments, WrappedLikelihood
-from subbayes.likelihoods.gaussian import GaussianLike
+from subbayes.predictions.gaussian import MoreVariance
+from subbayes.predictions.modules import Component
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.types import Outputs
 
 
 class MixtureFacts(MembersFacts):
     """A mixture but for its tensors."""
 
     kind_of_members = "linearised-laplace"
-
-
-@dataclass(frozen=True)
-class _MoreVariance(GaussianLike, WrappedLikelihood):
-    """Gaussian noise with the epistemic variances of each draw and row added."""
-
-    epistemic: Tensor
-
-    def variance(self, outputs: Outputs) -> Moments:
-        """The sum of both variances."""
-        return self.likelihood.variance(outputs) + self.epistemic
-
-    @override
-    def select_draws(self, index: Tensor) -> Likelihood:
-        return _MoreVariance(self.likelihood.select_draws(index), self.epistemic[index])
 
 
 class MixturePredictive(Predictive):
@@ -61,7 +45,7 @@ class MixturePredictive(Predictive):
         likelihood: Likelihood,
         variances: Float[Tensor, "S N T"],
     ) -> None:
-        super().__init__(outputs, _MoreVariance(likelihood, variances))
+        super().__init__(outputs, MoreVariance(likelihood, variances))
         self._noise, self.variances = likelihood, variances
 
     @classmethod
@@ -109,6 +93,10 @@ class Mixture(Members):
         outputs = torch.cat([one.outputs for one in each])
         variances = [torch.from_numpy(one.epistemic).reshape(len(one), -1) for one in each]
         return MixturePredictive(outputs, self.likelihood, torch.stack(variances))
+
+    @override
+    def components(self, inputs: Any, n_draws: int | None = None) -> list[Component]:
+        return [part for one in self.members[:n_draws] for part in one.components(inputs)]
 
     def facts(self) -> MixtureFacts:
         """The members."""

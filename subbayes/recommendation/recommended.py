@@ -17,6 +17,7 @@ from subbayes.artifacts.saving import KindFacts, Nested, artifact
 from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood
+from subbayes.predictions.modules import Component
 from subbayes.predictions.predictive import Predictive
 from subbayes.recommendation.unlike import Unlike
 from subbayes.utils.checks import fail
@@ -102,6 +103,10 @@ class Recommendation(Predictor):
     @override
     def predict(self, inputs: Any, **options: Any) -> Predictive:
         return self.model.predict(inputs, **options)
+
+    @override
+    def components(self, inputs: Any, n_draws: int | None = None) -> list[Component]:
+        return self.model.components(inputs, n_draws)
 
     @property
     def table(self) -> pd.DataFrame:

@@ -23,6 +23,7 @@ from subbayes.artifacts.saving import KindFacts, artifact
 from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood, saved_likelihood
+from subbayes.networks.batched_module import BatchedModule
 from subbayes.networks.network import Network
 from subbayes.networks.saving import (
     NETWORK_ARRAYS,
@@ -34,6 +35,7 @@ from subbayes.networks.saving import (
 )
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import BatchOutputs, average_of_batches, outputs
+from subbayes.predictions.modules import Component, Sampled
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.sparse.convert import sparse_layers
@@ -379,6 +381,12 @@ class SparseNetwork(Predictor):
             return found[0] if len(found) == 1 else torch.cat(found)
 
         return average_of_batches(self.network, self.likelihood, evaluate, inputs, noise)
+
+    @override
+    def components(self, inputs: Any, n_draws: int | None = None) -> list[Component]:
+        count = self.n_draws if n_draws is None else check_count("n_draws", n_draws)
+        outputs = BatchedModule(self.network, self.weights(draws=count))
+        return [Sampled(outputs, self.likelihood, count)]
 
     def _outputs_of(
         self, drawn: list[dict[str, LayerDraw]], options: dict[str, Any]

@@ -24,6 +24,7 @@ from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import MembersFacts, Nested, artifact
 from subbayes.diagnostics.predictor import Members
 from subbayes.models.fitted import FittedModel
+from subbayes.predictions.modules import Component
 from subbayes.predictions.predictive import Predictive
 
 LEVEL = 0.9
@@ -75,13 +76,24 @@ class Stack(Members):
     def predict(
         self, inputs: Any, *, n_draws: int | None = None, progress: bool | None = False
     ) -> Predictive:
-        total = self.default_draws
-        share = 1.0 if n_draws is None else min(1.0, n_draws / total)
         outputs = [
-            model.predict(inputs, n_draws=max(1, round(share * count)), progress=progress).outputs
-            for model, count in zip(self.members, self.counts, strict=True)
+            model.predict(inputs, n_draws=count, progress=progress).outputs
+            for model, count in self._counted(n_draws)
         ]
         return Predictive(torch.cat(outputs), self.likelihood)
+
+    def _counted(self, n_draws: int | None) -> list[tuple[FittedModel, int]]:
+        """Each member, and the number of its draws among this many."""
+        share = 1.0 if n_draws is None else min(1.0, n_draws / self.default_draws)
+        return [
+            (model, max(1, round(share * count)))
+            for model, count in zip(self.members, self.counts, strict=True)
+        ]
+
+    @override
+    def components(self, inputs: Any, n_draws: int | None = None) -> list[Component]:
+        each = [model.components(inputs, count) for model, count in self._counted(n_draws)]
+        return [part for parts in each for part in parts]
 
     @override
     def warnings(self) -> list[str]:

@@ -52,6 +52,7 @@ from subbayes.inference.laplace.saving import (
 from subbayes.likelihoods import Likelihood, as_likelihood, saved_likelihood
 from subbayes.likelihoods.base import column, target_values
 from subbayes.likelihoods.target_parts import has_weights, split_targets
+from subbayes.networks.batched_module import LinearisedModule
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.networks.network import Network, check_network
 from subbayes.networks.saving import (
@@ -64,7 +65,14 @@ from subbayes.networks.saving import (
 )
 from subbayes.networks.token_outputs import output_for
 from subbayes.predictions.averaging import average, with_noise
-from subbayes.predictions.gaussian import Method, default_method, draws, predictive_of
+from subbayes.predictions.gaussian import (
+    Method,
+    covariance_root,
+    default_method,
+    draws,
+    predictive_of,
+)
+from subbayes.predictions.modules import Component, Linearised
 from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.subspace import FullSubspace, Subspace, SubspaceFacts
 from subbayes.utils.checks import (
@@ -80,6 +88,7 @@ from subbayes.utils.trees import to_device
 from subbayes.utils.types import FORMS, Form
 from subbayes.utils.warning import warn_user
 
+_MOST_EXPORTED = 5000  # weights of a dense covariance in a graph
 _DRAWS = 200  # of outputs, for predictions without a closed form
 
 
@@ -292,6 +301,27 @@ class LinearisedPosterior(Predictor):
     def describe(self) -> dict[str, str]:
         """Descriptions of network, likelihood, method and covariance."""
         return super().describe() | {"covariance": self.precision.describe()}
+
+    @override
+    def components(self, inputs: Any, n_draws: int | None = None) -> list[Component]:
+        if self.subspace is None and self.network.size > _MOST_EXPORTED:
+            fail(
+                "model",
+                f"a subspace, or at most {_MOST_EXPORTED} weights, such as those of the last layer",
+                f"{self.network.size} weights",
+                "Pass Network(module, parameters='last-layer'), or use a subspace",
+            )
+        if isinstance(self.precision, SubspacePrecision):
+            half = covariance_root(self.precision.z_covariance)
+            basis = self.precision.subspace.basis()
+            directions = half.T.to(basis) @ basis
+        else:
+            unit = torch.eye(self.network.size, dtype=torch.float64).to(self.network.device)
+            directions = covariance_root(self.precision.solve(unit)).T
+        step = [] if self.step is None else [self.step[None].to(directions)]
+        outputs = LinearisedModule(self.network, torch.cat([*step, directions]), inputs)
+        width = self.network.check(inputs)
+        return [Linearised(outputs, self.likelihood, width, self.step is not None)]
 
     def tensors(self) -> dict[str, Tensor | np.ndarray]:
         """The network with its weights, the subspace and the fitted matrices."""

@@ -29,12 +29,14 @@ from subbayes.inference.agreement import check_same_run
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.likelihoods import Likelihood
+from subbayes.networks.batched_module import LinearisedModule, ShiftedModule
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import input_batches, with_noise
-from subbayes.predictions.gaussian import default_method, predictive_of
+from subbayes.predictions.gaussian import covariance_root, default_method, predictive_of
 from subbayes.predictions.gaussian import draws as gaussian_draws
+from subbayes.predictions.modules import Component, Linearised, Sampled
 from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.subspace import Subspace
 from subbayes.utils.checks import check_choice
@@ -284,6 +286,31 @@ def predict_linearised(
     return predictive_of(
         mean, (rows + rows.mT) / 2, likelihood, default_method(likelihood, mean), count, 0
     )
+
+
+def linearised_component(
+    network: Network,
+    likelihood: Likelihood,
+    subspace: Subspace,
+    draws: Draws,
+    inputs: Any,
+    n_draws: int | None = None,
+) -> Component:
+    """The predictions of `predict_linearised` as a module; arguments are the same.
+
+    Likelihoods without a closed form draw outputs by other random numbers.
+    """
+    network = network.with_weights(subspace.shift)
+    basis = subspace.basis()
+    if draws.prediction == "linearised-draws":
+        z = torch.from_numpy(draws.flat(n_draws).copy()).to(basis)
+        return Sampled(ShiftedModule(network, z @ basis, inputs), likelihood, len(z))
+    assert draws.moments is not None
+    mean, covariance = map(torch.from_numpy, (draws.moments.mean, draws.moments.covariance))
+    half = covariance_root(covariance)
+    directions = torch.cat([mean[None], half.T]).to(basis) @ basis
+    outputs = LinearisedModule(network, directions, inputs)
+    return Linearised(outputs, likelihood, network.check(inputs), has_step=True)
 
 
 def _outputs(
