@@ -562,6 +562,8 @@ class Family(Likelihood):
         if not self._has_distribution:
             return super().cdf(outputs, y)
         value = y[..., 0] if y.ndim == outputs.ndim or y.ndim == 2 else y
+        if torch.compiler.is_exporting():
+            return moment(_OfTails(self, outputs.double().unbind(-1)).probability(value))
         return _from_numpy(self._distribution_at(outputs).cdf(value.numpy()), outputs)
 
     @override
@@ -656,11 +658,14 @@ class _OfTails:
 
     def cdf(self, y: np.ndarray) -> np.ndarray:
         """P(Y <= y)."""
-        value = torch.as_tensor(y, dtype=torch.float64)
+        return self.probability(torch.as_tensor(y, dtype=torch.float64)).numpy()
+
+    def probability(self, value: Tensor) -> Tensor:
+        """P(Y <= y), in torch alone."""
         inside = value > self.family.bounds[0]
         value = torch.where(inside, value, self.family.response_within())
         probability: Tensor = self.family.log_tails(value, self.eta)[0].exp()
-        return torch.where(inside, probability, 0.0).numpy()
+        return torch.where(inside, probability, 0.0)
 
     def ppf(self, q: np.ndarray | float) -> np.ndarray:
         """The quantile."""

@@ -11,6 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from subbayes.networks.global_state import (
     attention_without_fused_kernels,
@@ -41,8 +43,31 @@ class _NetworkModule(nn.Module):
         with ExitStack() as stack:
             stack.enter_context(attention_without_fused_kernels())
             stack.enter_context(recurrence_without_fused_kernels())
+            if torch.compiler.is_exporting():
+                stack.enter_context(_CatByPadding())
             out = call_with(network.template, values, network.tied, args, kwargs)
         return network.as_outputs(out, kwargs or (args[0] if len(args) == 1 else args))
+
+
+class _CatByPadding(TorchFunctionMode):
+    """Concatenate by sums of padded tensors: in graphs `torch.cat` within vmap fixes sizes."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in (torch.cat, torch.concat, torch.concatenate):
+            return func(*args, **kwargs)
+        tensors = args[0] if args else kwargs["tensors"]
+        if not all(tensor.is_floating_point() for tensor in tensors):
+            return func(*args, **kwargs)
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        after_dim = tensors[0].ndim - 1 - dim % tensors[0].ndim
+        sizes = [tensor.shape[dim] for tensor in tensors]
+        found, before = 0.0, 0
+        for tensor, size in zip(tensors, sizes, strict=True):
+            ends = [before, sum(sizes) - before - size]
+            found = found + functional.pad(tensor, [0, 0] * after_dim + ends)
+            before += size
+        return found
 
 
 class BatchedModule(_NetworkModule):

@@ -41,7 +41,7 @@ def exported(module: nn.Module, inputs: Inputs) -> ExportedProgram:
         >>> graph(torch.zeros(7, 2)).shape
         torch.Size([7, 1])
     """
-    args, kwargs = arguments(take(inputs, [k % n_rows(inputs) for k in range(3)]))
+    args, kwargs = arguments(take(inputs, [k % n_rows(inputs) for k in range(7)]))
     rows = Dim("rows", min=1)
     every: dict[str, Any] = {"args": tuple({0: rows} for _ in args)} if args else {}
     every |= {name: {0: rows} for name in kwargs}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -193,8 +193,7 @@ class PredictiveModule(nn.Module):
         single = mean.shape[-1] == 1
         found = {name: values[:, 0] if single else values for name, values in found.items()}
         if self.levels:
-            each = [_quantile(parts, level) for level in self.levels]
-            quantiles = torch.stack(each, -1)
+            quantiles = _quantiles(parts, self.levels)
             found["quantiles"] = quantiles[:, 0] if single else quantiles
         return found
 
@@ -218,31 +217,50 @@ def _classes(parts: Sequence[Components]) -> dict[str, Tensor]:
     }
 
 
-def _quantile(parts: Sequence[Components], level: float) -> Float[Tensor, "N T"]:
-    """Bisection between the least and the largest quantile of the components."""
+def _quantiles(parts: Sequence[Components], levels: Sequence[float]) -> Float[Tensor, "N T L"]:
+    """Bisection between the least and the largest quantile of the components, of all levels."""
     likelihoods: list[Any] = [
         part.likelihood if part.spread is None else MoreVariance(part.likelihood, part.spread)
         for part in parts
     ]
+    at = torch.cat([torch.full_like(parts[0].outputs[0, :, :1], level) for level in levels])
+    repeated = [  # the rows once for each level
+        replace(
+            part,
+            outputs=part.outputs.repeat(1, len(levels), 1),
+            spread=None if part.spread is None else part.spread.repeat(1, len(levels), 1),
+        )
+        for part in parts
+    ]
+    wide: list[Any] = [
+        part.likelihood if part.spread is None else MoreVariance(part.likelihood, part.spread)
+        for part in repeated
+    ]
 
     def cdf(y: Tensor) -> Tensor:
-        each = [one.cdf(part.outputs, y) for one, part in zip(likelihoods, parts, strict=True)]
+        each = [one.cdf(part.outputs, y) for one, part in zip(wide, repeated, strict=True)]
         return torch.cat(each).mean(0)
 
     ends = [
-        _component_quantiles(one, part.outputs, level)
-        for one, part in zip(likelihoods, parts, strict=True)
+        torch.cat(
+            [
+                _component_quantiles(one, part.outputs, level)
+                for one, part in zip(likelihoods, parts, strict=True)
+            ]
+        )
+        for level in levels
     ]
-    every = torch.cat(ends)
-    low, high = every.amin(0), every.amax(0)
+    low = torch.cat([every.amin(0) for every in ends])
+    high = torch.cat([every.amax(0) for every in ends])
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        above = cdf(middle) >= level
+        above = cdf(middle) >= at
         low, high = torch.where(above, low, middle), torch.where(above, middle, high)
     below, above = cdf(low), cdf(high)
     rise = above - below
-    share = torch.where(rise > 0, (level - below) / rise.clamp_min(1e-300), 0.5)
-    return low + share.clamp(0.0, 1.0) * (high - low)
+    share = torch.where(rise > 0, (at - below) / rise.clamp_min(1e-300), 0.5)
+    found = low + share.clamp(0.0, 1.0) * (high - low)
+    return found.reshape(len(levels), -1, found.shape[-1]).permute(1, 2, 0)
 
 
 def _component_quantiles(likelihood: Any, outputs: Tensor, level: float) -> Tensor:
