@@ -24,7 +24,7 @@ from subbayes.utils.checks import fail
 LEVELS = (0.025, 0.5, 0.975)
 """Levels of quantiles, by default."""
 
-_HALVINGS = 22  # of the interval that holds a quantile, before linear interpolation
+_HALVINGS = 16  # of the interval that holds a quantile, before linear interpolation
 _LOGIT_DRAWS, _SEED = 200, 0  # of Gaussian logits, as predictions have by default
 
 

@@ -124,6 +124,7 @@ def _log_tails_in_graphs(t: Tensor, nu: Tensor) -> Tails:
         return end * (height * weights).sum(-1)
 
     slope = t.abs() / nu.sqrt()
-    share = 0.5 * integral(slope / (1 + (1 + slope.square()).sqrt())) / integral(torch.ones_like(t))
+    end = slope / (1 + (1 + slope.square()).sqrt())
+    share = (0.5 * integral(end) / integral(torch.ones_like(t))).clamp_max(0.5)
     above, below = 0.5 + share, 0.5 - share
     return torch.where(t < 0, below, above).log(), torch.where(t < 0, above, below).log()
