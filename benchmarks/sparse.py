@@ -184,7 +184,7 @@ def small_beside_plain(
 ) -> tuple[sparse.SmallNetwork, dict[str, Callable[[], float]]]:
     """The exported network, checked, and measurements of it and of the plain one."""
     plain = result.network.module_with().eval()
-    exported = result.export(example=x)
+    exported = result.small_network(example=x)
     check_same(exported.module(x), result.predict(x, structure="median", weights="mean").outputs[0])
     return exported, {
         "plain": measured(lambda: plain(x)),

@@ -48,7 +48,7 @@ def small_network(
         seed=seed,
         progress=progress,
     )
-    small = result.export(inputs)
+    small = result.small_network(inputs)
     small.to_safetensors(folder / "small.safetensors", overwrite=True)
     with torch.no_grad():
         outputs = small.module(test)[None].double()

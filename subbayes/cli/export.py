@@ -1,4 +1,4 @@
-"""`subbayes export`: the small network of a sparse model, as a file for other programs."""
+"""`subbayes export`: a model as a file for other programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from subbayes.cli.options import OUTPUT, Console, Overwrite, TextOptions, given_
 from subbayes.utils.text_table import aligned
 
 NAME = "export"
-EXAMPLE = "subbayes export runs/people --out small.onnx"
+EXAMPLE = "subbayes export runs/people --out people.onnx"
 
 Layout = StrEnum("Layout", ["auto", "dense", "csr"])
 
@@ -22,12 +22,12 @@ Layout = StrEnum("Layout", ["auto", "dense", "csr"])
 def export(
     *,
     model: Annotated[
-        Path,
-        typer.Argument(
-            help="Folder that `subbayes fit --method sparse --out` wrote.", show_default=False
-        ),
+        Path, typer.Argument(help="Folder that `subbayes fit --out` wrote.", show_default=False)
     ],
-    out: Annotated[Path, option(help="ONNX or safetensors file to write.", panel=OUTPUT)],
+    out: Annotated[
+        Path,
+        option(help="File to write: .onnx, .pt2, or .safetensors of a sparse model.", panel=OUTPUT),
+    ],
     table: Annotated[
         Path | None,
         option(
@@ -47,24 +47,37 @@ def export(
     overwrite: Overwrite = False,
     console: Console,
 ) -> None:
-    """Write the small network of a sparse model (`fit --method sparse`) to a file.
+    """Write a model to a file that other programs run without this library.
 
-    It is the median model with the means of its weights and without dead units, as used by
+    The file .onnx (ONNX) or .pt2 (torch.export) takes the numeric columns as "numbers", NaN for
+    missing values, and positions of categories as "categories"; it returns mean, variances and
+    quantiles, or class probabilities, entropy and mutual information. Its metadata list columns,
+    levels and classes. ONNX needs the packages onnx and onnxscript.
+
+    Of a sparse model (`fit --method sparse`), .onnx and .safetensors hold the small network: the
+    median model with the means of its weights and without dead units, as used by
     `predict --structure median --weights mean`. Inputs are the columns in their own units, and a 0
     or 1 for each category; missing values have to be filled in beforehand. Outputs are the mean,
     the logarithm of the mean for counts, or the logits for classes. The metadata of the file name
-    inputs and outputs, and the values that `fit` filled missing values with. ONNX needs the
-    package onnx.
+    inputs and outputs, and the values that `fit` filled missing values with.
     """
-    check_output_file(out, overwrite, ".onnx", ".safetensors")
+    check_output_file(out, overwrite, ".onnx", ".safetensors", ".pt2")
     fitted = load_model(model)
-    onnx = out.suffix.lower() == ".onnx"
+    ending = out.suffix.lower()
+    if ending == ".pt2" or ending == ".onnx" and fitted.model.kind != "sparse-network":
+        for name in given_options("table", "layout"):
+            print_line(f"warning: {name} makes no difference to the file of this model")
+        with naming_out():
+            fitted.export(out, overwrite=overwrite)
+        console.result({"model": str(model), "out": str(out)}, aligned({"out": out}))
+        return
+    onnx = ending == ".onnx"
     if onnx:
         for name in given_options("table", "layout"):
             print_line(f"warning: {name} makes no difference to ONNX, whose layers are dense")
         table, layout = None, Layout.dense
     rows = None if table is None else read_rows(fitted, table, source, needs_target=False)
-    small = fitted.export(rows, layout.value)
+    small = fitted.small_network(rows, layout.value)
     with naming_out():
         if onnx:
             import numpy as np

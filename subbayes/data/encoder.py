@@ -33,7 +33,7 @@ from subbayes.utils.warning import warn_user
 
 __all__ = ["TabularEncoder"]
 
-_OTHERS = "(others)"  # the category of rare ones
+OTHERS = "(others)"  # the category of rare ones
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -310,16 +310,16 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             counts = table[name].value_counts()
             if len(counts) > self.max_categories:
                 kept = sorted(counts.index, key=lambda level: (-counts[level], level))
-                found[name] = [*kept[: self.max_categories - 1], _OTHERS]
+                found[name] = [*kept[: self.max_categories - 1], OTHERS]
         return found
 
     @staticmethod
     def _grouped(table: pd.DataFrame, levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
         """A table in which categories that are not kept are one."""
         for name, kept in levels.items():
-            if _OTHERS in kept:
+            if OTHERS in kept:
                 column = table[name]
-                table[name] = column.where(column.isin(kept) | column.isna(), _OTHERS)
+                table[name] = column.where(column.isin(kept) | column.isna(), OTHERS)
         return table
 
     def _set_sklearn_names(self) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.export import ExportedProgram
 from torch.utils.data import DataLoader, Dataset
 
 from subbayes.artifacts.saving import save
@@ -31,10 +30,10 @@ from subbayes.networks.description import describe_likelihood, describe_network
 from subbayes.networks.network import Network
 from subbayes.networks.token_outputs import check_decoder_inputs
 from subbayes.predictions.averaging import count_known_rows, input_batches, with_noise
-from subbayes.predictions.exporting import SUFFIXES, exported, write_onnx, write_program
+from subbayes.predictions.exporting import exported, write_graph
 from subbayes.predictions.modules import LEVELS, Component, PredictiveModule
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_count, check_fraction, fail
+from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.trees import n_rows, row_kind, take, to_device
 
@@ -172,6 +171,20 @@ class Predictor(ABC):
         """
         fail("model", "a model whose predictions are a graph of tensors", self.label)
 
+    def predictive_module(
+        self, inputs: Any = None, *, n_draws: int | None = None, levels: Sequence[float] = LEVELS
+    ) -> tuple[PredictiveModule, Any]:
+        """The predictive distribution as a module that torch can export, and rows to trace it with.
+
+        The arguments are those of `to_module`, which returns its graph.
+        """
+        rows = self._some_rows() if inputs is None else to_inputs(inputs)
+        if rows is None:
+            fail("inputs", "a few rows in the form the module takes", "none", "Pass inputs=X[:3]")
+        network = self._parts()[0]
+        network.check(to_device(rows, network.device))
+        return PredictiveModule(self.components(rows, n_draws), levels), rows
+
     def to_module(
         self, inputs: Any = None, *, n_draws: int | None = None, levels: Sequence[float] = LEVELS
     ) -> nn.Module:
@@ -185,7 +198,7 @@ class Predictor(ABC):
             inputs: a few rows in the form the module takes, to trace it with; by default training
                 rows that the model has, or rows of a network of this library.
             n_draws: number of draws, all by default.
-            levels: of the quantiles; () for none, which is faster.
+            levels: of the quantiles; () for none, which is faster, and necessary for counts.
 
         Raises:
             InputError: a model whose graph cannot be captured; no inputs, where they are needed.
@@ -197,7 +210,8 @@ class Predictor(ABC):
             >>> {name: tuple(t.shape) for name, t in module(torch.ones(5, 2)).items()}
             {'probabilities': (5, 3), 'entropy': (5,), 'mutual_information': (5,)}
         """
-        return self._program(inputs, n_draws, levels)[0].module()
+        module, rows = self.predictive_module(inputs, n_draws=n_draws, levels=levels)
+        return exported(module, rows).module()
 
     def export(
         self,
@@ -232,28 +246,8 @@ class Predictor(ABC):
             >>> sorted(torch.export.load(file).module()(torch.ones(1, 2)))
             ['entropy', 'mutual_information', 'probabilities']
         """
-        ending = Path(path).suffix
-        if ending not in SUFFIXES:
-            fail("path", f"a file that ends in {' or '.join(SUFFIXES)}", str(path))
-        program, facts = self._program(inputs, n_draws, levels)
-        write = write_onnx if ending == ".onnx" else write_program
-        return write(program, path, facts, overwrite=overwrite)
-
-    def _program(
-        self, inputs: Any, n_draws: int | None, levels: Sequence[float]
-    ) -> tuple[ExportedProgram, dict[str, Any]]:
-        network, likelihood = self._parts()
-        rows = self._some_rows() if inputs is None else to_inputs(inputs)
-        if rows is None:
-            fail("inputs", "a few rows in the form the module takes", "none", "Pass inputs=X[:3]")
-        network.check(to_device(rows, network.device))
-        for level in levels:
-            check_fraction("levels", level)
-        module = PredictiveModule(self.components(rows, n_draws), levels)
-        facts: dict[str, Any] = {"method": self.label, "likelihood": repr(likelihood)}
-        if module.levels:
-            facts["levels"] = list(module.levels)
-        return exported(module.to("cpu"), to_device(rows, torch.device("cpu"))), facts
+        module, rows = self.predictive_module(inputs, n_draws=n_draws, levels=levels)
+        return write_graph(module, rows, path, {"method": self.label}, overwrite=overwrite)
 
     def _some_rows(self) -> Any:
         """A few rows that the network takes, if they are known."""

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from contextlib import contextmanager, redirect_stdout
 from importlib.util import find_spec
+from inspect import Parameter, Signature
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,12 +19,54 @@ from torch.export import Dim, ExportedProgram
 
 from subbayes.artifacts.files import StrPath, atomic_write_bytes, new_file
 from subbayes.networks.network import arguments
+from subbayes.predictions.modules import PredictiveModule
 from subbayes.utils.checks import MissingPackageError, error_text, fail
-from subbayes.utils.trees import n_rows, take
+from subbayes.utils.trees import n_rows, take, to_device
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import filtered_warnings
 
-SUFFIXES = (".onnx", ".pt2")
+
+def write_graph(
+    module: PredictiveModule,
+    inputs: Inputs,
+    path: StrPath,
+    facts: Mapping[str, Any],
+    *,
+    before: nn.Module | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write the graph of a predictive distribution to a file .onnx or .pt2.
+
+    Args:
+        module: the distribution.
+        inputs: some rows in the form that it takes, or that `before` takes.
+        path: the file.
+        facts: JSON values by name, for its metadata.
+        before: what makes its inputs.
+        overwrite: replace an existing file.
+
+    Raises:
+        InputError: another ending, an existing file, or a graph that cannot be written.
+    """
+    writers = {".onnx": write_onnx, ".pt2": write_program}
+    ending = Path(path).suffix
+    if ending not in writers:
+        fail("path", f"a file that ends in {' or '.join(writers)}", str(path))
+    new_file(path, overwrite)
+    program = exported(module if before is None else Composed(before, module), inputs)
+    return writers[ending](program, path, {**facts, **module.facts}, overwrite=overwrite)
+
+
+class Composed(nn.Module):
+    """A module of what another one returns, with the arguments of that."""
+
+    def __init__(self, before: nn.Module, module: nn.Module) -> None:
+        super().__init__()
+        self.before, self.module = before, module
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
+        """The outputs."""
+        return self.module(self.before(*args, **kwargs))
 
 
 def exported(module: nn.Module, inputs: Inputs) -> ExportedProgram:
@@ -41,15 +84,15 @@ def exported(module: nn.Module, inputs: Inputs) -> ExportedProgram:
         >>> graph(torch.zeros(7, 2)).shape
         torch.Size([7, 1])
     """
-    args, kwargs = arguments(take(inputs, [k % n_rows(inputs) for k in range(7)]))
-    rows = Dim("rows", min=1)
-    every: dict[str, Any] = {"args": tuple({0: rows} for _ in args)} if args else {}
-    every |= {name: {0: rows} for name in kwargs}
+    rows = to_device(take(inputs, [k % n_rows(inputs) for k in range(7)]), torch.device("cpu"))
+    args, kwargs = arguments(rows)
+    count = len(args)
+    names = ["inputs"] if count == 1 else [f"inputs_{k}" for k in range(count)]
+    named = _Named(module, names, list(kwargs)).cpu().eval()
+    shapes = {name: {0: Dim("rows", min=1)} for name in [*names, *kwargs]}
     with torch.no_grad(), filtered_warnings("ignore", FutureWarning):
         try:
-            return torch.export.export(
-                _Variadic(module).eval(), args, kwargs, dynamic_shapes=every, strict=False
-            )
+            return torch.export.export(named, args, kwargs, dynamic_shapes=shapes, strict=False)
         except Exception as error:
             fail(
                 "model",
@@ -60,15 +103,20 @@ def exported(module: nn.Module, inputs: Inputs) -> ExportedProgram:
             )
 
 
-class _Variadic(nn.Module):
-    """A module with any arguments, by these names in `dynamic_shapes`."""
+class _Named(nn.Module):
+    """A module whose arguments have names in its signature, which torch.export reads."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, by_position: list[str], by_name: list[str]) -> None:
         super().__init__()
         self.module = module
 
-    def forward(self, *args: Tensor, **kwargs: Tensor) -> Any:
-        return self.module(*args, **kwargs)
+        def forward(*args: Tensor, **kwargs: Tensor) -> Any:
+            return module(*args, **kwargs)
+
+        names = [*by_position, *by_name]
+        named = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        forward.__signature__ = Signature(named)  # type: ignore[attr-defined]
+        self.forward = forward
 
 
 def write_onnx(
@@ -99,7 +147,6 @@ def write_onnx(
                 _with_known_operators(program),
                 dynamo=True,
                 custom_translation_table=_translations(),
-                input_names=_input_names(program),
             )
         except torch.onnx.errors.OnnxExporterError as error:
             cause: BaseException = error
@@ -137,15 +184,6 @@ def _name(graph: Any, outputs: list[str]) -> None:
         value.name = name
 
 
-def _input_names(program: ExportedProgram) -> list[str]:
-    """The names of inputs by name, "inputs" for one by position, and "inputs_0" on for several."""
-    names = list(program.graph_signature.user_inputs)
-    by_position = [name for name in names if str(name).startswith("args_")]
-    if by_position != names:
-        return [str(name) for name in names]
-    return ["inputs"] if len(names) == 1 else [f"inputs_{k}" for k in range(len(names))]
-
-
 def _output_names(program: ExportedProgram) -> list[str]:
     spec = program.call_spec.out_spec
     assert spec is not None
@@ -154,12 +192,20 @@ def _output_names(program: ExportedProgram) -> list[str]:
 
 def _with_known_operators(program: ExportedProgram) -> ExportedProgram:
     """The same graph without operators that ONNX lacks, as far as others give the same."""
-    return program.run_decompositions({torch.ops.aten.searchsorted.Tensor: _searchsorted})
+    aten = torch.ops.aten
+    known = {aten.searchsorted.Tensor: _searchsorted, aten.softplus.default: _softplus}
+    return program.run_decompositions(known)
 
 
 def _searchsorted(sorted_sequence: Tensor, values: Tensor, **options: Any) -> Tensor:
     """Positions in increasing numbers: how many are less."""
     return (sorted_sequence.unsqueeze(-2) < values.unsqueeze(-1)).sum(-1)
+
+
+def _softplus(values: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """log(1 + exp(beta x)) / beta, which onnxruntime lacks for doubles."""
+    scaled = values * beta
+    return (scaled.clamp_min(0.0) + (-scaled.abs()).exp().log1p()) / beta
 
 
 def _translations() -> dict[Any, Any]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.batched_module import LinearisedModule
 from subbayes.predictions.gaussian import MoreVariance, default_method, extended_probit
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import check_fraction, fail
 
 LEVELS = (0.025, 0.5, 0.975)
 """Levels of quantiles, by default."""
@@ -166,10 +166,18 @@ class PredictiveModule(nn.Module):
 
     def __init__(self, parts: Sequence[Component], levels: Sequence[float] = ()) -> None:
         super().__init__()
+        for level in levels:
+            check_fraction("levels", level)
         self.parts, self.levels = nn.ModuleList(parts), tuple(levels)
         self.kind = parts[0].likelihood.kind
         if self.kind == "count" and self.levels:
-            fail("levels", "no levels for counts, whose quantiles no graph has", self.levels)
+            fail("levels", "() for counts, whose quantiles no graph has", repr(self.levels))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a reader of the outputs needs to know, as JSON values."""
+        found: dict[str, Any] = {"likelihood": repr(self.parts[0].likelihood)}
+        return found if self.kind == "classification" else found | {"levels": list(self.levels)}
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> dict[str, Tensor]:
         """Numbers of each row: (N,) for one target, (N, T) for several; (N, K) for classes."""

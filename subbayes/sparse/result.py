@@ -417,7 +417,7 @@ class SparseNetwork(Predictor):
 
     # --- other models -----------------------------------------------------------------------
 
-    def export(self, example: Any = None, layout: str = "auto") -> SmallNetwork:
+    def small_network(self, example: Any = None, layout: str = "auto") -> SmallNetwork:
         """The median model with the means of its weights, as a small plain module.
 
         Args:
@@ -432,7 +432,7 @@ class SparseNetwork(Predictor):
             >>> from subbayes import sparse
             >>> from subbayes.likelihoods import Gaussian
             >>> net = sparse.convert(nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 1)))
-            >>> sparse.SparseNetwork(net, Gaussian(1.0)).export().units
+            >>> sparse.SparseNetwork(net, Gaussian(1.0)).small_network().units
             {'0': (9, 9), '2': (1, 1)}
         """
         whole = self.network.module_with(self.weights("median", "mean")[0])

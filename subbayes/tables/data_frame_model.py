@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -18,6 +18,7 @@ from subbayes.artifacts.saving import Nested, WrappedFacts, artifact, read, save
 from subbayes.artifacts.saving import rebuild as rebuild_model
 from subbayes.artifacts.tensors import fingerprint
 from subbayes.data.encoder import TabularEncoder
+from subbayes.data.encoder_module import EncoderModule
 from subbayes.data.encoder_state import EncoderFacts
 from subbayes.data.frames import row_index
 from subbayes.data.tables import split_target
@@ -28,6 +29,8 @@ from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings
+from subbayes.predictions.exporting import write_graph
+from subbayes.predictions.modules import LEVELS
 from subbayes.predictions.predictive import Predictive
 from subbayes.sparse.export.small_network import SmallNetwork
 from subbayes.sparse.export.table_units import export_in_table_units
@@ -282,7 +285,39 @@ class DataFrameModel:
         batches = self.predict_batches(table, n_draws, **mode)
         return pd.concat([p.to_frame(level, threshold) for p in batches])
 
-    def export(self, table: Any = None, layout: str = "auto") -> SmallNetwork:
+    def export(
+        self,
+        path: str | Path,
+        *,
+        n_draws: int | None = None,
+        levels: Sequence[float] = LEVELS,
+        overwrite: bool = False,
+    ) -> Path:
+        """Write the predictive distribution to a file that other programs run.
+
+        Its graph takes "numbers", the numeric columns in float64 with NaN for missing values, and
+        "categories", the positions of categories among the levels of each column in int64, -1 for
+        missing and the number of levels for new ones. The metadata of the file list columns, levels
+        and classes as JSON. Outputs are those of `Predictor.to_module`, in the units of the target.
+
+        Args:
+            path: a file .onnx (needs the extra "onnx") or .pt2 (`torch.export.load`).
+            n_draws: number of draws, all by default.
+            levels: of the quantiles; () for none.
+            overwrite: replace an existing file.
+
+        Raises:
+            InputError: as `Predictor.export`.
+        """
+        before = EncoderModule(self.encoder)
+        features = before(**before.rows())
+        module, _ = self.model.predictive_module(features, n_draws=n_draws, levels=levels)
+        facts = {"target": self.column, "method": self.model.label, **before.facts}
+        if self.target.classes:
+            facts["classes"] = list(self.target.classes)
+        return write_graph(module, before.rows(), path, facts, before=before, overwrite=overwrite)
+
+    def small_network(self, table: Any = None, layout: str = "auto") -> SmallNetwork:
         """Export a sparse network as a small plain module.
 
         Its inputs, named in `inputs`, are the encoder's features in their own units: numbers as
@@ -292,7 +327,7 @@ class DataFrameModel:
         Args:
             table: a typical batch of rows, to choose the fastest layouts; by default all layers
                 are dense.
-            layout: see `SparseNetwork.export`.
+            layout: see `SparseNetwork.small_network`.
 
         Raises:
             InputError: the model is not a sparse network; a table that cannot be used.

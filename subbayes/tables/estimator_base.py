@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypedDict, TypeVar
@@ -37,6 +37,8 @@ from subbayes.inference.configuration import Sampling
 from subbayes.models.configuration import change
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings, configured, encode_parameters
+from subbayes.predictions.exporting import write_graph
+from subbayes.predictions.modules import LEVELS
 from subbayes.predictions.predictive import Predictive
 from subbayes.tables.array_model import fit_arrays, labelled, predict_matrix
 from subbayes.utils.checks import (
@@ -79,6 +81,18 @@ class EstimatorFacts(WrappedFacts):
         lists = (self.mean, self.scale, self.feature_names or self.mean)
         if len({len(values) for values in lists}) > 1:
             raise ValueError("expected a mean, a scale and a name of each column")
+
+
+class _Standardise(torch.nn.Module):
+    """Columns in float64 as inputs of a network."""
+
+    def __init__(self, mean: Float[np.ndarray, "d"], scale: Float[np.ndarray, "d"]) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.from_numpy(mean))
+        self.register_buffer("scale", torch.from_numpy(scale))
+
+    def forward(self, X: Tensor) -> Tensor:
+        return ((X - self.mean) / self.scale).float()
 
 
 class Estimator(BaseEstimator):
@@ -273,6 +287,34 @@ class Estimator(BaseEstimator):
         return labelled(batches, getattr(self, "classes_", None), row_index(X, len(inputs)))
 
     # --- saving -----------------------------------------------------------------------------
+
+    def export(
+        self, path: str | Path, *, levels: Sequence[float] = LEVELS, overwrite: bool = False
+    ) -> Path:
+        """Write the predictive distribution to a file that other programs run.
+
+        Its graph takes X as "inputs" in float64, in its own units, and returns what
+        `Predictor.to_module` does, in the units of y.
+
+        Args:
+            path: a file .onnx (needs the extra "onnx") or .pt2 (`torch.export.load`).
+            levels: of the quantiles; () for none.
+            overwrite: replace an existing file.
+
+        Raises:
+            InputError: as `Predictor.export`.
+        """
+        check_is_fitted(self)
+        rows = torch.zeros(2, len(self.mean_), dtype=torch.float64)
+        before = _Standardise(self.mean_, self.scale_)
+        module, _ = self.model_.predictive_module(
+            before(rows), n_draws=self._n_draws, levels=levels
+        )
+        facts = {"method": type(self).__name__}
+        classes, names = (getattr(self, name, None) for name in ("classes_", "feature_names_in_"))
+        facts |= {} if classes is None else {"classes": classes.tolist()}
+        facts |= {} if names is None else {"columns": names.tolist()}
+        return write_graph(module, rows, path, facts, before=before, overwrite=overwrite)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Save as a folder of safetensors and JSON; see `subbayes.artifacts.saving.save`."""

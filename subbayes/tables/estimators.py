@@ -349,7 +349,7 @@ class _SparseEstimator(Estimator):
         check_is_fitted(self)
         return self.model_.density()
 
-    def export(self, X: Any = None, layout: str = "auto") -> SmallNetwork:
+    def small_network(self, X: Any = None, layout: str = "auto") -> SmallNetwork:
         """Export the median model with the posterior means of its weights as a small plain module.
 
         It takes columns in the units of X, as a float32 tensor (n, d). Its outputs are the logits
@@ -373,7 +373,7 @@ class _SparseEstimator(Estimator):
             >>> model = SparseRegressor(
             ...     likelihood="gamma", training={"epochs": 20, "learning_rate": 0.05},
             ...     random_state=0)
-            >>> model.fit(X, rng.gamma(9.0, np.exp(X[:, 0]))).export().outputs
+            >>> model.fit(X, rng.gamma(9.0, np.exp(X[:, 0]))).small_network().outputs
             ('log mean', 'log shape')
         """
         check_is_fitted(self)

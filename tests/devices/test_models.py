@@ -338,7 +338,7 @@ def test_sparse_networks(device, posterior, mode, tmp_path):
     assert 0 <= result.density() <= 1
     predictive = result.predict(x, structure="median", weights="sample", n_draws=2)
     assert np.isfinite(predictive.probabilities).all()
-    exported = result.export(example=x.to(device), layout="dense")
+    exported = result.small_network(example=x.to(device), layout="dense")
     assert exported.module(x.to(device)).device == device
     result.save(tmp_path / "sparse")
     loaded = subbayes.load(tmp_path / "sparse", module(3))

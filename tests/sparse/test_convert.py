@@ -56,7 +56,7 @@ def test_exports_and_predictions_call_hooks(which, pre, layout, monkeypatch):
     network, x = thinned(net), rows(300, 6)
     expected = outputs(network, x)
     assert expected.std() > 1e-3
-    small = network.export(x, layout).module
+    small = network.small_network(x, layout).module
     torch.testing.assert_close(small(x), expected, rtol=1e-10, atol=1e-12)
     monkeypatch.setattr(results, "_MIN_WEIGHTS", 1)
     assert network._uses_sparse_products(next(network._draws("median", "mean", 1, 0)))
@@ -82,13 +82,13 @@ def test_outputs_have_the_memory_layout_of_dense_layers(n, layout, monkeypatch):
     network = thinned(Viewed().double())
     x = rows(n * 4, 6).reshape(n, 4, 6)
     expected = outputs(network, x)
-    torch.testing.assert_close(network.export(x, layout).module(x), expected)
+    torch.testing.assert_close(network.small_network(x, layout).module(x), expected)
     monkeypatch.setattr(results, "_MIN_WEIGHTS", 1)
     found = network.predict(x, structure="median", weights="mean").outputs[0]
     torch.testing.assert_close(found, expected)
     flat = thinned(nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3)))
     for count in (3, 40, 3000):
-        assert flat.export(layout="csr").module(torch.randn(count, 6)).is_contiguous()
+        assert flat.small_network(layout="csr").module(torch.randn(count, 6)).is_contiguous()
 
 
 def test_transformers_predict_with_sparse_products(monkeypatch):
@@ -122,7 +122,7 @@ def test_dead_hidden_units_of_transformers_are_removed(kind, activation):
 
     network = thinned(Net().double(), 0.9)
     x = rows(15, 8).reshape(5, 3, 8)
-    small = network.export(x)
+    small = network.small_network(x)
     before, after = small.units["block.linear1"]
     assert after == before if activation is summed else after < 28
     torch.testing.assert_close(small.module(x), outputs(network, x))
@@ -148,7 +148,7 @@ def test_layers_whose_weights_are_read_directly_provide_dense_weights(traceable,
     found = network.predict(x, structure="median", weights="mean").outputs[0]
     torch.testing.assert_close(found, outputs(network, x))
     if traceable:
-        small = network.export(x, "csr")
+        small = network.small_network(x, "csr")
         assert small.layouts == {"a": "dense", "b": "csr"}
         torch.testing.assert_close(small.module(x), outputs(network, x))
 
@@ -158,7 +158,7 @@ def test_layers_whose_weights_are_read_directly_provide_dense_weights(traceable,
 def test_few_rows_in_half_precision(dtype, n):
     small = (
         thinned(nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 3)))
-        .export(layout="csr")
+        .small_network(layout="csr")
         .module
     )
     x = torch.randn(n, 6, generator=torch.Generator().manual_seed(0))
@@ -177,7 +177,7 @@ def test_layers_accept_keyword_arguments():
 
     x = rows(30, 6)
     network = thinned(Named())
-    torch.testing.assert_close(network.export(x).module(x), outputs(network, x))
+    torch.testing.assert_close(network.small_network(x).module(x), outputs(network, x))
     assert network.module.train()(x).shape == (30, 20)
 
 

@@ -355,7 +355,7 @@ def test_kept_layers_of_predictions_and_files_read_tiles_without_copies(monkeypa
     monkeypatch.setattr(results, "_MAX_DENSITY", 1.0)
     torch.testing.assert_close(result.predict(x, **asked).outputs, dense, rtol=1e-5, atol=1e-5)
     assert isinstance(result._sampled_network._module[2], TiledLinear)
-    small = result.export(x, "csr")
+    small = result.small_network(x, "csr")
     file = small.save(tmp_path / "small.safetensors")
     back = subbayes.load(file, net).module
     assert torch.equal(back(x), small.module(x))
@@ -415,7 +415,7 @@ def test_csr_layers_reject_export():
     _, small = layered()
     x = torch.randn(40, 700, dtype=torch.double)
     with pytest.raises(InputError, match="nor compiled, because of CSR layers"):
-        torch.export.export(small.module, (x,))
+        torch.export.small_network(small.module, (x,))
 
 
 def test_empty_inputs_and_autocast():

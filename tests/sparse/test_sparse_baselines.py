@@ -267,7 +267,7 @@ def test_baselines_train_and_predict_in_every_mode(posterior, post):
         assert (p.argmax(1) == y).mean() > 0.8
     mean = result.predict(x, structure="all", weights="mean").outputs[0]
     torch.testing.assert_close(mean, result.module(x).detach().double(), atol=1e-5, rtol=1e-5)
-    small = result.export(example=x).module(x)
+    small = result.small_network(example=x).module(x)
     expected = result.predict(x, structure="median", weights="mean").outputs[0]
     torch.testing.assert_close(small.double(), expected, atol=1e-5, rtol=1e-4)
     if posterior == "dropout":

@@ -155,7 +155,7 @@ def test_small_networks_predict_as_the_median_model(name, layout):
     result = thinned(make())
     x = torch.randn(50, *shape)
     expected = result.predict(x, structure="median", weights="mean").outputs[0]
-    small = result.export(x, layout)
+    small = result.small_network(x, layout)
     torch.testing.assert_close(small.module(x).double(), expected, atol=1e-6, rtol=1e-5)
     removed = [before - after for before, after in small.units.values()]
     assert (sum(removed) > 0) == smaller
@@ -171,7 +171,7 @@ def test_small_networks_predict_as_the_median_model(name, layout):
 def test_units_that_branch_are_kept():
     torch.manual_seed(1)
     result = thinned(Residual())
-    units = result.export().units
+    units = result.small_network().units
     assert units["a"] == (6, 6)
     assert units["c"] == (6, 6)
     assert units["b"][1] < units["b"][0]
@@ -198,7 +198,7 @@ def test_units_are_kept_if_control_flow_depends_on_data():
 
     result = thinned(Odd())
     x = torch.ones(3, 3)
-    small = result.export(x, "dense")
+    small = result.small_network(x, "dense")
     assert small.units == {"a": (4, 4), "b": (2, 2)}
     torch.testing.assert_close(
         small.module(x).double(),
@@ -234,7 +234,7 @@ def test_the_posterior_of_the_surviving_weights_is_that_of_the_subnetwork():
 
 def test_unknown_layouts_are_rejected():
     with pytest.raises(InputError, match="layout: expected one of 'auto', 'dense', 'csr'"):
-        thinned(nn.Linear(3, 2)).export(layout="coo")
+        thinned(nn.Linear(3, 2)).small_network(layout="coo")
 
 
 def test_excluded_units_are_removed_through_a_norm():
@@ -350,7 +350,7 @@ def test_export_of_sequence_models_predicts_as_the_median_model():
     result = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0))
     x = torch.randn(6, 5, 4, dtype=torch.float64)
     expected = result.predict(x, structure="median", weights="mean").outputs[0]
-    torch.testing.assert_close(result.export().module(x), expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(result.small_network().module(x), expected, atol=1e-6, rtol=0)
 
 
 SAME_AXIS = {
@@ -744,7 +744,7 @@ def test_export_changes_neither_module_nor_example():
 )
 def test_bad_examples_are_rejected_in_one_line(example, got):
     with pytest.raises((InputError, subbayes.InputTypeError), match=f"^example: expected {got}"):
-        thinned(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).export(example)
+        thinned(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))).small_network(example)
 
 
 @pytest.mark.parametrize("layout", ["dense", "csr", "auto"])
@@ -759,7 +759,7 @@ def test_transformer_layers_read_dense_weights(layout):
             return self.head(self.encoder(x).mean(1))
 
     result, x = thinned(Classifier()), torch.randn(20, 3, 8)
-    small = result.export(example=x, layout=layout)
+    small = result.small_network(example=x, layout=layout)
     assert small.layouts["encoder.linear1"] == small.layouts["encoder.linear2"] == "dense"
     assert layout != "csr" or small.layouts["head"] == "csr"
     expected = result.predict(x, structure="median", weights="mean").outputs[0]

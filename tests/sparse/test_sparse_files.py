@@ -46,7 +46,7 @@ INPUTS = torch.randn(7, 2, 6, generator=torch.Generator().manual_seed(1))
 def test_a_saved_small_network_gives_the_same_outputs(tmp_path, layout):
     module, whole = network()
     before = {name: value.clone() for name, value in module.state_dict().items()}
-    small = whole.export(INPUTS, layout)
+    small = whole.small_network(INPUTS, layout)
     assert small.units["4"][1] < small.units["4"][0]
     back = subbayes.load(small.save(tmp_path / "deep" / "small.safetensors"), module)
     assert torch.equal(back.module(INPUTS), small.module(INPUTS))
@@ -62,7 +62,7 @@ def test_a_saved_layer_that_is_the_whole_network_gives_the_same_outputs(tmp_path
         sparse.convert(nn.Linear(6, 2)).eval(), subbayes.likelihoods.Categorical(2)
     )
     x = torch.randn(30, 6)
-    small = whole.export(x, "csr")
+    small = whole.small_network(x, "csr")
     back = subbayes.load(small.save(tmp_path / "small.safetensors"), nn.Linear(6, 2))
     assert isinstance(back.module, sparse.CsrLinear)
     assert torch.equal(back.module(x), small.module(x))
@@ -70,7 +70,7 @@ def test_a_saved_layer_that_is_the_whole_network_gives_the_same_outputs(tmp_path
 
 def test_a_dense_file_is_a_state_dict(tmp_path):
     _, whole = network()
-    small = whole.export(layout="dense")
+    small = whole.small_network(layout="dense")
     found = load_file(small.to_safetensors(tmp_path / "small.safetensors"))
     assert found.keys() == small.module.state_dict().keys()
     for name, value in small.module.state_dict().items():
@@ -82,16 +82,16 @@ def test_existing_files_are_not_replaced(tmp_path):
     file = tmp_path / "small.safetensors"
     file.write_bytes(b"mine")
     with pytest.raises(InputError, match="path: expected a new file, got an existing one"):
-        whole.export().to_safetensors(file)
+        whole.small_network().to_safetensors(file)
     assert file.read_bytes() == b"mine"
-    whole.export().to_safetensors(file, overwrite=True)
+    whole.small_network().to_safetensors(file, overwrite=True)
     assert len(file.read_bytes()) > 100
 
 
 @pytest.mark.usefixtures("unchecked")
 def test_load_rejects_bad_files_in_one_line(tmp_path):
     module, whole = network()
-    file = whole.export().save(tmp_path / "small.safetensors")
+    file = whole.small_network().save(tmp_path / "small.safetensors")
     with pytest.raises(InputError, match="module: expected the layers of .*others: 4, 6"):
         subbayes.load(file, nn.Sequential(nn.Conv1d(2, 6, 3)))
     with pytest.raises(InputError, match="module: expected the module that was converted.* none"):
@@ -126,7 +126,7 @@ def test_load_rejects_bad_files_in_one_line(tmp_path):
 )
 def test_csr_indices_out_of_range_are_rejected(tmp_path, part, change, message):
     module, whole = network()
-    small = whole.export(INPUTS, "csr")
+    small = whole.small_network(INPUTS, "csr")
     tensors = small.tensors()
     tensors[f"4.weight.{part}"] = change(tensors[f"4.weight.{part}"])
     artifact.write(tmp_path / "forged", small.kind, tensors, small.facts())
@@ -154,7 +154,7 @@ def test_csr_indices_of_a_state_dict_are_checked_before_use(crow, columns, use, 
 
 def test_csr_layers_become_dense_for_onnx():
     _, whole = network()
-    small = whole.export(INPUTS, "csr").module
+    small = whole.small_network(INPUTS, "csr").module
     dense = _densified(small)
     assert not any(isinstance(layer, sparse.CsrLinear) for layer in dense.modules())
     assert isinstance(small[4], sparse.CsrLinear)
@@ -167,7 +167,7 @@ def test_missing_onnx_is_named(tmp_path):
     with pytest.raises(
         ImportError, match="to_onnx needs the package onnx: pip install .subbayes.onnx"
     ):
-        whole.export().to_onnx(tmp_path / "small.onnx", INPUTS)
+        whole.small_network().to_onnx(tmp_path / "small.onnx", INPUTS)
 
 
 @pytest.mark.skipif(find_spec("onnx") is None, reason="needs onnx")
@@ -177,7 +177,7 @@ def test_an_onnx_file_gives_the_same_outputs(tmp_path, layout):
     from onnx.reference import ReferenceEvaluator
 
     _, whole = network()
-    small = whole.export(INPUTS, layout)
+    small = whole.small_network(INPUTS, layout)
     file = small.to_onnx(tmp_path / "small.onnx", INPUTS[:2])
     onnx.checker.check_model(str(file))
     (found,) = ReferenceEvaluator(str(file)).run(None, {"inputs": INPUTS.numpy()})
@@ -449,7 +449,7 @@ def test_posterior_prior_has_the_scale_of_each_slab(structure):
 def test_modules_with_other_parts_are_rejected(tmp_path):
     module, whole = network()
     for layout in ("dense", "csr"):
-        file = whole.export(INPUTS, layout).save(tmp_path / f"{layout}.safetensors")
+        file = whole.small_network(INPUTS, layout).save(tmp_path / f"{layout}.safetensors")
         other = nn.Sequential(
             *(nn.Tanh() if isinstance(own, nn.Sigmoid) else own for own in module)
         )
@@ -477,7 +477,7 @@ def test_an_onnx_file_of_transformer_layers(tmp_path):
 
 @pytest.mark.parametrize("layout", ["dense", "csr"])
 def test_outputs_of_an_exported_network_and_inputs_that_it_does_not_take(layout):
-    small = network()[1].export(INPUTS, layout)
+    small = network()[1].small_network(INPUTS, layout)
     assert torch.equal(small(INPUTS), small.module(INPUTS))
     assert torch.equal(small(INPUTS.double().numpy()), small.module(INPUTS))
     for wrong in (INPUTS[:, :1], INPUTS[..., :4], torch.ones(3), "text"):

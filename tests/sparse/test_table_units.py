@@ -73,7 +73,7 @@ def fitted(likelihood, hidden=(4,)):
 def test_exported_parameters_are_those_of_y(likelihood, hidden):
     """The family of y at the exported outputs equals the prediction of the median model."""
     model, X, y = fitted(likelihood, hidden)
-    small = model.export(X)
+    small = model.small_network(X)
     assert small.outputs == NAMES[likelihood]
     outputs = small.module(torch.tensor(X, dtype=torch.float32)).double()
     whole = model.model_.predict(model._standardize(X), structure="median", weights="mean")
@@ -95,7 +95,7 @@ def test_exported_parameters_are_those_of_y(likelihood, hidden):
 def test_exported_classes_are_logits():
     X, y = rows("gaussian")
     model = SparseClassifier(**nested(**FIT, hidden=(4,), sparse=True)).fit(X, y > np.median(y))
-    small = model.export()
+    small = model.small_network()
     assert small.outputs == ("logit[False]", "logit[True]")
     whole = model.model_.predict(model._standardize(X), structure="median", weights="mean")
     logits = small.module(torch.tensor(X, dtype=torch.float32))

@@ -151,7 +151,7 @@ def test_baselines_fit_and_predict(posterior, kind):
     assert np.isfinite(model.predict(X).astype(float)).all()
     assert model.feature_inclusion_.between(0, 1).all()
     assert 0 <= model.density_ <= 1
-    assert sum(p.numel() for p in model.export().module.parameters()) > 0
+    assert sum(p.numel() for p in model.small_network().module.parameters()) > 0
 
 
 # --- export -------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_exported_network_takes_table_units(hidden, likelihood):
     model = SparseRegressor(
         **nested(**QUICK | dict(hidden=hidden, likelihood=likelihood), sparse=True)
     ).fit(X, y)
-    small = model.export(X)
+    small = model.small_network(X)
     inputs = torch.tensor(X.to_numpy(), dtype=torch.float32)
     outputs = small.module(inputs)[:, 0].double().numpy()
     whole = model.model_.predict(
@@ -179,13 +179,13 @@ def test_exported_network_takes_table_units(hidden, likelihood):
 def test_exported_classifier_returns_logits():
     X, y = rows(30)
     model = SparseClassifier(**nested(**QUICK, sparse=True)).fit(X, y > y.median())
-    logits = model.export().module(torch.tensor(X.to_numpy(), dtype=torch.float32))
+    logits = model.small_network().module(torch.tensor(X.to_numpy(), dtype=torch.float32))
     whole = model.model_.predict(
         model._standardize(X.to_numpy()), structure="median", weights="mean"
     )
     np.testing.assert_allclose(logits.softmax(1).numpy(), whole.probabilities, atol=1e-5)
-    assert model.export().outputs == ("logit[False]", "logit[True]")
-    assert model.export().inputs == ("age", "dose", "height", "noise")
+    assert model.small_network().outputs == ("logit[False]", "logit[True]")
+    assert model.small_network().inputs == ("age", "dose", "height", "noise")
 
 
 # --- saving -------------------------------------------------------------------------------------
@@ -315,7 +315,7 @@ def in_units(frame, names):
 @pytest.mark.parametrize("layout", ["dense", "csr"])
 def test_exported_table_model_takes_column_units(income, tmp_path, layout):
     model, frame = income
-    small = model.export(frame, layout)
+    small = model.small_network(frame, layout)
     assert small.inputs == tuple(model.encoder.get_feature_names_out())
     assert small.outputs == ("mean", "raw variance")
     inputs = in_units(frame, small.inputs)
@@ -342,7 +342,7 @@ def test_export_names_fills_of_missing_values(tmp_path):
         encoder=TabularEncoder(missing="impute"),
         progress=False,
     )
-    small = model.export()
+    small = model.small_network()
     assert small.fills.keys() == {"age", "dose", "height", "noise", "job"}
     assert small.fills["dose"] == frame["dose"].median()
     inputs = torch.from_numpy(in_units(frame.fillna(small.fills), small.inputs))
@@ -374,7 +374,7 @@ def test_prediction_modes_of_table_models(income):
     with pytest.raises(InputError, match="structure: expected no such option for a model that is "):
         other.predict(frame, structure="median")
     with pytest.raises(InputError, match="model: expected a sparse network, got another model"):
-        other.export()
+        other.small_network()
 
 
 def test_export_warns_of_columns_far_from_zero(income):
@@ -382,12 +382,12 @@ def test_export_warns_of_columns_far_from_zero(income):
     near = SparseRegressor(**nested(**LINEAR | dict(epochs=40), sparse=True)).fit(X, y)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        near.export()
+        near.small_network()
     far = SparseRegressor(**nested(**LINEAR | dict(epochs=40), sparse=True)).fit(
         X.assign(height=X["height"] + 6.65e8), y
     )
     with pytest.warns(UserWarning, match="Columns 'height' vary little compared to their means"):
-        far.export()
+        far.small_network()
 
 
 @pytest.mark.slow
@@ -530,7 +530,7 @@ def test_attributes_need_a_fitted_model():
         with pytest.raises(NotFittedError):
             getattr(SparseRegressor(), name)
     with pytest.raises(NotFittedError):
-        SparseClassifier().export()
+        SparseClassifier().small_network()
 
 
 def test_unnamed_columns_are_numbered():
