@@ -229,6 +229,14 @@ class Likelihood(ABC):
         """
         return None
 
+    def scale_of_quantiles(self, outputs: Outputs) -> Moments:
+        r"""A scale s of y given each f, (..., N, T): the standard deviation, if it is finite.
+
+        The quantile of level q is within $s\max(|\tan\pi(q - 1/2)|, \sqrt{q/(1-q)},
+        \sqrt{(1-q)/q})$ of the mean, by Cantelli's inequality or as for a Cauchy distribution.
+        """
+        return self.variance(outputs).sqrt()
+
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
         """Raise `InputError` if a network with `n_outputs` outputs does not fit the targets."""
         needed = self.n_outputs(y)

@@ -168,6 +168,10 @@ class Standardized(WrappedLikelihood):
         inner = self.likelihood.quantiles(outputs, q)
         return None if inner is None else shift + scale * inner
 
+    @override
+    def scale_of_quantiles(self, outputs: Outputs) -> Moments:
+        return self._units(outputs)[1] * self.likelihood.scale_of_quantiles(outputs)
+
     @property
     @override
     def bounds(self) -> tuple[float, float]:  # type: ignore[override]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
 from typing import Any
@@ -24,8 +24,15 @@ from subbayes.utils.trees import leaves, n_rows, take
 from subbayes.utils.types import Inputs
 
 
-class _NetworkModule(nn.Module):
-    """Tensors of a network by name, as buffers, and calls of its module with other ones."""
+class NetworkModule(nn.Module):
+    """Tensors of a network by name, as buffers, and calls of its module with other ones.
+
+    Attributes:
+        unrolled: call the network once for each vector instead of within vmap, some of whose rules
+            fix the number of rows in a graph, as those of normalisations do.
+    """
+
+    unrolled = False
 
     def __init__(self, network: Network) -> None:
         super().__init__()
@@ -37,6 +44,12 @@ class _NetworkModule(nn.Module):
 
     def _kept(self, name: str) -> Tensor:
         return getattr(self, self._names[name])
+
+    def _each(self, function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """A function of rows as one of matrices."""
+        if not self.unrolled:
+            return torch.vmap(function)
+        return lambda *many: torch.stack([function(*rows) for rows in zip(*many, strict=True)])
 
     def _call(self, values: Mapping[str, Tensor], args: Any, kwargs: Any) -> Float[Tensor, "N C"]:
         network = self._network
@@ -53,24 +66,23 @@ class _CatByPadding(TorchFunctionMode):
     """Concatenate by sums of padded tensors: in graphs `torch.cat` within vmap fixes sizes."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func not in (torch.cat, torch.concat, torch.concatenate):
-            return func(*args, **kwargs)
-        tensors = args[0] if args else kwargs["tensors"]
-        if not all(tensor.is_floating_point() for tensor in tensors):
-            return func(*args, **kwargs)
-        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-        after_dim = tensors[0].ndim - 1 - dim % tensors[0].ndim
-        sizes = [tensor.shape[dim] for tensor in tensors]
-        found, before = 0.0, 0
-        for tensor, size in zip(tensors, sizes, strict=True):
-            ends = [before, sum(sizes) - before - size]
-            found = found + functional.pad(tensor, [0, 0] * after_dim + ends)
-            before += size
-        return found
+        return (_cat if func is torch.cat else func)(*args, **(kwargs or {}))
 
 
-class BatchedModule(_NetworkModule):
+def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    if not all(tensor.is_floating_point() for tensor in tensors):
+        return torch.cat(tensors, dim)
+    after_dim = tensors[0].ndim - 1 - dim % tensors[0].ndim
+    sizes = [tensor.shape[dim] for tensor in tensors]
+    padded, before = [], 0
+    for tensor, size in zip(tensors, sizes, strict=True):
+        ends = [before, sum(sizes) - before - size]
+        padded.append(functional.pad(tensor, [0, 0] * after_dim + ends))
+        before += size
+    return sum(padded[1:], padded[0])
+
+
+class BatchedModule(NetworkModule):
     """Outputs of a network at S weight vectors, in one call.
 
     Layers whose weights are the same in all vectors are computed once, such as those before the
@@ -115,10 +127,10 @@ class BatchedModule(_NetworkModule):
 
         if not self.batched:
             return outputs().expand(self.count, -1, -1)
-        return torch.vmap(outputs)(*map(self._kept, self.batched))
+        return self._each(outputs)(*map(self._kept, self.batched))
 
 
-class LinearisedModule(_NetworkModule):
+class LinearisedModule(NetworkModule):
     r"""Outputs of a network, and their derivatives in some directions of its weights.
 
     Args:
@@ -143,7 +155,12 @@ class LinearisedModule(_NetworkModule):
         every = [*leaves(inputs), self.weights, self.directions, *self._frozen().values()]
         sizes = {size for tensor in every for size in tensor.shape}
         n = next(n for n in count(3) if n not in sizes)  # equal sizes would be one in the graph
-        rows = take(inputs, [k % n_rows(inputs) for k in range(n)])
+        self._rows = arguments(take(inputs, [k % n_rows(inputs) for k in range(n)]))
+        self.graph: nn.Module | None = None
+
+    def trace(self) -> None:
+        """Trace the outputs and their derivatives, which torch.export cannot for any rows."""
+        network = self._network
 
         def linearise(
             args: tuple[Tensor, ...],
@@ -158,11 +175,10 @@ class LinearisedModule(_NetworkModule):
             # forward mode is the derivative of reverse mode; its own rules fix the number of rows
             found, pull = torch.func.vjp(outputs, weights)
             push = torch.func.vjp(lambda u: pull(u)[0], torch.zeros_like(found))[1]
-            return found, torch.vmap(lambda direction: push(direction)[0])(directions)
+            return found, self._each(lambda direction: push(direction)[0])(directions)
 
-        # torch.export takes no functional derivatives of any number of rows, but takes their graph
-        trace = make_fx(linearise, tracing_mode="symbolic")
-        self.graph = trace(*arguments(rows), self.weights, self.directions, self._frozen())
+        traced = make_fx(linearise, tracing_mode="symbolic")
+        self.graph = traced(*self._rows, self.weights, self.directions, self._frozen())
 
     def _frozen(self) -> dict[str, Tensor]:
         return {name: self._kept(name) for name in self._names}
@@ -171,6 +187,9 @@ class LinearisedModule(_NetworkModule):
         self, *args: Tensor, **kwargs: Tensor
     ) -> tuple[Float[Tensor, "N C"], Float[Tensor, "r N C"]]:
         """Outputs and their changes."""
+        if self.graph is None:
+            self.trace()
+        assert self.graph is not None
         return self.graph(args, kwargs, self.weights, self.directions, self._frozen())
 
 

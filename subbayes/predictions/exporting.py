@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from subbayes.artifacts.files import StrPath, atomic_write_bytes, new_file
+from subbayes.networks.batched_module import LinearisedModule, NetworkModule
 from subbayes.networks.network import arguments
 from subbayes.predictions.modules import PredictiveModule
 from subbayes.utils.checks import MissingPackageError, error_text, fail
@@ -90,17 +91,25 @@ def exported(module: nn.Module, inputs: Inputs) -> ExportedProgram:
     names = ["inputs"] if count == 1 else [f"inputs_{k}" for k in range(count)]
     named = _Named(module, names, list(kwargs)).cpu().eval()
     shapes = {name: {0: Dim("rows", min=1)} for name in [*names, *kwargs]}
+    networks = [part for part in module.modules() if isinstance(part, NetworkModule)]
     with torch.no_grad(), filtered_warnings("ignore", FutureWarning):
-        try:
-            return torch.export.export(named, args, kwargs, dynamic_shapes=shapes, strict=False)
-        except Exception as error:
-            fail(
-                "model",
-                "a network and a likelihood whose graph torch.export can capture",
-                f"{type(error).__name__}: {error_text(error)}",
-                "Let the forward not branch on values, or pass levels=() for no quantiles",
-                cause=error,
-            )
+        for unrolled in (False, True):
+            for part in networks:
+                part.unrolled = unrolled
+            try:
+                for part in networks:
+                    if isinstance(part, LinearisedModule):
+                        part.trace()
+                return torch.export.export(named, args, kwargs, dynamic_shapes=shapes, strict=False)
+            except Exception as error:
+                found = error
+    fail(
+        "model",
+        "a network and a likelihood whose graph torch.export can capture",
+        f"{type(found).__name__}: {error_text(found)}",
+        "Let the forward not branch on values, or pass levels=() for no quantiles",
+        cause=found,
+    )
 
 
 class _Named(nn.Module):

@@ -272,11 +272,12 @@ def _quantiles(parts: Sequence[Components], levels: Sequence[float]) -> Float[Te
 
 
 def _component_quantiles(likelihood: Any, outputs: Tensor, level: float) -> Tensor:
-    """Quantiles of each component, or bounds of them by Cantelli's inequality."""
+    """Quantiles of each component, or bounds of them."""
     gaussian = likelihood.components(outputs)
     if gaussian is not None:
         return gaussian[0] + NormalDist().inv_cdf(level) * gaussian[1]
-    mean, sd = likelihood.mean(outputs), likelihood.variance(outputs).sqrt()
-    return torch.cat(
-        [mean - sd * math.sqrt((1 - level) / level), mean + sd * math.sqrt(level / (1 - level))]
-    )
+    odds = level / (1 - level)
+    cauchy = abs(math.tan(math.pi * (level - 0.5)))
+    reach = max(odds, 1 / odds, cauchy**2) ** 0.5 * likelihood.scale_of_quantiles(outputs)
+    mean = likelihood.mean(outputs)
+    return torch.cat([mean - reach, mean + reach])

@@ -82,6 +82,10 @@ class StudentTFamily(Family):
         found = values["sigma"].square() * nu / (nu - 2)
         return moment(torch.where(nu > 2, found, torch.full_like(found, math.inf)))
 
+    @override
+    def scale_of_quantiles(self, outputs: Outputs) -> Moments:
+        return moment(self.values(outputs)["sigma"])
+
     def curvature(self, outputs: Outputs) -> Curvatures:
         """The Fisher information (Lange, Little and Taylor 1989), in the predictors."""
         values = self.values(in_float64(outputs))
