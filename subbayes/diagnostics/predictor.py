@@ -251,7 +251,9 @@ class Predictor(ABC):
 
     def _some_rows(self) -> Any:
         """A few rows that the network takes, if they are known."""
-        size = getattr(self._parts()[0].template, "settings", {}).get("n_inputs")
+        settings = getattr(self._parts()[0].template, "settings", {})
+        features = settings.get("features")
+        size = features["columns"] if features else settings.get("n_inputs")
         return None if size is None else torch.zeros(3, size)
 
     @abstractmethod
