@@ -33,6 +33,10 @@ class EncoderModule(nn.Module):
         tensor([[1.2247, 1.0000, 0.0000]])
     """
 
+    median: Tensor
+    mean: Tensor
+    scale: Tensor
+
     def __init__(self, encoder: TabularEncoder) -> None:
         super().__init__()
         state = encoder.facts()

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
@@ -36,7 +35,8 @@ class NetworkModule(nn.Module):
 
     def __init__(self, network: Network) -> None:
         super().__init__()
-        self._network, self._names = network, {}
+        self._network = network
+        self._names: dict[str, str] = {}
 
     def _keep(self, name: str, tensor: Tensor) -> None:
         self._names[name] = f"tensor_{len(self._names)}"
@@ -71,7 +71,7 @@ class _CatByPadding(TorchFunctionMode):
 
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     if not all(tensor.is_floating_point() for tensor in tensors):
-        return torch.cat(tensors, dim)
+        return torch.cat(list(tensors), dim)
     after_dim = tensors[0].ndim - 1 - dim % tensors[0].ndim
     sizes = [tensor.shape[dim] for tensor in tensors]
     padded, before = [], 0
@@ -146,6 +146,9 @@ class LinearisedModule(NetworkModule):
         tensor([1., 1., 1.])
     """
 
+    weights: Tensor
+    directions: Tensor
+
     def __init__(self, network: Network, directions: Float[Tensor, "r D"], inputs: Inputs) -> None:
         super().__init__(network)
         self.register_buffer("weights", network.weights.clone())
@@ -160,6 +163,8 @@ class LinearisedModule(NetworkModule):
 
     def trace(self) -> None:
         """Trace the outputs and their derivatives, which torch.export cannot for any rows."""
+        from torch.fx.experimental.proxy_tensor import make_fx
+
         network = self._network
 
         def linearise(
@@ -173,7 +178,7 @@ class LinearisedModule(NetworkModule):
                 return self._call(frozen | network.unflatten(at), args, kwargs)
 
             # forward mode is the derivative of reverse mode; its own rules fix the number of rows
-            found, pull = torch.func.vjp(outputs, weights)
+            found, pull = torch.func.vjp(outputs, weights)  # type: ignore[misc]
             push = torch.func.vjp(lambda u: pull(u)[0], torch.zeros_like(found))[1]
             return found, self._each(lambda direction: push(direction)[0])(directions)
 
@@ -190,7 +195,10 @@ class LinearisedModule(NetworkModule):
         if self.graph is None:
             self.trace()
         assert self.graph is not None
-        return self.graph(args, kwargs, self.weights, self.directions, self._frozen())
+        found: tuple[Tensor, Tensor] = self.graph(
+            args, kwargs, self.weights, self.directions, self._frozen()
+        )
+        return found
 
 
 class ShiftedModule(LinearisedModule):

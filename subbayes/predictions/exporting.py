@@ -11,11 +11,10 @@ from inspect import Parameter, Signature
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
 
 from subbayes.artifacts.files import StrPath, atomic_write_bytes, new_file
 from subbayes.networks.batched_module import LinearisedModule, NetworkModule
@@ -25,6 +24,9 @@ from subbayes.utils.checks import MissingPackageError, error_text, fail
 from subbayes.utils.trees import n_rows, take, to_device
 from subbayes.utils.types import Inputs
 from subbayes.utils.warning import filtered_warnings
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
 
 
 def write_graph(
@@ -90,7 +92,7 @@ def exported(module: nn.Module, inputs: Inputs) -> ExportedProgram:
     count = len(args)
     names = ["inputs"] if count == 1 else [f"inputs_{k}" for k in range(count)]
     named = _Named(module, names, list(kwargs)).cpu().eval()
-    shapes = {name: {0: Dim("rows", min=1)} for name in [*names, *kwargs]}
+    shapes = {name: {0: torch.export.Dim("rows", min=1)} for name in [*names, *kwargs]}
     networks = [part for part in module.modules() if isinstance(part, NetworkModule)]
     with torch.no_grad(), filtered_warnings("ignore", FutureWarning):
         for unrolled in (False, True):
@@ -222,7 +224,8 @@ def _translations() -> dict[Any, Any]:
     from onnxscript import opset18 as op
 
     def erf(x: Any) -> Any:
-        return op.CastLike(op.Erf(op.Cast(x, to=1)), x)
+        single: Any = op.Cast(x, to=1)
+        return op.CastLike(op.Erf(single), x)
 
     return {torch.ops.aten.erf.default: erf}
 

@@ -86,6 +86,9 @@ class EstimatorFacts(WrappedFacts):
 class _Standardise(torch.nn.Module):
     """Columns in float64 as inputs of a network."""
 
+    mean: Tensor
+    scale: Tensor
+
     def __init__(self, mean: Float[np.ndarray, "d"], scale: Float[np.ndarray, "d"]) -> None:
         super().__init__()
         self.register_buffer("mean", torch.from_numpy(mean))
