@@ -254,6 +254,7 @@ def squared_basis(subspace: Subspace) -> Float[Tensor, "k k"]:
     """P'P in float64.
 
     Example:
+        >>> from subbayes.subspace import DenseSubspace
         >>> squared_basis(DenseSubspace(torch.zeros(2), torch.tensor([[3.0, 4.0]])))
         tensor([[25.]], dtype=torch.float64)
     """

@@ -22,7 +22,7 @@ from subbayes.likelihoods.base import (
     target_values,
 )
 from subbayes.likelihoods.curvature_blocks import CurvatureBlocks
-from subbayes.utils.checks import check_positive, fail
+from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.types import Curvatures, Outputs, ParameterVector, PerPoint, Targets
 
 
@@ -88,6 +88,10 @@ class Standardized(WrappedLikelihood):
             >>> Standardized.of(Gaussian(), y, weights).shift
             (1.0,)
         """
+        if not isinstance(likelihood, Likelihood):
+            fail_type("likelihood", "a likelihood, such as Gaussian()", likelihood)
+        if not isinstance(y, (Tensor, tuple)):
+            fail_type("y", "a tensor of targets", y)
         value = column(target_values(y), torch.empty(0, dtype=torch.float64))
         if weights is None:
             mean, scale = value.mean(0), value.std(0, correction=0)

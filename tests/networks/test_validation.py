@@ -179,7 +179,9 @@ def test_logits_of_positions_name_their_likelihood():
     )
     with pytest.raises(InputError, match=first):
         fit(Logits(), (ids, labels))
-    second = 'layer 3 outputs; for labels of positions pass likelihood="causal-lm" or "tokens"'
+    second = (
+        'layer 3 outputs; for class labels pass likelihood="categorical", "causal-lm" or "tokens"'
+    )
     with pytest.raises(InputError, match=second):
         fit(Logits(), (ids, labels), output=TokenOutputs())
     with pytest.raises(InputError, match=r"layer 3 outputs\.$"):

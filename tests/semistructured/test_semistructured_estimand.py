@@ -168,8 +168,8 @@ def test_effects_of_the_population_are_those_of_weighted_rows(fitted):
     state, own = model.state, in_sample(model)
     assert own.estimand == own.summary().attrs["effects"] == "sample"
     for one, line in [
-        (model, "those of  the population of rows: .* Assumes rows drawn independently"),
-        (own, "effects are those of  the training rows: intervals leave out which rows were seen"),
+        (model, "those of +the population of rows: .* Assumes rows drawn independently"),
+        (own, "effects are those of +the training rows: intervals leave out which rows were seen"),
     ]:
         assert re.search(line, str(one))
         assert summary_text(one.summary()) in str(one)

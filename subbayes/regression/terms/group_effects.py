@@ -29,6 +29,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.data.levels import check_levels, levels_of
+from subbayes.regression.formula.checks import check_different
 from subbayes.regression.formula.grammar import check_formula, formula_errors
 from subbayes.regression.formula.splitting import plain_name, split_at, within_brackets
 from subbayes.regression.terms.columns import (
@@ -109,6 +110,7 @@ class GroupTerm(WrittenTerm):
         names = formula.names
         if not 1 <= len(names) <= _MOST:
             fail(argument, f"from 1 to {_MOST} effects that vary", f"{len(names)} in {self.name}")
+        check_different(argument, "effects", names)
         keys = _keys_in_order(frame, self.groups)
         values = formula.evaluate(frame)
         check_defined(values, [prefix + self.name] * len(names))
