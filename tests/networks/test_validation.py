@@ -184,7 +184,7 @@ def test_logits_of_positions_name_their_likelihood():
     )
     with pytest.raises(InputError, match=second):
         fit(Logits(), (ids, labels), output=TokenOutputs())
-    with pytest.raises(InputError, match=r"layer 3 outputs\.$"):
+    with pytest.raises(InputError, match="layer 3 outputs"):
         fit(Logits(), (ids, torch.randn(4, 3)), output=TokenOutputs())
     with pytest.raises(
         InputError, match=r"\(2, 3, 7, 1\)\. Flatten the outputs per observation\.$"
