@@ -50,6 +50,7 @@ from subbayes.utils.checks import (
     fail,
 )
 from subbayes.utils.text_table import printable
+from subbayes.utils.types import Inputs
 
 _LABELS = r"\A(\|[bO]1?|\|[iu]1|[<>][iuf][248]|[<>]U([1-9][0-9]{0,2}|1000))\Z"  # dtypes of NumPy
 
@@ -94,8 +95,8 @@ class _Standardise(torch.nn.Module):
         self.register_buffer("mean", torch.from_numpy(mean))
         self.register_buffer("scale", torch.from_numpy(scale))
 
-    def forward(self, X: Tensor) -> Tensor:
-        return ((X - self.mean) / self.scale).float()
+    def forward(self, inputs: Tensor) -> Tensor:
+        return ((inputs - self.mean) / self.scale).float()
 
 
 class Estimator(BaseEstimator):
@@ -296,8 +297,9 @@ class Estimator(BaseEstimator):
     ) -> Path:
         """Write the predictive distribution to a file that other programs run.
 
-        Its graph takes X as "inputs" in float64, in its own units, and returns what
-        `Predictor.to_module` does, in the units of y.
+        Its graph takes X as "inputs" in float64, in its own units; that of `TableRegressor` and
+        `TableClassifier` takes "numbers" and "categories", see `DataFrameModel.export`. It returns
+        what `Predictor.to_module` does, in the units of y.
 
         Args:
             path: a file .onnx (needs the extra "onnx") or .pt2 (`torch.export.load`).
@@ -308,16 +310,21 @@ class Estimator(BaseEstimator):
             InputError: as `Predictor.export`.
         """
         check_is_fitted(self)
-        rows = torch.zeros(2, len(self.mean_), dtype=torch.float64)
-        before = _Standardise(self.mean_, self.scale_)
-        module, _ = self.model_.predictive_module(
-            before(rows), n_draws=self._n_draws, levels=levels
-        )
-        facts = {"method": type(self).__name__}
-        classes, names = (getattr(self, name, None) for name in ("classes_", "feature_names_in_"))
+        before, rows, facts = self._encoding()
+        options: dict[str, Any] = {"n_draws": self._n_draws, "levels": levels}
+        features = before(**rows) if isinstance(rows, dict) else before(rows)
+        module, _ = self.model_.predictive_module(features, **options)
+        facts["method"] = type(self).__name__
+        classes = getattr(self, "classes_", None)
         facts |= {} if classes is None else {"classes": classes.tolist()}
-        facts |= {} if names is None else {"columns": names.tolist()}
         return write_graph(module, rows, path, facts, before=before, overwrite=overwrite)
+
+    def _encoding(self) -> tuple[torch.nn.Module, Inputs, dict[str, Any]]:
+        """What makes inputs of the network in a graph, rows that it takes, and names of columns."""
+        rows = torch.zeros(2, len(self.mean_), dtype=torch.float64)
+        names = getattr(self, "feature_names_in_", None)
+        facts = {} if names is None else {"columns": names.tolist()}
+        return _Standardise(self.mean_, self.scale_), rows, facts
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Save as a folder of safetensors and JSON; see `subbayes.artifacts.saving.save`."""

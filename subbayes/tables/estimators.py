@@ -16,6 +16,7 @@ from torch import Tensor
 from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import artifact
 from subbayes.data.encoder import TabularEncoder
+from subbayes.data.encoder_module import EncoderModule
 from subbayes.data.to_pandas import to_pandas
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
@@ -37,6 +38,7 @@ from subbayes.tables.hierarchical import ENCODING, Effort, fit_hierarchical
 from subbayes.tables.stacked import Stack
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, suggest_keywords
+from subbayes.utils.types import Inputs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -206,6 +208,11 @@ class _TableEstimator(_TableParameters):
                 seed=self.seed_, checkpoint=self.checkpoint, progress=bool(self.verbose)
             ),
         )
+
+    def _encoding(self) -> tuple[torch.nn.Module, Inputs, dict[str, Any]]:
+        """The encoding of the columns in a graph."""
+        before = EncoderModule(self.encoder_)
+        return before, before.rows(), before.facts
 
     def _inputs(self, X: Any) -> Float[np.ndarray, "n d"]:
         check_is_fitted(self)

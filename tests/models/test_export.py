@@ -19,6 +19,7 @@ from subbayes.baselines.temperature_scaling import TemperatureScaled
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, families
 from subbayes.recommendation.mixture import Mixture
+from subbayes.tables.hierarchical import Candidate, Effort
 
 LEVELS = (0.025, 0.8)
 X = torch.randn(60, 3, generator=torch.Generator().manual_seed(0))
@@ -302,6 +303,18 @@ def test_an_estimator_takes_columns_in_their_units(tmp_path):
     module = torch.export.load(file, extra_files=facts).module()
     assert json.loads(facts["facts.json"])["classes"] == ["high", "low", "mid"]
     assert_same(module(torch.from_numpy(columns)), model.predict_dist(columns))
+
+
+def test_an_estimator_of_tables_encodes_its_columns_in_the_graph(tmp_path):
+    rows = table().drop(columns="sex")
+    effort = Effort((Candidate((4,)),), climb=3, chains=2, steps=30, compared=10)
+    model = subbayes.TableRegressor(effort=effort, random_state=0)
+    model.fit(rows.drop(columns="gain"), rows["gain"])
+    file = model.export(tmp_path / "gain.pt2", levels=(0.8,))
+    module = torch.export.load(file).module()
+    new = rows.drop(columns="gain").head(20)
+    found = module(numbers=torch.from_numpy(new.to_numpy()))
+    assert_same(found, model.predict_dist(new), (0.8,), 1e-5)
 
 
 class Branching(nn.Linear):
