@@ -415,7 +415,7 @@ def test_csr_layers_reject_export():
     _, small = layered()
     x = torch.randn(40, 700, dtype=torch.double)
     with pytest.raises(InputError, match="nor compiled, because of CSR layers"):
-        torch.export.small_network(small.module, (x,))
+        torch.export.export(small.module, (x,))
 
 
 def test_empty_inputs_and_autocast():
