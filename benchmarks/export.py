@@ -87,7 +87,8 @@ def run(*, quick: bool, data_dir: str | None, say: Callable[..., Any]) -> Any:
     calls = 100 if quick else 500
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
-    results, bars = {}, []
+    results: dict[str, Any] = {}
+    bars: list[dict[str, Any]] = []
     for name, make in CASES.items():
         model, rows = make()
         with TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ from subbayes.networks.global_state import (
 )
 from subbayes.networks.module_copy import call_with
 from subbayes.networks.network import Network, arguments
-from subbayes.utils.trees import leaves, n_rows, take
+from subbayes.utils.trees import leaves, n_rows, take, to_device
 from subbayes.utils.types import Inputs
 
 
@@ -158,7 +158,7 @@ class LinearisedModule(NetworkModule):
         every = [*leaves(inputs), self.weights, self.directions, *self._frozen().values()]
         sizes = {size for tensor in every for size in tensor.shape}
         n = next(n for n in count(3) if n not in sizes)  # equal sizes would be one in the graph
-        self._rows = arguments(take(inputs, [k % n_rows(inputs) for k in range(n)]))
+        self._rows = take(inputs, [k % n_rows(inputs) for k in range(n)])
         self.graph: nn.Module | None = None
 
     def trace(self) -> None:
@@ -183,7 +183,8 @@ class LinearisedModule(NetworkModule):
             return found, self._each(lambda direction: push(direction)[0])(directions)
 
         traced = make_fx(linearise, tracing_mode="symbolic")
-        self.graph = traced(*self._rows, self.weights, self.directions, self._frozen())
+        rows = arguments(to_device(self._rows, self.weights.device))
+        self.graph = traced(*rows, self.weights, self.directions, self._frozen())
 
     def _frozen(self) -> dict[str, Tensor]:
         return {name: self._kept(name) for name in self._names}

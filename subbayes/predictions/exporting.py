@@ -49,6 +49,7 @@ def write_graph(
         overwrite: replace an existing file.
 
     Raises:
+        ImportError: ONNX without the packages onnx and onnxscript.
         InputError: another ending, an existing file, or a graph that cannot be written.
     """
     writers = {".onnx": write_onnx, ".pt2": write_program}
@@ -56,6 +57,10 @@ def write_graph(
     if ending not in writers:
         fail("path", f"a file that ends in {' or '.join(writers)}", str(path))
     new_file(path, overwrite)
+    needed = ("onnx", "onnxscript") if ending == ".onnx" else ()
+    if missing := [name for name in needed if find_spec(name) is None]:
+        message = f"ONNX files need the package {missing[0]}: pip install 'subbayes[onnx]'"
+        raise MissingPackageError(message)
     program = exported(module if before is None else Composed(before, module), inputs)
     return writers[ending](program, path, {**facts, **module.facts}, overwrite=overwrite)
 
@@ -142,12 +147,8 @@ def write_onnx(
         overwrite: replace an existing file.
 
     Raises:
-        ImportError: the packages onnx and onnxscript are not installed.
         InputError: the file exists, or an operator that ONNX does not have.
     """
-    if missing := [name for name in ("onnx", "onnxscript") if find_spec(name) is None]:
-        message = f"ONNX files need the package {missing[0]}: pip install 'subbayes[onnx]'"
-        raise MissingPackageError(message)
     import onnx
 
     file = new_file(path, overwrite)

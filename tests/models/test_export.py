@@ -18,6 +18,7 @@ from subbayes.baselines.ensemble import WeightSamples, stack_likelihoods
 from subbayes.baselines.temperature_scaling import TemperatureScaled
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, families
+from subbayes.predictions import exporting
 from subbayes.recommendation.mixture import Mixture
 from subbayes.tables.hierarchical import Candidate, Effort
 
@@ -345,3 +346,10 @@ def test_what_has_no_graph_is_refused(tmp_path):
     dropout = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 1))
     with pytest.raises(InputError, match="model: expected a model whose predictions are a graph"):
         baselines.mc_dropout(dropout, Gaussian(0.3)).to_module(X)
+
+
+def test_missing_packages_are_named_before_a_graph_is_traced(tmp_path, monkeypatch):
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None)
+    monkeypatch.setattr(exporting, "exported", None)  # not called
+    with pytest.raises(ImportError, match=r"ONNX files need the package onnx: pip install"):
+        samples(nn.Linear(3, 1), Gaussian(0.3)).export(tmp_path / "model.onnx", X)
