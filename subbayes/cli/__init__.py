@@ -19,7 +19,7 @@ import typer
 
 from subbayes.cli import compare, evaluate, export, fit, predict, regress, report
 from subbayes.cli.console import COMMAND, print_error, print_line, report_error
-from subbayes.cli.options import expand_groups
+from subbayes.cli.options import ALL_OPTIONS, ShortHelp, expand_groups
 from subbayes.utils.progress import STAGE_LISTENER
 from subbayes.utils.registry import __version__
 from subbayes.utils.warning import is_first_process
@@ -36,12 +36,12 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help", ALL_OPTIONS]},
     epilog=EXIT_CODES,
 )
 for module in (fit, predict, evaluate, compare, regress, report, export):
-    app.command(module.NAME, epilog=f"Example: {module.EXAMPLE}")(
+    app.command(module.NAME, cls=ShortHelp, epilog=f"Example: {module.EXAMPLE}")(
         expand_groups(getattr(module, module.NAME))
     )
 

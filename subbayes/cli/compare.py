@@ -16,6 +16,7 @@ from subbayes.cli.files import check_other_file, check_output_file, naming_out
 from subbayes.cli.options import (
     DATA,
     OUTPUT,
+    POSTERIOR,
     Console,
     Level,
     Overwrite,
@@ -24,7 +25,7 @@ from subbayes.cli.options import (
     given_options,
     option,
 )
-from subbayes.cli.settings_options import OPTIONS, POSTERIOR, with_settings
+from subbayes.cli.settings_options import OPTIONS, with_settings
 from subbayes.models.settings import TableSettings
 from subbayes.utils.checks import check_seed, fail
 from subbayes.utils.registry import BASELINES, SUBSPACES

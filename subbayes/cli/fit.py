@@ -12,6 +12,7 @@ from subbayes.cli.console import COMMAND, print_line
 from subbayes.cli.files import check_model_folder, naming_out
 from subbayes.cli.options import (
     DATA,
+    MODEL,
     OUTPUT,
     Console,
     Overwrite,
@@ -20,7 +21,7 @@ from subbayes.cli.options import (
     given_options,
     option,
 )
-from subbayes.cli.settings_options import OPTIONS, POSTERIOR, subspace_name, with_settings
+from subbayes.cli.settings_options import OPTIONS, subspace_name, with_settings
 from subbayes.models.settings import OF_TRAINED, TableSettings, unused_settings
 from subbayes.utils.checks import CheckpointError, check_choice, fail
 from subbayes.utils.registry import BASELINES, SUBSPACES
@@ -50,15 +51,11 @@ def fit(
         option(
             "--subspace",
             "--method",
-            help="By default a stack of small networks with a hierarchical prior, all of whose "
-            "parameters are sampled (hierarchical). Otherwise what is random: the principal "
-            "components of the SGD trajectory (pca), random directions, a curve of low loss to a "
-            "second solution, the directions that keep most of the predictive covariance "
-            "(optimal), the weights that keep most of the predictive variance (subnetwork), all "
-            "weights (full); a sparse network, in which each weight is included or excluded "
-            f"(sparse); or a baseline ({', '.join(BASELINES)}). Options of a "
-            "network, its training or a subspace choose pca.",
-            panel=POSTERIOR,
+            help="What is random: all parameters of small networks (hierarchical, the default), or "
+            f"one of {', '.join(SUBSPACES)}; sparse networks (sparse); or a baseline "
+            f"({', '.join(name for name in BASELINES if name != 'sparse')}). Options of a network "
+            "or a subspace choose pca.",
+            panel=MODEL,
             metavar="NAME",
         ),
     ] = None,
@@ -67,11 +64,8 @@ def fit(
 ) -> None:
     """Fit a model to a table: by default small networks, all of whose parameters are sampled.
 
-    With --method sparse: train a sparse Bayesian network, for --epochs at --learning-rate.
-
-    The folder OUT then contains `model`: weights, draws, the encoding of the columns. An
-    interrupted fit (Ctrl-C, a signal, a power cut) leaves `checkpoint` there: the same command
-    resumes from it and returns the same draws, bit for bit, as an uninterrupted one.
+    The folder OUT then contains `model`. An interrupted fit leaves `checkpoint` there: the same
+    command resumes from it and returns the same draws, bit for bit, as an uninterrupted one.
     """
     chosen = method or _default_method(settings)
     known = ["hierarchical", *SUBSPACES, *BASELINES]

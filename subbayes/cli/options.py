@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import shlex
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
+from typing_extensions import override
 
 from subbayes.cli.console import COMMAND, NAMES, naming_table, print_json
 from subbayes.utils.checks import check_choice, closest, fail
@@ -26,8 +29,11 @@ if TYPE_CHECKING:
     from subbayes.data.encoder import TabularEncoder
 
 
-OUTPUT, DATA = "Output", "Data"
+ALL_OPTIONS = "--help-all"
+OUTPUT, DATA, MODEL = "Output", "Data", "Model"
+FILE, NETWORK, POSTERIOR = "How the table is read", "Network and training", "Posterior"
 SPARSE = "Sparse networks"
+_RARE = (FILE, NETWORK, POSTERIOR, SPARSE)  # panels that --help leaves out
 
 Task = StrEnum("Task", ["regression", "classification", "count"])
 Unknown = StrEnum("Unknown", ["error", "ignore"])
@@ -116,16 +122,16 @@ class TextOptions:
         option(
             help="Between the cells of a text file; by default a comma, a tab in .tsv, a semicolon "
             "beside a decimal comma.",
-            panel=DATA,
+            panel=FILE,
         ),
     ] = None
     decimal: Annotated[
-        str, typer.Option(help="Decimal mark of the numbers of a text file.", rich_help_panel=DATA)
+        str, typer.Option(help="Decimal mark of the numbers of a text file.", rich_help_panel=FILE)
     ] = "."
     encoding: Annotated[
         str,
         typer.Option(
-            help="Encoding of a text file, such as cp1252 or utf-16.", rich_help_panel=DATA
+            help="Encoding of a text file, such as cp1252 or utf-16.", rich_help_panel=FILE
         ),
     ] = "utf-8"
 
@@ -142,8 +148,9 @@ class TableOptions(TextOptions):
     task: Annotated[
         Task | None,
         option(
-            help="What the target is. By default text, booleans, two values or a short run of "
-            "whole numbers are classes, and other numbers a regression; counts need this option.",
+            help="regression, classification or count; by default text, booleans, two values or a "
+            "short run of whole numbers are classes, and other numbers a regression.",
+            metavar="NAME",
             panel=DATA,
         ),
     ] = None
@@ -152,14 +159,14 @@ class TableOptions(TextOptions):
     ] = None
     categorical: Annotated[
         list[str] | None,
-        option(help="Column of numbers to read as categories; may be repeated.", panel=DATA),
+        option(help="Column of numbers to read as categories; may be repeated.", panel=FILE),
     ] = None
     missing_values: Annotated[
         list[str] | None,
         option(
             help="Mark of a missing value, such as '?', besides empty cells, NA and the like; may "
             "be repeated.",
-            panel=DATA,
+            panel=FILE,
         ),
     ] = None
     missing: Annotated[
@@ -173,11 +180,11 @@ class TableOptions(TextOptions):
         Unknown,
         typer.Option(
             help="At prediction, refuse categories not seen in fitting, or ignore them.",
-            rich_help_panel=DATA,
+            rich_help_panel=FILE,
         ),
     ] = Unknown.error
     max_categories: Annotated[
-        int, typer.Option(help="Maximum number of categories in a column.", rich_help_panel=DATA)
+        int, typer.Option(help="Maximum number of categories in a column.", rich_help_panel=FILE)
     ] = 100
 
     def read(self, path: Path, target: str) -> pd.DataFrame:
@@ -299,6 +306,22 @@ class PredictionOptions:
         mode = {"structure": self.structure, "weights": self.weights}
         chosen = {name: value.value for name, value in mode.items() if value is not None}
         return {"n_draws": self.max_draws, **chosen}
+
+
+class ShortHelp(TyperCommand):
+    """A command whose `--help` shows the everyday options, and `--help-all` all of them."""
+
+    @override
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        rare = [one for one in self.params if getattr(one, "rich_help_panel", None) in _RARE]
+        if not rare or ALL_OPTIONS in shlex.split(COMMAND.get()):
+            super().format_help(ctx, formatter)
+            return
+        shorter = copy.copy(self)
+        shorter.params = [one for one in self.params if one not in rare]
+        super(ShortHelp, shorter).format_help(ctx, formatter)
+        formatter.write_paragraph()
+        formatter.write_text(f"{len(rare)} more options: {ctx.command_path} {ALL_OPTIONS}")
 
 
 def expand_groups(function: Callable[..., None]) -> Callable[..., None]:

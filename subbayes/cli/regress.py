@@ -10,7 +10,18 @@ import typer
 
 from subbayes.cli.console import COMMAND, naming_table
 from subbayes.cli.files import check_model_folder, check_output_file, naming_out
-from subbayes.cli.options import DATA, OUTPUT, Console, Level, Overwrite, Table, TextOptions, option
+from subbayes.cli.options import (
+    DATA,
+    MODEL,
+    OUTPUT,
+    POSTERIOR,
+    Console,
+    Level,
+    Overwrite,
+    Table,
+    TextOptions,
+    option,
+)
 from subbayes.utils.checks import fail
 from subbayes.utils.registry import PRIORS
 from subbayes.utils.text_table import aligned
@@ -21,8 +32,6 @@ if TYPE_CHECKING:
 
 NAME = "regress"
 EXAMPLE = 'subbayes regress people.csv "visits ~ age + s(bmi) + re(town)" --family poisson'
-
-MODEL, POSTERIOR = "Model", "Posterior"
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,18 @@ import types
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from subbayes.cli.console import NAMES
-from subbayes.cli.options import SPARSE, option, with_signature
+from subbayes.cli.options import MODEL, NETWORK, POSTERIOR, SPARSE, option, with_signature
 from subbayes.models.configuration import Setting, settings_of
-from subbayes.models.settings import PRIOR_SCALES, TableSettings
+from subbayes.models.settings import LIKELIHOODS, PRIOR_SCALES, TableSettings
 from subbayes.utils.checks import fail
 from subbayes.utils.registry import ENGINES
-
-NETWORK, POSTERIOR = "Network and training", "Posterior"
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,12 @@ class Option:
 OPTIONS = {
     one.path: one
     for one in (
-        Option("likelihood", NETWORK, metavar="NAME"),
+        Option(
+            "likelihood",
+            MODEL,
+            f"Distribution of the target: {', '.join(chain(*LIKELIHOODS.values()))}.",
+            "NAME",
+        ),
         Option("network.hidden", NETWORK, metavar="WIDTH,WIDTH,...|none"),
         Option("network.activation", NETWORK),
         Option("network.dropout", NETWORK),
@@ -121,11 +125,11 @@ OPTIONS = {
             "--subspace full the prior of all weights is then around zero.",
             "prior|shift|ensemble",
         ),
-        Option("sampling.seed", POSTERIOR, "Seed of all steps: equal seeds give equal results."),
+        Option("sampling.seed", MODEL, "Seed of all steps: equal seeds give equal results."),
         Option("members", POSTERIOR),
         Option(
             "effort",
-            POSTERIOR,
+            MODEL,
             "Steps of the default method: fixed numbers, so that a seed determines the model.",
             "quick|standard|long",
         ),
@@ -217,10 +221,10 @@ def _parameters(options: Sequence[Option]) -> list[inspect.Parameter]:
     config = "TOML file of settings, such as `[training]` with `epochs = 300`."
     assignment = "One setting by its dotted name, such as training.momentum=0.8."
     annotations["config"] = Annotated[
-        Path | None, option("--config", help=config, panel=NETWORK, metavar="FILE")
+        Path | None, option("--config", help=config, panel=MODEL, metavar="FILE")
     ]
     annotations["assignments"] = Annotated[
-        list[str] | None, option("--set", help=assignment, panel=NETWORK, metavar="NAME=VALUE")
+        list[str] | None, option("--set", help=assignment, panel=MODEL, metavar="NAME=VALUE")
     ]
     return [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)

@@ -107,10 +107,22 @@ def refused(call):
 @pytest.mark.parametrize("command", ["fit", "predict", "evaluate", "compare", "report", "export"])
 def test_help_has_an_example_and_names_every_option(call, command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    code, out, _ = call(command, "--help")
+    code, out, _ = call(command, "--help-all")
     assert code == 0
     assert f"Example: subbayes {command}" in out
-    assert "--json" in out
+    assert all(flag in out for flag in ("--json", "--quiet"))
+
+
+@pytest.mark.parametrize("command", ["fit", "compare"])
+def test_help_shows_everyday_options_and_where_the_others_are(call, command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, short, _ = call(command, "--help")
+    _, long, _ = call(command, "--help-all")
+    flags = [set(re.findall(r"--[a-z-]+", text)) for text in (short, long)]
+    assert {"--target", "--likelihood", "--seed", "--help-all"} <= flags[0] < flags[1]
+    assert {"--decimal", "--learning-rate", "--draws"} <= flags[1] - flags[0]
+    assert re.search(rf"\d+ more options: subbayes {command} --help-all", short)
+    assert len(short.splitlines()) < 100 < len(long.splitlines())
 
 
 def test_help_says_exit_codes_and_version(call):
