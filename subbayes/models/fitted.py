@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypedDict
@@ -21,6 +21,7 @@ from subbayes.artifacts.saving import KindFacts, artifact, save
 from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
+from subbayes.diagnostics.surprise import Update
 from subbayes.distributed.divided_rows import exchanged
 from subbayes.distributed.sharded_subspaces import ShardedSubspace
 from subbayes.distributed.sharded_weights import is_sharded
@@ -43,6 +44,7 @@ from subbayes.networks.saving import (
 from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.networks.sharded.saving import save_together, sharded_network_from, sharded_tensors
 from subbayes.networks.token_outputs import output_for
+from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.modules import Component, Sampled
@@ -77,6 +79,7 @@ class _Settings(TypedDict, total=False):
     subspace: Line
     inference: Line
     ensemble: _Ensemble
+    updates: list[Update]
 
 
 class FittedFacts(KindFacts):
@@ -304,12 +307,69 @@ class FittedModel(Predictor):
             >>> model.with_data(data).posterior.n
             20
         """
+        return replace(self, posterior=self._density(data))
+
+    def _density(self, data: Any, mode: Mode = "trace") -> Posterior:
         rows = exchanged(data)
         likelihood = Weighted(self.likelihood) if rows.has_weights else self.likelihood
-        posterior = Posterior(
-            self.network, likelihood, rows, self.subspace, self.prior, self.temperature
+        parts = self.network, likelihood, rows, self.subspace, self.prior, self.temperature
+        return Posterior(*parts, mode=mode)
+
+    def update(self, new_rows: Any, *, forgetting: float = 1.0, seed: int = 0) -> FittedModel:
+        """The model after new rows, for which its posterior is the prior; it does not change.
+
+        The rows that it was fitted to are not needed. Linearised Laplace is updated as its linear
+        model, which is exact for Gaussian noise; draws by importance weights, or by sequential
+        Monte Carlo where these are unreliable; see `subbayes.models.updating`. Subspace, noise,
+        BatchNorm statistics and temperature remain those of the fit.
+
+        Args:
+            new_rows: (inputs, y), a DataLoader, a Dataset or `Data`, as for `fit`; rows may have
+                weights.
+            forgetting: power of the likelihood of all earlier rows, above 0 and at most 1: 0.9
+                takes rows of ten updates ago with a weight of 0.35.
+            seed: of resampling and draws.
+
+        Returns:
+            The updated model, without `posterior`. `updates` has the method, how probable the rows
+            were, and Pareto k.
+
+        Raises:
+            InputError: rows that do not fit the model; sharded rows or weights; rows that draws
+                of separate chains, or fewer than four of each coordinate, cannot be updated by.
+
+        Warns:
+            UserWarning: rows that are far less probable than the model expects.
+
+        Example:
+            >>> import subbayes
+            >>> x = torch.linspace(-1, 1, 60)[:, None]
+            >>> model = subbayes.fit(subbayes.MLP(1, (5,), 1, seed=0), (x[::2], x[::2, 0]),
+            ...                      subspace="random", inference="laplace-linearised",
+            ...                      training=subbayes.Training(epochs=2),
+            ...                      sampling=subbayes.Sampling(draws=20, progress=False))
+            >>> updated = model.update((x[1::2], x[1::2, 0]))
+            >>> updated.updates[0].rows, updated.updates[0].method
+            (30, 'linear model')
+        """
+        from subbayes.models.updating import updated_draws
+
+        draws, update = updated_draws(
+            self._density(new_rows, "eager"),
+            self.sampled,
+            forgetting=forgetting,
+            seed=seed,
+            separate=self.has_separate_chains,
+            warnings=self.warnings(),
         )
-        return replace(self, posterior=posterior)
+        updates = [*self.settings.get("updates", ()), asdict(update)]
+        settings = self.settings | {"updates": updates}
+        return replace(self, draws=draws, posterior=None, settings=settings)
+
+    @property
+    def updates(self) -> list[Update]:
+        """What each `update` was, the last one at the end."""
+        return [Update(**facts) for facts in self.settings.get("updates", ())]
 
     def thin(self, n_draws: int) -> FittedModel:
         """The model with about `n_draws` draws, evenly spaced in each chain; see `Draws.thin`.
@@ -403,6 +463,7 @@ class FittedModel(Predictor):
             "draws": draws.n_draws,
             "rhat": float(draws.rhat().max()),
             "ess_bulk": float(draws.ess_bulk().min()),
+            **({"updates": len(self.updates)} if self.updates else {}),
         }
 
     @property
@@ -562,6 +623,7 @@ def describe(model: FittedModel) -> dict[str, str]:
         "prior": _prior(model),
         "temperature": _temperature(model),
         "inference": _inference(model),
+        **_updates(model),
     }
     return {name: printable(text) for name, text in sentences.items()}  # names may be from a file
 
@@ -650,6 +712,13 @@ def _inference(model: FittedModel) -> str:
     if "seconds" in draws.meta:
         clauses.append(f"{draws.meta['seconds']:.1f} s")
     return ", ".join(clauses)
+
+
+def _updates(model: FittedModel) -> dict[str, str]:
+    if not (updates := model.updates):
+        return {}
+    rows, methods = sum(u.rows for u in updates), sorted({u.method for u in updates})
+    return {"updates": f"{len(updates)} by {rows} new rows: {', '.join(methods)}"}
 
 
 def method_label(subspace: str, engine: str) -> str:
