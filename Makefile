@@ -31,7 +31,10 @@ RECIPE := pyproject.toml $(filter-out /dev/null,$(CONSTRAINTS))
 export NO_MKDOCS_2_WARNING := 1
 
 # Tests run on several processes: one thread in each, so that they do not fight for cores.
-ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+# Compiled files are kept even where the user's settings say otherwise: the tests start processes.
+ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
+# Each process runs neighbouring tests, which share models, until the others' have run out.
+WORKERS_STEAL := -n $(WORKERS) --dist worksteal
 
 # Shapes and types of annotations are checked at run time, which adds a third to the time of the
 # tests; an int is a float, as for mypy.
@@ -96,17 +99,17 @@ demo: $(CORE) ## run the main job on real data: table, plots and report in runs/
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: $(DEV) ## run the tests (but the slow ones)
-	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	@$(ONE_THREAD) $(BIN)/python -m pytest $(WORKERS_STEAL) $(ARGS)
 
 test-all: $(ALL) ## run all tests, the slow ones too, and check the shapes of all calls
-	@$(ONE_THREAD) $(BIN)/python -m pytest -n $(WORKERS) -m "slow or not slow" $(SHAPES) $(ARGS)
+	@$(ONE_THREAD) $(BIN)/python -m pytest $(WORKERS_STEAL) -m "slow or not slow" $(SHAPES) $(ARGS)
 
 test-oldest: constraints-oldest.txt ## run the tests with the oldest supported versions, in .venv-oldest
 	@$(find_python); "$$python" -m venv .venv-oldest
 	@echo "[oldest] installing torch $(TORCH_OLDEST) and the versions of constraints-oldest.txt"
 	@.venv-oldest/bin/python -m pip --disable-pip-version-check -qq install \
 	  -e ".[dev,experiments,arviz,parquet]" "torch==$(TORCH_OLDEST)" -c constraints-oldest.txt
-	@$(ONE_THREAD) .venv-oldest/bin/python -m pytest -n $(WORKERS) $(ARGS)
+	@$(ONE_THREAD) .venv-oldest/bin/python -m pytest $(WORKERS_STEAL) $(ARGS)
 
 test-gpu: $(DEV) ## run the tests of devices on CUDA; without it on a pretended device
 	@$(ONE_THREAD) $(BIN)/python -m pytest -m "slow or not slow" tests/devices tests/benchmarks/test_benchmark_gpu.py $(ARGS)

@@ -14,6 +14,8 @@ import torch
 def pytest_configure(config):
     # Two processes of many threads each are slower than two of one; sums come out the same too.
     torch.set_num_threads(1)
+    # What tests write need not survive a power cut, and checkpoints at each step wait for the disk.
+    os.fsync = lambda descriptor: None
 
 
 def pytest_collection_finish():

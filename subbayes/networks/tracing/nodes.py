@@ -35,8 +35,7 @@ class _ShapeRecorder(Interpreter):
 
 
 def record_shapes(graph_module: GraphModule, tensors: Sequence[Tensor]) -> None:
-    """Run a graph, after changes of it, and record the shapes of its results."""
-    graph_module.recompile()
+    """Run a graph, whose code need not be compiled, and record the shapes of its results."""
     with torch.no_grad():
         _ShapeRecorder(graph_module).run(*tensors)
 
