@@ -22,25 +22,6 @@ _PRECISE = 1e-6  # relative error of solutions of the dual form, in the norm of 
 _REFINEMENTS = 5
 
 
-def times_of_forms(V: Jacobian) -> dict[str, float]:
-    """Multiplications of a fit and of predictions at as many inputs, in each exact form."""
-    plan, R = V.plan, V.roots
-    pair = 0.0  # of the rows of two inputs, as the Gram matrices are computed
-    for layer in plan.layers:
-        t = plan.places.get(layer.name, 1)
-        factored = math.inf
-        if layer.weight is not None and (layer.is_matrix or layer.kind.name == "embedding"):
-            outputs = layer.weight.shape[-1 if layer.kind.name == "embedding" else 0]
-            factored = t**2 * (layer.size / outputs + R**2 * outputs)
-        pair += min(factored, R**2 * layer.size)
-    pair += 0 if plan.rest is None else R**2 * plan.rest.size
-    squares = 1 if SingleLayer.of(V) else R  # products of rows of D numbers, for each input
-    return {  # matrix and factorisation, then products with rows and their solution
-        "dual": V.n**2 * pair / 2 + V.rows**3 / 6 + V.n**2 * pair + V.rows**3 / 2,
-        "primal": V.n * squares * V.size**2 / 2 + V.size**3 / 6 + V.n * squares * V.size**2 / 2,
-    }
-
-
 def inverse_pays(X: Jacobian, size: int) -> bool:
     """Whether the inverse of a matrix costs less than to solve for all rows at inputs."""
     return X.roots > 1 and 2 * X.rows > size
@@ -75,14 +56,10 @@ class ExactPrecision(Precision):
         self.factor = cholesky(shifted, "prior_precision")
 
     def describe(self) -> str:
-        """The form, and why: the time of either, as multiplications."""
-        time = {name: f"{value / 1e9:.2g}e9" for name, value in times_of_forms(self.V).items()}
-        other = "dual" if self.form == "primal" else "primal"
+        """The form, with the size of its matrix beside that of the other form."""
         sizes = {"dual": f"{self.V.rows} rows (N C)", "primal": f"{self.size} weights (D)"}
-        return (
-            f"exact, {self.form} form: {sizes[self.form]}, {time[self.form]} multiplications to "
-            f"fit and predict as many inputs; {other} form: {sizes[other]}, {time[other]}"
-        )
+        other = "dual" if self.form == "primal" else "primal"
+        return f"exact, {self.form} form: {sizes[self.form]}; {other} form: {sizes[other]}"
 
     @abstractmethod
     def _product(self) -> Float[Tensor, "m m"]:

@@ -12,7 +12,6 @@ with a selected weight, give $J_S(x_n)$ in $N C |S|$ numbers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,21 +25,8 @@ from subbayes.networks.tracing.memory import reuse_memory
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import temporary_size
 
-_DENSE = 16  # multiplications of a matrix product in the time of one gathered product
-_LIMIT = 2**26
+_LIMIT = 2**27  # of bytes of activations and gradients
 _MOST_ROWS = 32
-
-
-@dataclass(frozen=True)
-class _Entries:
-    """Selected entries of one layer's weight matrix: each is a left times a right factor."""
-
-    where: Int[Tensor, "p"]  # positions among all selected entries
-    left: Int[Tensor, "l"]  # the left factors (group and output) that are needed
-    right: Int[Tensor, "r"]  # the right factors (group and input) that are needed
-    a: Int[Tensor, "p"]  # position of each entry's factor in `left`
-    b: Int[Tensor, "p"]  # position of each entry's factor in `right`
-    dense: bool  # whether the product of all factors costs less than the selected products
 
 
 class PartialJacobian:
@@ -80,7 +66,6 @@ class PartialJacobian:
         self._rest = self.indices[:0]
         if plan.rest:
             self._rest = torch.cat([self._within(span)[0] for span in plan.rest.spans])
-        self._entries: dict[str, _Entries] = {}
 
     def _within(self, span: Span | None) -> tuple[Int[Tensor, "p"], Int[Tensor, "p"]]:
         """Which selected entries lie in a parameter, and their positions in it, flattened."""
@@ -127,25 +112,15 @@ class PartialJacobian:
             entry = _embedding_entries(left, gradients.right(slice(None)), inside)
             out[:, where] = entry.to(out)
             return
-        if name not in self._entries:
-            self._entries[name] = self._entries_of(gradients, where, inside)
-        entries = self._entries[name]
-        if name not in rights:
-            rights[name] = right_columns(gradients.right, entries.right)
-        out[:, where] = _products(left, rights[name], entries).to(out)
-
-    def _entries_of(
-        self, gradients: LayerGradients, where: Int[Tensor, "p"], inside: Int[Tensor, "p"]
-    ) -> _Entries:
-        """Entries of a weight of shape (groups, O, I), flattened."""
+        # the weight has shape (groups, O, I): each entry is a factor (group, output) on the left,
+        # times one (group, input) on the right
         assert gradients.layer.weight is not None
-        shape, (t, groups, o) = gradients.layer.weight.shape, gradients.left.shape[2:]
-        i = shape.numel() // (groups * o)
-        left, a = (inside // i).unique(return_inverse=True)
-        right, b = (inside // (o * i) * i + inside % i).unique(return_inverse=True)
-        if t > 1 and len(left) * len(right) <= _DENSE * len(where):
-            return _Entries(where, left, right, a, b, True)
-        return _Entries(where, left[a], right[b], a, b, False)
+        o = left.shape[3]
+        i = gradients.layer.weight.shape.numel() // (left.shape[2] * o)
+        if name not in rights:
+            rights[name] = right_columns(gradients.right, inside // (o * i) * i + inside % i)
+        columns = left.flatten(2).mT.index_select(1, inside // i)
+        out[:, where] = (columns * rights[name]).sum(2).to(out)
 
     def blocks(self, rows: Jacobian) -> Iterator[tuple[slice, Float[Tensor, "n R k"]]]:
         """The selected columns of a Jacobian in blocks: pairs (positions of inputs, entries).
@@ -153,10 +128,12 @@ class PartialJacobian:
         Rows that are zero for all inputs of a block, as one of a categorical likelihood, are
         omitted.
         """
-        for place, inputs, y in rows.batches(rows_at_once(rows)):
-            batch = self.plan.capture(inputs)
-            root = rows.root(y, batch.outputs)
-            yield place, self.gather(batch, active_cotangents(root, batch.outputs))
+        reuse_memory()
+        most, limit = (temporary_size(s, rows.network.device) for s in (_MOST_ROWS, _LIMIT))
+        step = max(1, min(most, limit // rows.row_bytes))
+        for place, batch, root in rows.captured(step):
+            active = (root != 0).any(0).any(0)  # however small: outputs have scales of their own
+            yield place, self.gather(batch, root[:, :, active].permute(2, 0, 1))
 
     def of(self, inputs: Any) -> Float[Tensor, "N C k"]:
         """The selected columns at inputs in the form the module takes, or a loader of them."""
@@ -172,41 +149,6 @@ class PartialJacobian:
             flat = part.flatten(0, 1).double()
             total.addmm_(flat.T, flat)
         return total
-
-
-def active_cotangents(
-    root: Float[Tensor, "n C R"] | None, outputs: Float[Tensor, "n C"]
-) -> Float[Tensor, "r n C"]:
-    """One cotangent per output, or the columns of a root that are not zero."""
-    if root is None:
-        eye = torch.eye(outputs.shape[1], dtype=outputs.dtype, device=outputs.device)
-        return eye.unsqueeze(1).expand(-1, len(outputs), -1)
-    counts = (root != 0).any(0).any(0)  # however small: outputs have scales of their own
-    return root[:, :, counts].permute(2, 0, 1).to(outputs)
-
-
-def rows_at_once(rows: Jacobian, limit: int = _LIMIT) -> int:
-    """Number of inputs of a batch, from the memory of activations, patches and gradients."""
-    reuse_memory()
-    _, inputs, _ = next(rows.batches(1))
-    batch = rows.plan.capture(inputs)
-    gradients = batch.pull(torch.ones_like(batch.outputs)[None])
-    held = sum(2 * g.left.nbytes for g in gradients)
-    held += sum(g.right(slice(None)).nbytes for g in gradients if g.layer.weight is not None)
-    rest = rows.plan.rest
-    held += 0 if rest is None else 4 * rest.size * rows.network.weights.element_size()
-    most, limit = (temporary_size(s, rows.network.device) for s in (_MOST_ROWS, limit))
-    return max(1, min(most, limit // max(1, held)))
-
-
-def _products(
-    left: Float[Tensor, "N t groups o"], right: Float[Tensor, "N r t"], entries: _Entries
-) -> Float[Tensor, "N p"]:
-    """Sums over places of products of the factors."""
-    selected = left.flatten(2).mT.index_select(1, entries.left)
-    if entries.dense:
-        return (selected @ right.mT)[:, entries.a, entries.b]
-    return (selected * right).sum(2)
 
 
 def _embedding_entries(

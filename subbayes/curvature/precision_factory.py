@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from subbayes.curvature.diagonal import Diagonal
-from subbayes.curvature.exact import Dual, Primal, times_of_forms
+from subbayes.curvature.exact import Dual, Primal
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.precision import Precision
@@ -52,8 +52,8 @@ def precision(
         network: f(x; w), at the maximum a posteriori.
         likelihood: p(y | f), with all its own parameters learned.
         data: (inputs, y), a DataLoader, a Dataset or `Data`.
-        covariance: the form: "exact" (dual or primal, whichever takes less time, if it fits
-            into memory; `describe()` says which and why), "dual", "primal",
+        covariance: the form: "exact" (dual or primal, whichever has the smaller matrix, which
+            has to fit into memory; `describe()` says which), "dual", "primal",
             "diagonal", "low-rank" (matrix-free), "sampled" (draws, without a limit of size) or
             "kfac" (Kronecker factors).
         prior_precision: $\lambda$.
@@ -170,18 +170,13 @@ def root(
 def exact(
     V: Jacobian, prior_precision: float, covariance: str = "exact", memory_limit: int | None = None
 ) -> Dual | Primal:
-    """The exact precision, by default in the form that takes less time of those that fit."""
-    sizes = V.n, V.roots, V.size
+    """The exact precision, by default in the form with the smaller matrix."""
     limit = _limit(memory_limit)
     if V.share is not None and memory_limit is None:
         # the smallest of all processes, so that they take the same form, beside an exact sum
         limit = -V.share.processes.highest(-int(min(limit, _MOST_BYTES)))[0]
         limit *= _BYTES / (_BYTES + SUM_BYTES)
-    if covariance == "exact":
-        times = times_of_forms(V)
-        first, second = sorted(times, key=lambda name: times[name])
-        covariance = first if _fits(first, *sizes, limit) else second
-    chosen = check_exact(covariance, *sizes, limit)
+    chosen = check_exact(covariance, V.n, V.roots, V.size, limit)
     return (Dual if chosen == "dual" else Primal)(V, prior_precision)
 
 
@@ -201,11 +196,11 @@ def check_exact(
         >>> check_exact("exact", n=1000, outputs=2, size=20_000)
         'dual'
     """
-    sizes = {"dual": n * outputs, "primal": size}
+    sizes = {"primal": size, "dual": n * outputs}
     names = {"dual": f"{n * outputs} rows (N C)", "primal": f"{size} weights"}
     chosen = min(sizes, key=lambda name: sizes[name]) if covariance == "exact" else covariance
-    if not _fits(chosen, n, outputs, size, memory_limit):
-        limit, needed = _limit(memory_limit), {name: _BYTES * m**2 for name, m in sizes.items()}
+    limit, needed = _limit(memory_limit), {name: _BYTES * m**2 for name, m in sizes.items()}
+    if needed[chosen] > limit:
         fits = [name for name in needed if needed[name] <= limit]
         fail(
             "covariance",
@@ -217,11 +212,6 @@ def check_exact(
             f"or at most {int((limit / _BYTES) ** 0.5) // outputs} observations",
         )
     return chosen
-
-
-def _fits(form: str, n: int, outputs: int, size: int, memory_limit: float | None) -> bool:
-    rows = n * outputs if form == "dual" else size
-    return _BYTES * rows**2 <= _limit(memory_limit)
 
 
 def _limit(memory_limit: float | None) -> float:

@@ -52,7 +52,7 @@ def test_every_form_equals_a_dense_computation(case, form):
     assert math.isclose(found.logdet(2.5), expected, rel_tol=1e-9, abs_tol=1e-9)
 
 
-def test_faster_exact_form_is_chosen_within_the_memory_limit():
+def test_smaller_exact_form_is_chosen_within_the_memory_limit():
     x, y = torch.randn(6, 3).double(), torch.randn(6).double()
     small, large = (Network(subbayes.MLP(3, (w,), 1, seed=0).double()) for w in (1, 9))
     options = dict(likelihood=subbayes.likelihoods.Gaussian(1.0), data=(x, y))

@@ -9,8 +9,6 @@ from torch import nn
 
 import subbayes
 from subbayes import Network
-from subbayes.curvature import exact
-from subbayes.curvature.exact import times_of_forms
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision_factory import precision, root
 from subbayes.curvature.single_layer import SingleLayer
@@ -121,48 +119,18 @@ def test_one_pass_fits_and_one_predicts(form):
     posterior = linearised_laplace(
         network, subbayes.likelihoods.Categorical(), (x, torch.arange(50) % 2), covariance=form
     )
-    squares = 2 if form == "diagonal" else 1  # batches of at most 32 rows
     assert sum(n for n in calls if n > 3) == 50, calls
-    assert len([n for n in calls if n > 3]) == squares
+    assert len([n for n in calls if n > 3]) == 1
     calls.clear()
     posterior.predict(torch.randn(40, 3).double())
     assert sum(n for n in calls if n > 3) == 40, calls
 
 
-def test_exact_form_is_chosen_by_time(monkeypatch):
-    network, noise, data, new = problem("categorical", "all", n=14)
-    V = root(network, noise, data)
-    times = times_of_forms(V)
-    found = linearised_laplace(network, noise, data)
-    assert found.precision.form == min(times, key=lambda name: times[name])
-    assert found.describe()["covariance"].startswith(f"exact, {found.precision.form} form: ")
-    for slower in ("dual", "primal"):
-        monkeypatch.setattr(
-            "subbayes.curvature.precision_factory.times_of_forms",
-            lambda V, slower=slower: {"dual": 1.0, "primal": 1.0, slower: 2.0},
-        )
-        other = linearised_laplace(network, noise, data)
-        assert other.precision.form != slower
-        torch.testing.assert_close(other.covariance(new), found.covariance(new), **SAME)
-    size = 24 * max(V.rows, V.size) ** 2 - 1  # of the smaller form only
-    smaller = "dual" if V.rows < V.size else "primal"
-    monkeypatch.setattr(
-        "subbayes.curvature.precision_factory.times_of_forms",
-        lambda V: {"dual": 1.0, "primal": 1.0, smaller: 2.0},
-    )
-    assert exact_form(V, size) == smaller
-
-
-def exact_form(V, memory_limit):
-    from subbayes.curvature.precision_factory import exact as build
-
-    return build(V, 1.0, memory_limit=memory_limit).form
-
-
-def test_last_layers_take_the_time_of_their_structure():
-    network, noise, data, _ = problem("categorical", n=40)
-    last = times_of_forms(root(network, noise, data))
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patch:
-        patch.setattr(exact.SingleLayer, "of", lambda V: None)
-        assert times_of_forms(root(network, noise, data))["primal"] > 2 * last["primal"]
+def test_exact_form_is_the_one_with_the_smaller_matrix():
+    for n in (2, 14):
+        network, noise, data, _ = problem("categorical", "all", n=n)
+        found = linearised_laplace(network, noise, data)
+        V = found.precision.V
+        smaller = "dual" if V.rows < V.size else "primal"
+        assert found.precision.form == smaller
+        assert found.describe()["covariance"].startswith(f"exact, {smaller} form: ")
