@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from experiments import sparse_baselines
 from experiments.markdown import add_recorded_option, add_write_option, publish
 from experiments.store import Record, Store, device_name, key_of, versions
 from subbayes import MLP, Predictive, Training, sparse
@@ -189,7 +190,7 @@ def _sparse(
     """Train a sparse network and score it in every mode, also before post-training if there is."""
     settings = METHODS[method]
     posterior = settings["posterior"]
-    baseline = posterior in sparse.BASELINE_FAMILIES
+    baseline = posterior in sparse_baselines.BASELINES
     early, rising = (
         0 if baseline else min(count, plan.epochs) for count in (plan.early_epochs, plan.kl_epochs)
     )
@@ -209,7 +210,7 @@ def _sparse(
             ticks[:] = [time.process_time()]
 
     result = sparse.fit(
-        sparse.convert(net, posterior, prior=prior, seed=seed),
+        sparse_baselines.convert(net, posterior, prior, seed=seed),
         likelihood,
         data,
         sparse.SparseTraining(
@@ -302,7 +303,7 @@ def _point(
     for structure in ("weights", "units"):
         for density in plan.densities:
             with torch.no_grad():
-                outputs = sparse.prune(trained.module, density, structure)(x_new)
+                outputs = sparse_baselines.prune(trained.module, density, structure)(x_new)
             modes[f"{structure} {density:g}"] = _scores(
                 Predictive(outputs[None], likelihood), rows.y_new, plan.threshold
             ) | {"density": density}

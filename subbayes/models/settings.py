@@ -88,17 +88,14 @@ class SparseSettings:
     Attributes:
         structure: what is included or excluded: single "weights", or whole "units".
         posterior: variational distribution of the inclusion indicators: "mean-field", "mvn" or
-            "low-rank"; or a baseline: "all" (includes all weights), "dropout" (concrete dropout)
-            or "horseshoe".
-        slab: prior of the included weights: "student-t" or "normal". The horseshoe has its own.
+            "low-rank"; or "all", which includes all weights.
+        slab: prior of the included weights: "student-t" or "normal".
         prior_inclusion: prior inclusion probability; None learns one for each layer.
         early_epochs: epochs in which the priors are learned; None uses four fifths of all epochs.
     """
 
     structure: Literal["weights", "units"] = "weights"
-    posterior: Literal["mean-field", "mvn", "low-rank", "all", "dropout", "horseshoe"] = (
-        "mean-field"
-    )
+    posterior: Literal["mean-field", "mvn", "low-rank", "all"] = "mean-field"
     slab: Literal["student-t", "normal"] = "student-t"
     prior_inclusion: float | None = None
     early_epochs: int | None = None

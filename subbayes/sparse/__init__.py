@@ -1,6 +1,5 @@
 """Sparse Bayesian networks, with inclusion probabilities and distributions of the weights."""
 
-from subbayes.sparse.baselines import prune
 from subbayes.sparse.configuration import LearningRates, SparseTraining
 from subbayes.sparse.convert import convert, elbo, kl, sparse_layers
 from subbayes.sparse.export.csr_linear import CsrLinear
@@ -10,7 +9,6 @@ from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.priors import (
     Bernoulli,
     BetaBinomial,
-    Horseshoe,
     MixtureSlab,
     NormalSlab,
     SpikeSlab,
@@ -18,16 +16,14 @@ from subbayes.sparse.priors import (
 )
 from subbayes.sparse.result import SparseNetwork, revert
 from subbayes.sparse.training import fit
-from subbayes.sparse.variational_families import BASELINE_FAMILIES, INCLUSION_FAMILIES
+from subbayes.sparse.variational_families import POSTERIORS
 
 __all__ = [
-    "BASELINE_FAMILIES",
-    "INCLUSION_FAMILIES",
+    "POSTERIORS",
     "Bernoulli",
     "BetaBinomial",
     "CsrLinear",
     "SmallNetwork",
-    "Horseshoe",
     "LearningRates",
     "MixtureSlab",
     "NormalSlab",
@@ -42,6 +38,5 @@ __all__ = [
     "fit",
     "kl",
     "revert",
-    "prune",
     "sparse_layers",
 ]

@@ -27,8 +27,7 @@ class LearningRates:
     nothing.
 
     Attributes:
-        weights: means and standard deviations of weights, scales of the horseshoe, and parameters
-            without a distribution.
+        weights: means and standard deviations of weights, and parameters without a distribution.
         early_inclusion: logits of inclusion probabilities in the early phase.
         inclusion: logits of inclusion probabilities afterwards.
         early_covariance: covariance of the logits of "mvn" and "low-rank" in the early phase.
@@ -130,7 +129,7 @@ class LearningRates:
 
 
 def parameters_by_kind(module: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Parameters by kind: the name of their learning rate, or "scales" (of the horseshoe)."""
+    """Parameters by kind: the name of their learning rate, or "scales", see `SparseLayer`."""
     groups: dict[str, list[nn.Parameter]] = {
         name: []
         for name in ("weights", "inclusion", "covariance", "scales", "inclusion_prior", "slab")

@@ -16,7 +16,6 @@ from subbayes.networks.network import arguments
 from subbayes.networks.outputs import as_outputs
 from subbayes.networks.selection import check_real
 from subbayes.networks.tracing.private_torch import copy_forward_hooks, uncompiled
-from subbayes.sparse.baselines import default_prior, layer_class
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import (
     LAYERS,
@@ -25,7 +24,7 @@ from subbayes.sparse.module_surgery import (
     replace_layer,
     select_layers,
 )
-from subbayes.sparse.priors import Horseshoe, SpikeSlab
+from subbayes.sparse.priors import Bernoulli, NormalSlab, SpikeSlab
 from subbayes.sparse.variational_families import LayerSettings, Noise
 from subbayes.utils.checks import check_count, check_finite, check_seed, fail
 from subbayes.utils.trees import leaves, n_rows
@@ -45,6 +44,7 @@ def convert(
     rank: int = 10,
     temperature: float = 0.1,
     seed: int = 0,
+    layer: type[SparseLayer] = SparseLayer,
 ) -> nn.Module:
     """A copy of a module whose linear and convolutional layers have latent binary weights.
 
@@ -53,8 +53,8 @@ def convert(
 
     Args:
         module: the module, which is not changed; its weights are the initial means.
-        posterior: "mean-field", "mvn" or "low-rank"; or a baseline: "all" (all weights included, a
-            Gaussian for each), "dropout" (concrete dropout) or "horseshoe", see `baselines`.
+        posterior: "mean-field", "mvn" or "low-rank"; or "all": all weights included, a Gaussian for
+            each.
         structure: "weights", or "units": whole neurons and channels are included or excluded.
         prior: of all layers, or by name of the layer; by default that of the paper.
         estimator: "local" or "relaxed", see `layers`.
@@ -65,6 +65,7 @@ def convert(
         rank: of the posterior "low-rank".
         temperature: of relaxed indicators.
         seed: of the random numbers of the layers.
+        layer: class of the layers, for a posterior of your own.
 
     Returns:
         A module of the same class: in training mode its outputs are draws, in evaluation mode
@@ -91,10 +92,10 @@ def convert(
     layers = _convertible_layers(module, keep)
     priors, noise = _layer_priors(prior, posterior, layers), Noise(seed)
     made = copy.deepcopy(module)
-    for name, layer in layers.items():
-        sparse = layer_class(posterior)(layer, settings, priors[name], noise)
-        copy_forward_hooks(layer, sparse)
-        made = replace_layer(made, name, sparse.train(layer.training))
+    for name, plain in layers.items():
+        sparse = layer(plain, settings, priors[name], noise)
+        copy_forward_hooks(plain, sparse)
+        made = replace_layer(made, name, sparse.train(plain.training))
     for other in sparse_layers(made).values():  # also those of an earlier conversion
         other.noise = noise
     return made
@@ -103,16 +104,8 @@ def convert(
 def _layer_priors(
     prior: SpikeSlab | Mapping[str, SpikeSlab] | None, posterior: str, names: Collection[str]
 ) -> dict[str, SpikeSlab]:
-    default = default_prior(posterior)
+    default = SpikeSlab(NormalSlab(1.0), Bernoulli(0.5)) if posterior == "all" else SpikeSlab()
     given = prior if isinstance(prior, Mapping) else dict.fromkeys(names, prior or default)
-    for each in given.values():
-        if isinstance(each, Horseshoe) and posterior != "horseshoe":
-            fail(
-                "prior",
-                f"a SpikeSlab where the posterior is '{posterior}'",
-                "a Horseshoe",
-                "Use posterior='horseshoe'",
-            )
     unknown = [name for name in given if name not in names]
     if unknown:
         fail("prior", "priors of layers: " + ", ".join(names), ", ".join(unknown))

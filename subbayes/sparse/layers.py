@@ -38,7 +38,6 @@ from subbayes.sparse.kernels import LayerDraw, SparsityPattern
 from subbayes.sparse.layer_operation import LayerOperation
 from subbayes.sparse.priors import SpikeSlab
 from subbayes.sparse.variational_families import (
-    BASELINE_FAMILIES,
     LayerSettings,
     Logits,
     Noise,
@@ -83,11 +82,9 @@ class SparseLayer(nn.Module):
         original: the layer that it replaces, in a tuple.
         phase: "learned", "fixed" (inclusion probabilities are frozen) or "median" (exactly the
             weights with a probability above 1/2 are included).
-        excludes_weights: whether draws exclude some of the weights.
         scales: names of parameters other than `logits` that determine inclusion.
     """
 
-    excludes_weights = True
     scales: tuple[str, ...] = ()
 
     def __init__(
@@ -111,7 +108,7 @@ class SparseLayer(nn.Module):
                 self.bias_raw_sd = nn.Parameter(torch.full_like(bias, raw).detach())
         indicators = (
             (1,)
-            if self.posterior in BASELINE_FAMILIES
+            if self.posterior == "all"
             else (weight.shape[0],)
             if self.structure == "units"
             else (weight.shape[0], weight.shape[1:].numel())
@@ -161,6 +158,11 @@ class SparseLayer(nn.Module):
         if self.bias_raw_sd is None:
             return torch.zeros_like(self.bias_mean)
         return functional.softplus(self.bias_raw_sd)
+
+    @property
+    def excludes_weights(self) -> bool:
+        """Whether draws exclude some of the weights."""
+        return self.posterior != "all"
 
     @property
     def is_deterministic(self) -> bool:

@@ -281,31 +281,3 @@ class SpikeSlab:
 
     slab: Slab = field(default_factory=StudentTSlab)
     inclusion: Inclusion = field(default_factory=BetaBinomial)
-
-
-@dataclass(frozen=True)
-class Horseshoe(SpikeSlab):
-    r"""Prior of the posterior "horseshoe": one scale for each input of a layer.
-
-    $$ w_{jk} = z_k \beta_{jk}, \quad z_k = s \lambda_k, \quad s \sim C^+(0, \text{scale}), \quad
-       \lambda_k \sim C^+(0, 1), \quad \beta_{jk} \sim \text{slab} $$
-
-    Args:
-        slab: of the weights before they are scaled.
-        scale: of the half-Cauchy prior of the layer.
-        threshold: inputs whose median scale is below this are pruned.
-
-    Source: Louizos et al. (2017), Bayesian compression for deep learning, section 4.2.
-
-    Example:
-        >>> Horseshoe(threshold=0.1).threshold
-        0.1
-    """
-
-    slab: Slab = field(default_factory=NormalSlab)
-    scale: float = 1e-5
-    threshold: float = 0.05
-
-    def __post_init__(self) -> None:
-        check_positive("scale", self.scale)
-        check_positive("threshold", self.threshold)

@@ -49,7 +49,6 @@ from subbayes.sparse.module_surgery import replace_layer
 from subbayes.sparse.path_inclusion import path_probability
 from subbayes.sparse.priors import NormalSlab, Slab, StudentTSlab
 from subbayes.sparse.saving import LayerFacts, layer_facts, layers_from
-from subbayes.sparse.variational_families import ALWAYS_INCLUDED
 from subbayes.subspace import CoordinateSubspace
 from subbayes.training.loop import History
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail
@@ -232,9 +231,7 @@ class SparseNetwork(Predictor):
                 "weights": p.numel(),
                 "mean probability": float(p.mean()),
                 "density": float(layer.included().double().mean()),
-                "prior probability": 1.0
-                if layer.posterior in ALWAYS_INCLUDED
-                else layer.inclusion.probability,
+                "prior probability": layer.inclusion.probability if layer.excludes_weights else 1.0,
             }
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("layer")
 
@@ -329,8 +326,8 @@ class SparseNetwork(Predictor):
         """Draw one network after the other; their number does not change the first ones."""
         check_choice("structure", structure, STRUCTURE_MODES)
         check_choice("weights", weights, WEIGHT_MODES)
-        dense = all(layer.posterior in ALWAYS_INCLUDED for layer in self.layers.values())
-        if (structure, weights) == ("all", "sample") and not dense:
+        excluding = any(layer.excludes_weights for layer in self.layers.values())
+        if (structure, weights) == ("all", "sample") and excluding:
             fail(
                 "weights",
                 "'mean' with structure='all', which uses expected weights",

@@ -4,39 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
-from msgspec import structs
 from torch import Tensor, nn
 
 from subbayes.artifacts.facts import Facts, Positive
 from subbayes.sparse import priors
-from subbayes.sparse.baselines import HorseshoeLayer, layer_class
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import LAYERS, replace_layer
-from subbayes.sparse.priors import Horseshoe, Inclusion, Slab, SpikeSlab
+from subbayes.sparse.priors import Inclusion, Slab, SpikeSlab
 from subbayes.sparse.variational_families import LayerSettings, Noise
 from subbayes.utils.checks import fail
-
-
-class HorseshoeFacts(Facts):
-    """The scales of a horseshoe prior."""
-
-    scale: Positive
-    threshold: float
 
 
 class LayerFacts(Facts):
     """Settings and priors of a sparse layer."""
 
-    posterior: Literal["mean-field", "mvn", "low-rank", "all", "dropout", "horseshoe"]
+    posterior: Literal["mean-field", "mvn", "low-rank", "all"]
     estimator: Literal["local", "relaxed"]
     structure: Literal["weights", "units"]
     temperature: Positive
     phase: Literal["learned", "fixed", "median"]
     slab: dict[str, Any]
     inclusion: dict[str, Any]
-    horseshoe: HorseshoeFacts | None
 
 
 def layers_from(
@@ -74,13 +64,8 @@ def _layer_from(
         rank=1 if factor is None or not factor.ndim else factor.shape[-1],
         temperature=config.temperature,
     )
-    slab, inclusion = _prior(config.slab), _prior(config.inclusion)
-    prior = (
-        Horseshoe(slab=slab, inclusion=inclusion, **structs.asdict(config.horseshoe))
-        if config.horseshoe is not None
-        else SpikeSlab(slab, inclusion)
-    )
-    made = layer_class(settings.posterior)(plain, settings, prior, noise)
+    prior = SpikeSlab(_prior(config.slab), _prior(config.inclusion))
+    made = SparseLayer(plain, settings, prior, noise)
     made.phase = config.phase
     return made
 
@@ -89,13 +74,12 @@ def layer_facts(layer: SparseLayer) -> LayerFacts:
     """The settings and the priors of a layer.
 
     Raises:
-        InputError: a prior of your own, which the file cannot hold.
+        InputError: a prior or a class of layers of your own, which the file cannot hold.
     """
+    if type(layer) is not SparseLayer:
+        _fail_of_own(f"a {type(layer).__name__}")
     settings: Any = layer.settings
     phase: Any = layer.phase
-    horseshoe = None
-    if isinstance(layer, HorseshoeLayer):
-        horseshoe = HorseshoeFacts(scale=math.exp(layer.log_scale), threshold=layer.threshold)
     return LayerFacts(
         posterior=settings.posterior,
         estimator=settings.estimator,
@@ -104,14 +88,18 @@ def layer_facts(layer: SparseLayer) -> LayerFacts:
         phase=phase,
         slab=_prior_facts(layer.slab),
         inclusion=_prior_facts(layer.inclusion),
-        horseshoe=horseshoe,
     )
+
+
+def _fail_of_own(name: str) -> NoReturn:
+    remedy = "Save module.state_dict() yourself"
+    fail("network", "layers and priors of subbayes.sparse", name, remedy)
 
 
 def _prior_facts(prior: Slab | Inclusion) -> dict[str, Any]:
     name = type(prior).__name__
     if getattr(priors, name, None) is not type(prior):
-        fail("network", "priors of subbayes.sparse", name, "Save module.state_dict() yourself")
+        _fail_of_own(name)
     values: dict[str, Any] = {
         key.removeprefix("log_"): math.exp(float(value.detach()))
         for key, value in prior.named_parameters()

@@ -7,8 +7,9 @@ r"""Variational distributions of the inclusion indicators (Hubin and Storvik 202
   of whole units have one covariance between units;
 - "low-rank": the same with $\Sigma = F F^\top + D$.
 
-For the baselines of the paper see `baselines`. With random $\alpha$ the Kullback-Leibler divergence
-given $\alpha$, averaged over it, is an upper bound of that of the weights, because it is convex.
+"all" includes every weight, each with a Gaussian (Graves 2011). With random $\alpha$ the
+Kullback-Leibler divergence given $\alpha$, averaged over it, is an upper bound of that of the
+weights, because it is convex.
 """
 
 from __future__ import annotations
@@ -26,9 +27,7 @@ from torch import Tensor, nn
 from subbayes.likelihoods.gaussian import softplus_inverse
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 
-INCLUSION_FAMILIES = ("mean-field", "mvn", "low-rank")
-BASELINE_FAMILIES = ("all", "dropout", "horseshoe")
-ALWAYS_INCLUDED = ("all", "horseshoe")  # their draws exclude no weight
+POSTERIORS = ("mean-field", "mvn", "low-rank", "all")
 STRUCTURES = ("weights", "units")
 _NODES = 15  # of Gauss-Hermite quadrature over the marginal of a logit
 _BLOCKS, _LEAST_BLOCK = 4, 64  # of rows of a triangular factor, and rows of the smallest
@@ -52,7 +51,7 @@ class LayerSettings:
     temperature: float = 0.1
 
     def __post_init__(self) -> None:
-        check_choice("posterior", self.posterior, INCLUSION_FAMILIES + BASELINE_FAMILIES)
+        check_choice("posterior", self.posterior, POSTERIORS)
         check_choice("structure", self.structure, STRUCTURES)
         check_choice("estimator", self.estimator, ("local", "relaxed"))
         check_positive("sd", self.sd)
@@ -241,14 +240,14 @@ def make_logits(posterior: str, start: Float[Tensor, "*S"], rank: int, noise: No
     """Logits of a family.
 
     Args:
-        posterior: one of `INCLUSION_FAMILIES` or `BASELINE_FAMILIES`.
+        posterior: one of `POSTERIORS`.
         start: initial logits.
         rank: of "low-rank".
         noise: source of random initial values.
     """
-    if posterior in ALWAYS_INCLUDED:
+    if posterior == "all":
         return AlwaysIncluded(start)
-    if posterior in ("mean-field", "dropout"):
+    if posterior == "mean-field":
         return MeanField(start)
     if start.ndim == 1:  # units are correlated with each other
         start = start.unsqueeze(0)

@@ -33,7 +33,6 @@ from subbayes.models.table_networks import (
 from subbayes.networks.mlp import MLP
 from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
-from subbayes.sparse.baselines import default_prior
 from subbayes.sparse.convert import convert
 from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSlab, StudentTSlab
 from subbayes.sparse.result import SparseNetwork
@@ -73,7 +72,7 @@ def fit_arrays(
         task: "regression", "count" or "classification".
         settings: of network, training and inference. A sparse network uses their learning rate for
             everything but the slab, which hardly moves, and the inclusion probabilities, which
-            learn faster where steps are few; its posterior "horseshoe" has its own prior.
+            learn faster where steps are few.
         method: "hierarchical" for a stack of hierarchical networks, or a name of
             `subbayes.comparison.registry.BASELINES`; by default a posterior in `settings.subspace`.
         n_classes: K, where not all classes occur in y.
@@ -192,13 +191,10 @@ def _fit_sparse(
 ) -> SparseNetwork:
     chosen, sampling = settings.sparse, settings.sampling
     check_count("epochs", settings.training.epochs)
-    if chosen.posterior == "horseshoe":
-        prior = default_prior("horseshoe")
-    else:
-        prior = SpikeSlab(
-            StudentTSlab() if chosen.slab == "student-t" else NormalSlab(),
-            BetaBinomial() if chosen.prior_inclusion is None else Bernoulli(chosen.prior_inclusion),
-        )
+    prior = SpikeSlab(
+        StudentTSlab() if chosen.slab == "student-t" else NormalSlab(),
+        BetaBinomial() if chosen.prior_inclusion is None else Bernoulli(chosen.prior_inclusion),
+    )
     network = convert(
         module, chosen.posterior, structure=chosen.structure, prior=prior, seed=sampling.seed
     )

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import subbayes
+from experiments.sparse_baselines import prune
 from subbayes import Sampling, Training, sparse
 from subbayes.baselines.ensemble import WeightSamples, stack_likelihoods
 from subbayes.baselines.mc_dropout import mc_dropout
@@ -153,7 +154,7 @@ def _wide() -> nn.Sequential:
 
 
 def _small(layout: str, path: Path) -> None:
-    module = sparse.prune(_wide(), 0.6)
+    module = prune(_wide(), 0.6)
     sparse.export_network(module, example=X, layout=layout).save(path)
 
 
@@ -316,7 +317,7 @@ MODELS: dict[str, Example] = {
         f"sparse-{posterior}": Example(
             lambda path, posterior=posterior: _sparse(posterior).save(path), _load
         )
-        for posterior in ("mean-field", "low-rank", "horseshoe")
+        for posterior in ("mean-field", "low-rank", "all")
     },
     **{
         f"small-{layout}": Example(partial(_small, layout), _load_small)

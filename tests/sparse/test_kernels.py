@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from versions import TORCH
 
 import subbayes
+from experiments.sparse_baselines import convert
 from subbayes import InputError, sparse
 from subbayes.networks.outputs import check_outputs
 from subbayes.sparse import kernels
@@ -84,15 +85,15 @@ NETS = {
         nn.Linear(16, 3, bias=False),
     ),
 }
-CASES = [
-    (posterior, "weights")
-    for posterior in ("mean-field", "mvn", "low-rank", "all", "dropout", "horseshoe")
-] + [("mean-field", "units"), ("low-rank", "units")]
+CASES = [(posterior, "weights") for posterior in (*sparse.POSTERIORS, "dropout", "horseshoe")] + [
+    ("mean-field", "units"),
+    ("low-rank", "units"),
+]
 
 
 def network(kind, posterior, structure):
     torch.manual_seed(1)
-    made = sparse.convert(NETS[kind](), posterior, structure=structure, inclusion=0.5, sd=0.2)
+    made = convert(NETS[kind](), posterior, structure=structure, inclusion=0.5, sd=0.2)
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for layer in sparse.sparse_layers(made).values():

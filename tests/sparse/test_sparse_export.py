@@ -8,6 +8,7 @@ from torch.nn import functional
 from versions import TORCH
 
 import subbayes
+from experiments.sparse_baselines import prune
 from subbayes import InputError, sparse
 from subbayes.sparse.dependency_graph import edges
 from subbayes.sparse.export.export import _selected_names, export_network, remove_dead_units
@@ -678,7 +679,7 @@ def test_all_layers_are_exported_by_default():
     net = silenced(Mnist())
     assert smaller(net, 1, 10, 10).units == smaller(net, 1, 10, 10, names=names(net)).units
     assert smaller(net, 1, 10, 10, names="conv1").units == {"conv1": (6, 4)}
-    pruned_net = sparse.prune(net, 0.1)
+    pruned_net = prune(net, 0.1)
     assert (
         sparse.export_network(pruned_net).weights[1] < sparse.export_network(pruned_net).weights[0]
     )

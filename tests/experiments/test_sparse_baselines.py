@@ -10,16 +10,22 @@ from scipy import integrate, stats
 from torch import nn
 
 import subbayes
+from experiments.sparse_baselines import (
+    BASELINES,
+    Horseshoe,
+    convert,
+    gamma_kl,
+    inverse_gamma_kl,
+    prune,
+)
 from subbayes import InputError, sparse
-from subbayes.sparse.baselines import gamma_kl, inverse_gamma_kl
 
 DOUBLE = torch.float64
-KINDS = ("all", "dropout", "horseshoe")
 
 
 def made_of(base, posterior, seed=0, **options):
     """A converted module with dispersed parameters, in training mode."""
-    made = sparse.convert(base, posterior, seed=seed, temperature=1e-3, **options)
+    made = convert(base, posterior, seed=seed, temperature=1e-3, **options)
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
@@ -53,7 +59,7 @@ def test_mixture_slab_agrees_with_scipy_and_its_bound_holds():
 # --- evaluation mode -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("posterior", ["mean-field", "mvn", "low-rank", *KINDS])
+@pytest.mark.parametrize("posterior", ["mean-field", "mvn", "low-rank", *BASELINES])
 def test_attention_has_the_same_outputs_with_and_without_gradients(posterior):
     torch.manual_seed(0)  # without gradients torch reads the weights of its layers
     encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
@@ -63,7 +69,7 @@ def test_attention_has_the_same_outputs_with_and_without_gradients(posterior):
         torch.testing.assert_close(made(x), expected)
 
 
-@pytest.mark.parametrize("posterior", ["mean-field", *KINDS])
+@pytest.mark.parametrize("posterior", ["mean-field", *BASELINES])
 @pytest.mark.parametrize("make", [linear, lambda: nn.Conv1d(4, 6, 2, groups=2).double()])
 def test_weights_that_modules_read_are_the_mean_of_draws(posterior, make):
     made = made_of(make(), posterior).eval()
@@ -117,7 +123,7 @@ def test_divergence_of_a_dense_layer_is_that_of_gaussians():
 
 
 def test_divergence_of_a_horseshoe_layer_is_the_sum_of_its_parts():
-    made = made_of(linear(), "horseshoe", prior=sparse.Horseshoe(scale=0.2))
+    made = made_of(linear(), "horseshoe", prior=Horseshoe(scale=0.2))
     sds = nn.functional.softplus
     with torch.no_grad():
         a, b = zip(made.log_mean, sds(made.log_raw_sd), strict=True)
@@ -156,7 +162,7 @@ def test_divergence_of_dropout_is_that_of_gal_et_al():
 
 @pytest.mark.few(1)
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("posterior", KINDS)
+@pytest.mark.parametrize("posterior", BASELINES)
 def test_training_outputs_have_the_moments_of_the_posterior(posterior):
     """Moments of outputs in training against those of draws of whole weight vectors."""
     base = linear()
@@ -186,7 +192,7 @@ def test_horseshoe_draws_share_the_scale_of_the_layer():
 
 
 def test_pruned_inputs_are_those_with_small_scales():
-    made = sparse.convert(linear(), "horseshoe", prior=sparse.Horseshoe(threshold=0.5))
+    made = convert(linear(), "horseshoe", prior=Horseshoe(threshold=0.5))
     with torch.no_grad():
         made.log_mean[:, 1] = math.log(0.1)  # a scale of 0.1
         made.log_mean[:, 3] = math.log(0.4)
@@ -211,7 +217,7 @@ def test_an_orthogonal_design_has_its_exact_posterior():
     evidence = stats.multivariate_normal(
         np.zeros(n), sigma**2 * np.eye(n) + scale**2 * x @ x.T
     ).logpdf(y)
-    made = sparse.convert(
+    made = convert(
         nn.Linear(p, 1, bias=False).double(),
         "all",
         sd=0.1,
@@ -239,7 +245,7 @@ def test_an_orthogonal_design_has_its_exact_posterior():
 # --- training and predictions --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("posterior", KINDS)
+@pytest.mark.parametrize("posterior", BASELINES)
 @pytest.mark.parametrize("post", ["fixed", "median"])
 def test_baselines_train_and_predict_in_every_mode(posterior, post):
     rng = np.random.default_rng(0)
@@ -248,7 +254,7 @@ def test_baselines_train_and_predict_in_every_mode(posterior, post):
     torch.manual_seed(0)
     base = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 2))
     result = sparse.fit(
-        sparse.convert(base, posterior),
+        convert(base, posterior),
         subbayes.likelihoods.Categorical(2),
         (x, torch.from_numpy(y)),
         sparse.SparseTraining(
@@ -293,7 +299,7 @@ def mlp():
 @pytest.mark.parametrize("density", [1.0, 0.3, 0.05])
 def test_pruning_keeps_the_largest_weights(density):
     base = mlp()
-    found = sparse.prune(base, density)
+    found = prune(base, density)
     old, new = (
         torch.cat([m[i].weight.detach().flatten() for i in (0, 2, 4)]) for m in (base, found)
     )
@@ -307,7 +313,7 @@ def test_pruning_keeps_the_largest_weights(density):
 
 def test_pruning_keeps_the_largest_units_and_export_removes_the_others():
     base, x = mlp(), torch.randn(9, 5)
-    found = sparse.prune(base, 0.4, "units")
+    found = prune(base, 0.4, "units")
     for i in (0, 2):
         sizes, alive = base[i].weight.detach().square().sum(1), (found[i].weight != 0).any(1)
         assert int(alive.sum()) == 3
@@ -317,9 +323,9 @@ def test_pruning_keeps_the_largest_units_and_export_removes_the_others():
     small = sparse.export_network(found, ("0", "2", "4"))
     assert (small.units["0"], small.units["2"]) == ((8, 3), (7, 3))
     torch.testing.assert_close(small.module(x), found(x))
-    kept = sparse.prune(base, 0.4, "units", keep=["0"])
+    kept = prune(base, 0.4, "units", keep=["0"])
     assert torch.equal(kept[0].weight, base[0].weight)
-    kept = sparse.prune(base, 0.4, "units", keep="4")  # which is not a hidden layer
+    kept = prune(base, 0.4, "units", keep="4")  # which is not a hidden layer
     assert all(torch.equal(kept[i].weight, found[i].weight) for i in (0, 2, 4))
 
 
@@ -337,11 +343,11 @@ def test_kept_blocks_are_not_pruned():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Sequential(nn.Linear(9, 9), nn.Linear(9, 9)), nn.Linear(9, 2))
     for keep in ("0", ["0"], ("0.0", "0.1")):
-        found = sparse.prune(net, 0.5, keep=keep)
+        found = prune(net, 0.5, keep=keep)
         assert all(torch.equal(found[0][i].weight, net[0][i].weight) for i in (0, 1))
         assert int((found[1].weight != 0).sum()) == 9
     left = normed()
-    found = sparse.prune(left, 0.5, keep="0")
+    found = prune(left, 0.5, keep="0")
     assert torch.equal(found[0].weight, left[0].weight)
     assert int((found[1].weight != 0).sum()) == 9
 
@@ -350,30 +356,18 @@ def test_kept_blocks_are_not_pruned():
     ("make", "said"),
     [
         (
-            lambda: sparse.convert(linear(), "dropout", structure="units"),
-            "structure: expected 'wei",
+            lambda: convert(linear(), "dropout", structure="units"),
+            "structure: expected one of 'wei",
         ),
-        (
-            lambda: sparse.convert(linear(), "horseshoe", prior=sparse.SpikeSlab()),
-            "a Horseshoe where",
-        ),
-        (lambda: sparse.Horseshoe(scale=0.0), "scale: expected"),
+        (lambda: convert(linear(), "horseshoe", prior=sparse.SpikeSlab()), "a Horseshoe where"),
+        (lambda: Horseshoe(scale=0.0), "scale: expected"),
         (lambda: sparse.MixtureSlab(share=1.0), "share: expected"),
-        (lambda: sparse.prune(mlp(), 0.0), "density: expected a share above 0"),
-        (lambda: sparse.prune(mlp(), 0.5, "rows"), "structure: expected one of"),
-        (
-            lambda: sparse.prune(nn.Linear(2, 2), 0.5, "units"),
-            "a layer with units to prune, got none",
-        ),
-        (
-            lambda: sparse.prune(mlp(), 0.5, keep="7"),
-            "keep: expected names of layers: 0, 2, 4, got 7",
-        ),
-        (lambda: sparse.prune(normed(), 0.5), "weights that are parameters, got 0, whose"),
-        (
-            lambda: sparse.prune(tied(), 0.5),
-            "layers that do not share weights, got 0.weight and 1.weight",
-        ),
+        (lambda: prune(mlp(), 0.0), "density: expected a share above 0"),
+        (lambda: prune(mlp(), 0.5, "rows"), "structure: expected one of"),
+        (lambda: prune(nn.Linear(2, 2), 0.5, "units"), "a layer with units to prune, got none"),
+        (lambda: prune(mlp(), 0.5, keep="7"), "keep: expected names of layers: 0, 2, 4, got 7"),
+        (lambda: prune(normed(), 0.5), "weights that are parameters, got 0, whose"),
+        (lambda: prune(tied(), 0.5), "layers that do not share weights, got 0.weight and 1.weight"),
     ],
 )
 def test_bad_settings_are_rejected(make, said):
@@ -385,7 +379,7 @@ def test_pruning_warns_of_layers_without_weights():
     net = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3))
     net[2].weight.data *= 1e-3
     with pytest.warns(UserWarning, match="Pruning excludes every weight of layer '2', whose outp"):
-        sparse.prune(net, 0.1)
+        prune(net, 0.1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        sparse.prune(net, 0.1, keep="2")
+        prune(net, 0.1, keep="2")

@@ -1,14 +1,13 @@
-r"""Baselines of sparse networks, with the same training and predictions.
+r"""Baselines of sparse networks in the paper, with the same training and predictions.
 
-- "all": all weights are included, each with a Gaussian posterior (Graves 2011), and a `NormalSlab`
-  or a `MixtureSlab` (Blundell et al. 2015) as the prior, in ordinary `SparseLayer`s.
 - "dropout": inputs of a layer are dropped, separately in each row, with one learned probability
   (`DropoutLayer`; Gal et al. 2017).
 - "horseshoe": inputs of a layer have random scales with half-Cauchy priors, and those with small
   scales are pruned (`HorseshoeLayer`; Louizos et al. 2017).
 - `prune`: a network without posterior, from which the smallest weights or units are removed.
 
-(Hubin and Storvik 2024, section 4.1.)
+(Hubin and Storvik 2024, section 4.1.) Dense Gaussians and mixtures are
+`sparse.convert(module, "all")`.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
 
@@ -24,12 +24,47 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from subbayes import sparse
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import LAYERS, select_layers
-from subbayes.sparse.priors import Bernoulli, Horseshoe, NormalSlab, SpikeSlab
-from subbayes.sparse.variational_families import STRUCTURES, LayerSettings, Noise, unconstrained_sd
-from subbayes.utils.checks import check_choice, fail, fail_type
+from subbayes.sparse.priors import NormalSlab, Slab, SpikeSlab
+from subbayes.sparse.variational_families import (
+    STRUCTURES,
+    LayerSettings,
+    MeanField,
+    Noise,
+    unconstrained_sd,
+)
+from subbayes.utils.checks import check_choice, check_positive, fail, fail_type
 from subbayes.utils.warning import warn_user
+
+
+@dataclass(frozen=True)
+class Horseshoe(SpikeSlab):
+    r"""Prior of the posterior "horseshoe": one scale for each input of a layer.
+
+    $$ w_{jk} = z_k \beta_{jk}, \quad z_k = s \lambda_k, \quad s \sim C^+(0, \text{scale}), \quad
+       \lambda_k \sim C^+(0, 1), \quad \beta_{jk} \sim \text{slab} $$
+
+    Args:
+        slab: of the weights before they are scaled.
+        scale: of the half-Cauchy prior of the layer.
+        threshold: inputs whose median scale is below this are pruned.
+
+    Source: Louizos et al. (2017), Bayesian compression for deep learning, section 4.2.
+
+    Example:
+        >>> Horseshoe(threshold=0.1).threshold
+        0.1
+    """
+
+    slab: Slab = field(default_factory=NormalSlab)
+    scale: float = 1e-5
+    threshold: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_positive("scale", self.scale)
+        check_positive("threshold", self.threshold)
 
 
 class _InputLayer(SparseLayer):
@@ -38,12 +73,7 @@ class _InputLayer(SparseLayer):
     def __init__(
         self, layer: nn.Module, settings: LayerSettings, prior: SpikeSlab, noise: Noise
     ) -> None:
-        if settings.structure != "weights":
-            fail(
-                "structure",
-                f"'weights' where the posterior is '{settings.posterior}'",
-                f"'{settings.structure}'",
-            )
+        check_choice("structure", settings.structure, ("weights",))
         super().__init__(layer, settings, prior, noise)
         self.structure = "inputs"
 
@@ -58,7 +88,7 @@ class _InputLayer(SparseLayer):
         each = self.mean[0, 0].numel()
         return value.repeat_interleave(each, -1).unsqueeze(1)
 
-    def _over_units(self, value: Float[Tensor, "k"]) -> Float[Tensor, "*W"]:
+    def _over_units(self, value: Float[Tensor, " k"]) -> Float[Tensor, "*W"]:
         """Values of the inputs, in the shape of the weights."""
         by_weight = self._to_weights(value.unsqueeze(0)).reshape(1, *self.mean.shape[1:])
         return by_weight.expand_as(self.mean)
@@ -80,6 +110,14 @@ class DropoutLayer(_InputLayer):
     Source: Gal, Hron and Kendall (2017), Concrete dropout, eqs. 2 to 5.
     """
 
+    def __init__(
+        self, layer: nn.Module, settings: LayerSettings, prior: SpikeSlab, noise: Noise
+    ) -> None:
+        super().__init__(layer, settings, prior, noise)
+        self.posterior = "dropout"
+        start = math.log(settings.inclusion / (1 - settings.inclusion))
+        self.logits = MeanField(self.mean.detach().new_full((1,), start))
+
     @property
     def sd(self) -> Float[Tensor, "*W"]:
         """Zeros, because weights are points."""
@@ -89,7 +127,7 @@ class DropoutLayer(_InputLayer):
         return self.raw_sd.new_zeros(positions.shape)
 
     @property
-    def bias_sd(self) -> Float[Tensor, "u"]:
+    def bias_sd(self) -> Float[Tensor, " u"]:
         """Zeros, because biases are points."""
         assert self.bias_mean is not None
         return torch.zeros_like(self.bias_mean)
@@ -148,13 +186,13 @@ class HorseshoeLayer(_InputLayer):
     Source: Louizos, Ullrich and Welling (2017), section 4.2 and appendix; they prune by the mode.
     """
 
-    excludes_weights = False
     scales = ("log_mean", "log_raw_sd", "shared_mean", "shared_raw_sd")
 
     def __init__(
         self, layer: nn.Module, settings: LayerSettings, prior: SpikeSlab, noise: Noise
     ) -> None:
         super().__init__(layer, settings, prior, noise)
+        self.posterior = "horseshoe"
         if not isinstance(prior, Horseshoe):
             fail_type("prior", "a Horseshoe where the posterior is 'horseshoe'", prior)
         self.log_scale, self.threshold = math.log(prior.scale), prior.threshold
@@ -166,19 +204,24 @@ class HorseshoeLayer(_InputLayer):
         self.shared_mean = nn.Parameter(self.mean.new_tensor([2 * self.log_scale, 0.0]))
         self.shared_raw_sd = nn.Parameter(self.mean.new_full((2,), start))
 
+    @property
+    def excludes_weights(self) -> bool:
+        """Never: all inputs have scales above 0."""
+        return False
+
     def _redraws_factors(self, structure: str) -> bool:
         return True
 
     def _deviations(self) -> tuple[Float[Tensor, "2 k"], Float[Tensor, "2"]]:
         return functional.softplus(self.log_raw_sd), functional.softplus(self.shared_raw_sd)
 
-    def log_scales(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"], Float[Tensor, ""]]:
+    def log_scales(self) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"], Float[Tensor, ""]]:
         """Means of the log scales of the inputs, their own deviations, and the shared deviation."""
         own, shared = self._deviations()
         mean = 0.5 * (self.log_mean.sum(0) + self.shared_mean.sum())
         return mean, 0.5 * own.square().sum(0).sqrt(), 0.5 * shared.square().sum().sqrt()
 
-    def _mean_scales(self) -> Float[Tensor, "k"]:
+    def _mean_scales(self) -> Float[Tensor, " k"]:
         mean, own, shared = self.log_scales()
         found = (mean + 0.5 * (own.square() + shared.square())).exp()
         return found * self._exceeds_threshold() if self.phase == "median" else found
@@ -191,7 +234,7 @@ class HorseshoeLayer(_InputLayer):
             found = found.detach()
         return found * self._exceeds_threshold() if self.phase == "median" else found
 
-    def _exceeds_threshold(self) -> Float[Tensor, "k"]:
+    def _exceeds_threshold(self) -> Float[Tensor, " k"]:
         mean, _, _ = self.log_scales()
         return (mean > math.log(self.threshold)).to(mean)
 
@@ -279,20 +322,25 @@ def inverse_gamma_kl(mean: Float[Tensor, "*S"], sd: Float[Tensor, "*S"]) -> Floa
 
 
 _LAYERS: dict[str, type[SparseLayer]] = {"dropout": DropoutLayer, "horseshoe": HorseshoeLayer}
+BASELINES = ("all", *_LAYERS)
 
 
-def layer_class(posterior: str) -> type[SparseLayer]:
-    """The class of layers with a posterior."""
-    return _LAYERS.get(posterior, SparseLayer)
+def convert(
+    module: nn.Module, posterior: str, prior: SpikeSlab | None = None, **options: Any
+) -> nn.Module:
+    """A module with a posterior of `BASELINES`, or one that `sparse.convert` takes.
 
-
-def default_prior(posterior: str) -> SpikeSlab:
-    """The default prior of a posterior."""
-    if posterior == "horseshoe":
-        return Horseshoe()
-    if posterior in ("all", "dropout"):
-        return SpikeSlab(NormalSlab(1.0), Bernoulli(0.5))
-    return SpikeSlab()
+    Args:
+        module: as for `sparse.convert`.
+        posterior: name of the posterior.
+        prior: of all layers; by default that of the paper.
+        options: further arguments of `sparse.convert`.
+    """
+    if posterior not in _LAYERS:
+        return sparse.convert(module, posterior, prior=prior, **options)
+    if prior is None and posterior == "horseshoe":
+        prior = Horseshoe()
+    return sparse.convert(module, "all", prior=prior, layer=_LAYERS[posterior], **options)
 
 
 def prune(
@@ -357,7 +405,7 @@ def prune(
     return made
 
 
-def _largest(sizes: Float[Tensor, "n"], count: int) -> Bool[Tensor, "n"]:
+def _largest(sizes: Float[Tensor, " n"], count: int) -> Bool[Tensor, " n"]:
     """A mask of the largest sizes."""
     found = torch.zeros_like(sizes, dtype=torch.bool)
     found[sizes.argsort(descending=True)[:count]] = True
