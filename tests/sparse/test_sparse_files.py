@@ -324,12 +324,12 @@ def test_layers_are_saved_with_their_settings(tmp_path):
         estimator="relaxed",
         temperature=0.4,
     )
-    made = sparse.convert(made, "dropout", temperature=0.2)
+    made = sparse.convert(made, "all", temperature=0.2)
     network = sparse.SparseNetwork(made.eval(), subbayes.likelihoods.Gaussian(1.0))
     assert [layer.posterior for layer in network.layers.values()] == [
         "low-rank",
         "low-rank",
-        "dropout",
+        "all",
     ]
     back = subbayes.load(network.save(tmp_path / "saved"))
     for name, layer in network.layers.items():
