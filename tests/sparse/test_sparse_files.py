@@ -326,11 +326,7 @@ def test_layers_are_saved_with_their_settings(tmp_path):
     )
     made = sparse.convert(made, "all", temperature=0.2)
     network = sparse.SparseNetwork(made.eval(), subbayes.likelihoods.Gaussian(1.0))
-    assert [layer.posterior for layer in network.layers.values()] == [
-        "low-rank",
-        "low-rank",
-        "all",
-    ]
+    assert [layer.posterior for layer in network.layers.values()] == ["low-rank", "low-rank", "all"]
     back = subbayes.load(network.save(tmp_path / "saved"))
     for name, layer in network.layers.items():
         other = back.layers[name]
