@@ -21,6 +21,7 @@ from subbayes.data.data import Data, join_targets
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.model_card import model_card
+from subbayes.diagnostics.surprise import Update
 from subbayes.diagnostics.token_scores import TokenScores
 from subbayes.distributed.divided_rows import exchanged, gathered
 from subbayes.likelihoods import Likelihood
@@ -395,6 +396,25 @@ class Predictor(ABC):
             `subbayes.diagnostics.out_of_distribution`.
         """
         return out_of_distribution(self.predict(inputs, **options), self.predict(others, **options))
+
+    def update(self, new_rows: Any, *, forgetting: float = 1.0, seed: int = 0) -> Any:
+        """The model after new rows, for which its posterior is the prior; see `FittedModel.update`.
+
+        Args:
+            new_rows: (inputs, y), a loader, a dataset or `Data`.
+            forgetting: power of the likelihood of all earlier rows.
+            seed: of resampling and draws.
+
+        Raises:
+            InputError: a model that is no posterior of `fit`.
+        """
+        del new_rows, forgetting, seed
+        fail("model", "a posterior of fit, to update", self.label, "Refit on all rows")
+
+    @property
+    def updates(self) -> list[Update]:
+        """What each `update` was, the last one at the end."""
+        return []
 
     def warnings(self) -> list[str]:
         """Problems of the run, each with a remedy; empty if there are none."""

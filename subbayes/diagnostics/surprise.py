@@ -74,7 +74,8 @@ def surprise(predictive: Predictive, y: object, seed: int = 0) -> tuple[float, f
         for draw in evenly_spaced(np.arange(predictive.n_draws), _REPLICATES).tolist():
             own = predictive.likelihood.unweighted.select_draws(torch.tensor([draw]))
             replicate = own.sample(predictive.outputs[draw : draw + 1], generator)[0]
-            each.append(predictive.log_prob(replicate).mean())
+            column = replicate.ndim == 2 and replicate.shape[1] == 1
+            each.append(predictive.log_prob(replicate[:, 0] if column else replicate).mean())
     except (InputError, NotImplementedError):
         return density, float("nan"), float("nan")
     expected = float(np.mean(each))

@@ -315,6 +315,7 @@ class FittedModel(Predictor):
         parts = self.network, likelihood, rows, self.subspace, self.prior, self.temperature
         return Posterior(*parts, mode=mode)
 
+    @override
     def update(self, new_rows: Any, *, forgetting: float = 1.0, seed: int = 0) -> FittedModel:
         """The model after new rows, for which its posterior is the prior; it does not change.
 
@@ -367,8 +368,8 @@ class FittedModel(Predictor):
         return replace(self, draws=draws, posterior=None, settings=settings)
 
     @property
+    @override
     def updates(self) -> list[Update]:
-        """What each `update` was, the last one at the end."""
         return [Update(**facts) for facts in self.settings.get("updates", ())]
 
     def thin(self, n_draws: int) -> FittedModel:

@@ -62,6 +62,7 @@ from subbayes.utils.types import Targets
 from subbayes.utils.warning import warn_user
 
 _LEAST_DIFFERENT = 0.5  # share of the draws that resampling leaves
+_LEAST_WITHOUT_MOVES = 0.1  # the same of draws that cannot be moved
 _PARTICLES = 1000  # at least, of sequential Monte Carlo
 _DRAWS_OF_COORDINATE = 4  # at least, for a Gaussian with the moments of the draws
 _STEPS, _HALVINGS, _CONVERGED = 50, 30, 1e-16  # of Newton's method, and its decrement at the end
@@ -273,7 +274,8 @@ def _update_draws(
     weights = np.exp(diagnostics.psis(np.maximum(log_ratios, -1e300)[:, None])[0][:, 0])
     chosen = z[systematic_resampling(weights, len(z), rng)]
     different = len(np.unique(chosen, axis=0)) / len(z)
-    if is_exact := k <= MAX_PARETO_K and different >= _LEAST_DIFFERENT:
+    least = _LEAST_DIFFERENT if has_moments else _LEAST_WITHOUT_MOVES
+    if is_exact := k <= MAX_PARETO_K and different >= least:
         method, after = "importance weights", None
         if has_moments:
             covariance = np.cov(z.T, aweights=weights).reshape(z.shape[1], -1)
@@ -283,7 +285,7 @@ def _update_draws(
             fail(
                 "new_rows",
                 "rows for which importance weights of the draws suffice (Pareto k of at most 0.7, "
-                "and half of the draws left)",
+                "and a tenth of the draws left)",
                 f"rows with k = {k:.2f}, and {different:.0%} left",
                 "Refit on all rows; or fit in a subspace, of which Gaussians have the moments",
             )

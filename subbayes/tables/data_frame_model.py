@@ -27,6 +27,7 @@ from subbayes.data.to_pandas import to_pandas
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.predictor import Predictor
+from subbayes.diagnostics.surprise import Update
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings
 from subbayes.predictions.exporting import write_graph
@@ -239,6 +240,29 @@ class DataFrameModel:
         return metrics.score(
             self.predict(features, n_draws, **mode), self.target.encode(values), level
         )
+
+    def update(self, table: Any, *, forgetting: float = 1.0, seed: int = 0) -> DataFrameModel:
+        """The model after new rows, for which its posterior is the prior; see `FittedModel.update`.
+
+        Columns are encoded as those of the fit.
+
+        Args:
+            table: rows with the columns of the fit and that to predict.
+            forgetting: power of the likelihood of all earlier rows.
+            seed: of resampling and draws.
+
+        Raises:
+            InputError: missing columns, unknown labels, or as `FittedModel.update`.
+        """
+        features, values = split_target(table, self.column)
+        rows = self.encoder.transform(features), self.target.encode(values)
+        model = self.model.update(rows, forgetting=forgetting, seed=seed)
+        return replace(self, model=model, rows=None)
+
+    @property
+    def updates(self) -> list[Update]:
+        """What each `update` was, the last one at the end."""
+        return self.model.updates
 
     def out_of_distribution(
         self, table: Any, others: Any, n_draws: int | None = None, **mode: str

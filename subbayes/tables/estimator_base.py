@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -28,7 +29,7 @@ from subbayes.artifacts.facts import DrawCount, Finite, Name, Positive, check_kn
 from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import Nested, WrappedFacts, read, rebuild, save
 from subbayes.data.arrays import check_not_masked, native_array
-from subbayes.data.data import check_weights
+from subbayes.data.data import Data, check_weights
 from subbayes.data.encoder_state import EncoderFacts
 from subbayes.data.frames import LEAST_SCALE, check_names, row_index
 from subbayes.data.targets import check_label_types
@@ -261,6 +262,43 @@ class Estimator(BaseEstimator):
             check_finite("y", y)
         return y
 
+    def _codes(self, y: Shaped[np.ndarray, "n"]) -> Shaped[np.ndarray, "n"]:
+        """Targets as the likelihood takes them."""
+        raise NotImplementedError
+
+    def update(
+        self: _Estimator,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        forgetting: float = 1.0,
+        seed: int = 0,
+    ) -> _Estimator:
+        """Another estimator after new rows, for which the posterior of this one is the prior.
+
+        Columns and targets are encoded as those of the fit; see `FittedModel.update`. The record of
+        the update is in `model_.updates` of the result.
+
+        Args:
+            X: features (n, n_features_in_).
+            y: targets (n,).
+            sample_weight: weights (n,) of at least 0.
+            forgetting: power of the likelihood of all earlier rows, above 0 and at most 1.
+            seed: of resampling and draws.
+
+        Raises:
+            InputError: rows of another schema, labels that `fit` has not seen, a sparse network.
+        """
+        inputs = self._inputs(X)
+        targets = self._codes(self._check_y(y, len(inputs)))
+        inputs, targets, weights = _weighted_rows(inputs, targets, sample_weight)
+        data = Data.of((inputs, targets))
+        data = data if weights is None else data.weighted(weights)
+        updated = copy.copy(self)
+        updated.model_ = self.model_.update(data, forgetting=forgetting, seed=seed)
+        return updated
+
     # --- predicting -------------------------------------------------------------------------
 
     def _inputs(self, X: Any) -> Float[np.ndarray, "n d"]:
@@ -419,7 +457,14 @@ class Regressor(RegressorMixin, Estimator):
             InputError: see the class.
         """
         X = self._check_X(X, fitting=True)
-        y = self._check_y(y, len(X))
+        y = self._codes(self._check_y(y, len(X)))
+        X, y, weights = _weighted_rows(X, y, sample_weight)
+        self._fit(
+            X, y, "count" if self.likelihood in LIKELIHOODS["count"] else "regression", weights
+        )
+        return self
+
+    def _codes(self, y: Shaped[np.ndarray, "n"]) -> Shaped[np.ndarray, "n"]:
         try:
             y = y.astype(np.float64)
         except (TypeError, ValueError):
@@ -431,11 +476,7 @@ class Regressor(RegressorMixin, Estimator):
             if not np.isfinite(y.std()):
                 remedy = "Divide them by a constant first"
                 fail("y", "targets whose variance float64 can hold", "overflow", remedy)
-        X, y, weights = _weighted_rows(X, y, sample_weight)
-        self._fit(
-            X, y, "count" if self.likelihood in LIKELIHOODS["count"] else "regression", weights
-        )
-        return self
+        return y
 
     def predict(
         self, X: Any, return_std: bool = False
@@ -501,6 +542,13 @@ class Classifier(ClassifierMixin, Estimator):
             )
         self._fit(X, codes.astype(np.int64), "classification", weights, len(self.classes_))
         return self
+
+    def _codes(self, y: Shaped[np.ndarray, "n"]) -> Shaped[np.ndarray, "n"]:
+        known = np.isin(y, self.classes_)
+        if not known.all():
+            row = int((~known).argmax())
+            fail("y", "labels of fit", repr(y.tolist()[row]), "Refit on all rows", row=row)
+        return np.searchsorted(self.classes_, y)
 
     def predict_proba(self, X: Any) -> Float[np.ndarray, "n K"]:
         """Class probabilities (n, K), averaged over the draws, in the order of `classes_`.

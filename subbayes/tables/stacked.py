@@ -10,7 +10,7 @@ Bayesian predictive distributions*). The weights are the numbers of draws that p
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +23,8 @@ from subbayes.artifacts.facts import Count
 from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import MembersFacts, Nested, artifact
 from subbayes.diagnostics.predictor import Members
+from subbayes.diagnostics.surprise import Update
+from subbayes.distributed.divided_rows import exchanged
 from subbayes.models.fitted import FittedModel
 from subbayes.predictions.modules import Component
 from subbayes.predictions.predictive import Predictive
@@ -94,6 +96,20 @@ class Stack(Members):
     def components(self, inputs: Any, n_draws: int | None = None) -> list[Component]:
         each = [model.components(inputs, count) for model, count in self._counted(n_draws)]
         return [part for parts in each for part in parts]
+
+    @override
+    def update(self, new_rows: Any, *, forgetting: float = 1.0, seed: int = 0) -> Stack:
+        """Update each member; the weights of the members remain those of the fit."""
+        data = exchanged(new_rows)
+        options: dict[str, Any] = {"forgetting": forgetting, "seed": seed}
+        members = tuple(member.update(data, **options) for member in self.members)
+        return replace(self, members=members)
+
+    @property
+    @override
+    def updates(self) -> list[Update]:
+        """Those of the first member."""
+        return self.members[0].updates
 
     @override
     def warnings(self) -> list[str]:
