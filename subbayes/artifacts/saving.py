@@ -68,6 +68,7 @@ _MODULES = {
     "estimator": "subbayes.tables.estimators",
     "stack": "subbayes.tables.stacked",
     "recommendation": "subbayes.recommendation.recommended",
+    "conformal": "subbayes.diagnostics.conformal",
 }
 """The modules that register the kinds of this package, imported when a kind is read."""
 _SHARES = "subbayes.networks.sharded.saving"

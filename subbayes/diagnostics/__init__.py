@@ -3,7 +3,10 @@
 from subbayes.utils.registry import lazy_imports
 
 _NAMES = {
+    "AdaptiveConformal": "adaptive_conformal",
     "CalibrationCurve": "calibration",
+    "Conformal": "conformal",
+    "CoverageTest": "coverage",
     "LooComparison": "loo_comparison",
     "LooResult": "leave_one_out",
     "MonteCarloError": "monte_carlo",

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
+from typing_extensions import override
 
 from subbayes.artifacts.saving import save
 from subbayes.artifacts.tensors import add_prefix
@@ -19,6 +20,7 @@ from subbayes.data.arrays import is_list_of_dicts, to_inputs, to_tensor
 from subbayes.data.cache import concatenate
 from subbayes.data.data import Data, join_targets
 from subbayes.diagnostics import metrics
+from subbayes.diagnostics.conformal import Calibratable
 from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.model_card import model_card
 from subbayes.diagnostics.surprise import Update
@@ -41,7 +43,7 @@ from subbayes.utils.trees import n_rows, row_kind, take, to_device
 OUTPUTS_AT_ONCE = 2**22  # numbers of a batch; its predictive takes a few times their memory
 
 
-class Predictor(ABC):
+class Predictor(Calibratable, ABC):
     """A model of a network whose predictions average draws.
 
     Attributes:
@@ -331,6 +333,20 @@ class Predictor(ABC):
                 check_decoder_inputs(network.output, inputs)
             check_padding(likelihood, inputs, y)
         return metrics.score(self.predict(inputs, **options), y, level, _as_numbers(weights))
+
+    @override
+    def rows_and_targets(self, rows: Any, y: Any = None) -> tuple[Any, Any]:
+        if y is not None:
+            return rows, y
+        data = _data_with_targets(rows)
+        if data.division is not None or data.has_weights:
+            got = "rows with weights" if data.has_weights else "sharded rows"
+            fail("rows", "all rows in this process, without weights", got)
+        inputs, parts = _parts_to_score(data, self._parts()[1])
+        if parts.noise is not None:
+            expected = "targets without noise scales"
+            fail("rows", expected, "both", "Pass rows, y and noise= apart")
+        return inputs, parts.values
 
     def _evaluate_tokens(
         self, data: Data, likelihood: Likelihood, options: dict[str, Any]

@@ -83,12 +83,12 @@ class Recommendation(Predictor):
     @property
     def network(self) -> Any:
         """The network of the model."""
-        return self.model.network
+        return self.model._parts()[0]
 
     @property
     def likelihood(self) -> Any:
         """p(y | f) of the model."""
-        return self.model.likelihood
+        return self.model._parts()[1]
 
     @property
     @override

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from matplotlib.figure import Figure
+from typing_extensions import override
 
 from subbayes import diagnostics
 from subbayes.comparison.arviz import arviz_data, row_weight_group
@@ -18,6 +19,7 @@ from subbayes.data.frames import read_frame
 from subbayes.data.levels import levels_of, same_level
 from subbayes.data.to_pandas import to_pandas
 from subbayes.diagnostics import LooResult, metrics
+from subbayes.diagnostics.conformal import Calibratable
 from subbayes.diagnostics.loo_comparison import compare
 from subbayes.diagnostics.predictor import OUTPUTS_AT_ONCE
 from subbayes.draws import Draws
@@ -69,7 +71,7 @@ from subbayes.utils.warning import warn_user
 _PRIOR_DRAWS = 4000
 
 
-class Results:
+class Results(Calibratable):
     """The results of a fitted model; `state` is None before fitting."""
 
     def __init__(self, state: FittedState | None = None) -> None:
@@ -392,6 +394,12 @@ class Results:
         if weights is not None and weights in data:
             counts = column_numbers(weights, data)
         return metrics.score(self.predict(data, **options), y, level, counts)
+
+    @override
+    def rows_and_targets(self, rows: Any, y: Any = None) -> tuple[Any, Any]:
+        if y is not None:
+            fail("y", "None, because the rows hold the response", type(y).__name__, "Leave it out")
+        return rows, self._targets(rows)
 
     def describe(self) -> dict[str, str]:
         """Formula, family and inference, as text."""

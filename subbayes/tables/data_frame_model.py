@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Shaped
 from msgspec import structs
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.artifacts.facts import Count, Facts, Name
 from subbayes.artifacts.saving import Nested, WrappedFacts, artifact, read, save
@@ -25,6 +26,7 @@ from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
 from subbayes.data.to_pandas import to_pandas
 from subbayes.diagnostics import metrics
+from subbayes.diagnostics.conformal import Calibratable
 from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.diagnostics.surprise import Update
@@ -78,7 +80,7 @@ class DataFrameFacts(WrappedFacts):
 
 
 @dataclass(frozen=True)
-class DataFrameModel:
+class DataFrameModel(Calibratable):
     """A fitted model that takes data frames.
 
     Attributes:
@@ -263,6 +265,12 @@ class DataFrameModel:
     def updates(self) -> list[Update]:
         """What each `update` was, the last one at the end."""
         return self.model.updates
+
+    @override
+    def rows_and_targets(self, rows: Any, y: Any = None) -> tuple[Any, Any]:
+        if y is None:
+            rows, y = split_target(rows, self.column)
+        return rows, self.target.encode(y)
 
     def out_of_distribution(
         self, table: Any, others: Any, n_draws: int | None = None, **mode: str

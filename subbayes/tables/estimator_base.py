@@ -24,6 +24,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.artifacts.facts import DrawCount, Finite, Name, Positive, check_known
 from subbayes.artifacts.files import fail_damaged
@@ -34,6 +35,7 @@ from subbayes.data.encoder_state import EncoderFacts
 from subbayes.data.frames import LEAST_SCALE, check_names, row_index
 from subbayes.data.targets import check_label_types
 from subbayes.data.to_pandas import to_pandas
+from subbayes.diagnostics.conformal import Calibratable, Conformal
 from subbayes.inference.configuration import Sampling
 from subbayes.models.configuration import change
 from subbayes.models.fitted import FittedModel
@@ -100,7 +102,7 @@ class _Standardise(torch.nn.Module):
         return ((inputs - self.mean) / self.scale).float()
 
 
-class Estimator(BaseEstimator):
+class Estimator(Calibratable, BaseEstimator):
     """Checks, standardisation, parameters, predictions and saving of all estimators."""
 
     kind: ClassVar[str] = "estimator"
@@ -327,6 +329,25 @@ class Estimator(BaseEstimator):
         inputs = self._inputs(X)  # checks that there is a model
         batches = self.model_.predict_batches(inputs, n_draws=self._n_draws)
         return labelled(batches, getattr(self, "classes_", None), row_index(X, len(inputs)))
+
+    @override
+    def rows_and_targets(self, rows: Any, y: Any = None) -> tuple[Any, Any]:
+        check_is_fitted(self)
+        rows = to_pandas("X", rows)
+        return rows, self._codes(self._check_y(y, len(rows)))
+
+    def cross_conformal(self, X: Any, y: Any, folds: int = 10, **settings: Any) -> Conformal:
+        """Calibrate with the rows that the models are fitted to; see `tables.cross_conformal`.
+
+        Args:
+            X: features, as for `fit`.
+            y: targets.
+            folds: number of models, each a clone fitted to the rows of the other folds.
+            settings: `score` and `penalty` of `conformal`.
+        """
+        from subbayes.tables.cross_conformal import cross_conformal
+
+        return cross_conformal(self, X, y, folds, **settings)
 
     # --- saving -----------------------------------------------------------------------------
 
