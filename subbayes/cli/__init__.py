@@ -17,7 +17,7 @@ from typing import Any
 
 import typer
 
-from subbayes.cli import compare, evaluate, export, fit, predict, regress, report, update
+from subbayes.cli import calibrate, compare, evaluate, export, fit, predict, regress, report, update
 from subbayes.cli.console import COMMAND, print_error, print_line, report_error
 from subbayes.cli.options import ALL_OPTIONS, ShortHelp, expand_groups
 from subbayes.utils.progress import STAGE_LISTENER
@@ -40,7 +40,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help", ALL_OPTIONS]},
     epilog=EXIT_CODES,
 )
-for module in (fit, predict, evaluate, update, compare, regress, report, export):
+for module in (fit, predict, evaluate, calibrate, update, compare, regress, report, export):
     app.command(module.NAME, cls=ShortHelp, epilog=f"Example: {module.EXAMPLE}")(
         expand_groups(getattr(module, module.NAME))
     )

@@ -55,18 +55,21 @@ def load_model(folder: Path) -> DataFrameModel:
     return DataFrameModel.load(model_path(folder))
 
 
-def load_table_model(folder: Path) -> DataFrameModel | RegressionModel:
-    """Load the model in a folder, of `subbayes fit` or `subbayes regress`.
+def load_table_model(folder: Path) -> Any:
+    """Load the model in a folder, of `subbayes fit`, `subbayes regress` or `subbayes calibrate`.
 
     Raises:
         InputError: no model there, a damaged one, or one that does not take a table.
     """
     from subbayes.artifacts.folder import read
+    from subbayes.cli.calibrate import CalibratedModel
     from subbayes.cli.regression_model import KINDS, RegressionModel
 
     path = model_path(folder)
-    if read(path).kind in KINDS:
+    if (kind := read(path).kind) in KINDS:
         return RegressionModel.load(path)
+    if kind == "conformal":
+        return CalibratedModel.load(path)
     return load_model(folder)
 
 

@@ -292,7 +292,7 @@ class PredictionOptions:
         if self.new_levels is None:
             return self.arguments()
         check_choice("--new-levels", self.new_levels, ("error", "reference", "sample"))
-        if not isinstance(model, RegressionModel):
+        if not isinstance(getattr(model, "base", model), RegressionModel):
             fail("--new-levels", "a model of `subbayes regress`", "another model", "Leave it out")
         return {**self.arguments(), "new_levels": self.new_levels}
 

@@ -37,6 +37,13 @@ def report(
         Path | None,
         option(help="The table the model was fitted to, to plot the density of the posterior."),
     ] = None,
+    ordered: Annotated[
+        bool,
+        typer.Option(
+            "--ordered",
+            help="Rows of TABLE are in the order of time: say whether their coverage has changed.",
+        ),
+    ] = False,
     title: Annotated[str, option(help="Heading.")] = "",
     unit: Annotated[str, option(help="Unit of the target.")] = "",
     source: TextOptions,
@@ -49,17 +56,20 @@ def report(
     calibration; with --train, the log density of the posterior over its first two coordinates with
     the draws. The page needs no network connection and contains no scripts.
     """
+    from subbayes.cli.calibrate import CalibratedModel
     from subbayes.cli.regression_model import RegressionModel
 
     check_output_file(out, overwrite, ".html", ".htm")
-    fitted = load_table_model(model)
+    fitted, statement = load_table_model(model), ()
+    if isinstance(fitted, CalibratedModel):
+        fitted, statement = fitted.base, (fitted.conformal.statement(),)
     if isinstance(fitted, RegressionModel):
-        for name, given in {"train": train, "unit": unit}.items():
+        for name, given in {"train": train, "unit": unit, "ordered": ordered}.items():
             if given:
                 print_line(f"warning: --{name} makes no difference to a regression")
         rows = None if table is None else read_rows(fitted, table, source, needs_target=True)
         with naming_out():
-            fitted.model.report(out, title=title, test=rows)
+            fitted.model.report(out, title=title, test=rows, notes=statement)
         console.result({"model": str(model), "out": str(out)}, f"report in {out}")
         return
     test = None if table is None else encode_rows(fitted, table, source)
@@ -76,6 +86,8 @@ def report(
             data=data,
             test=test,
             title=title,
+            notes=statement,
+            ordered=ordered,
             name=fitted.column,
             unit=unit,
             command=str(fitted.notes.get("command", "")),

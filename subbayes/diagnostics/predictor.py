@@ -289,7 +289,13 @@ class Predictor(Calibratable, ABC):
         return self.network, self.likelihood
 
     def evaluate(
-        self, inputs: Any, y: Any = None, level: float = 0.95, **options: Any
+        self,
+        inputs: Any,
+        y: Any = None,
+        level: float = 0.95,
+        *,
+        ordered: bool = False,
+        **options: Any,
     ) -> dict[str, float]:
         """Scores of the predictions on data with known targets; see `metrics.score`.
 
@@ -300,6 +306,7 @@ class Predictor(Calibratable, ABC):
             y: the targets; by default those of the data. Of `Data` with sharded rows,
                 the scores are those of all rows, in all processes.
             level: probability of the interval whose coverage is reported.
+            ordered: rows are in the order of time: test whether the coverage has left its band.
             options: arguments of `predict`, such as `n_draws`.
 
         Raises:
@@ -317,6 +324,8 @@ class Predictor(Calibratable, ABC):
         if y is None:
             data = _data_with_targets(inputs)
             _check_noise(data, self._parts()[1], options)
+            if ordered and (data.division is not None or self._parts()[1].per_position):
+                fail("ordered", "False for sharded rows and for tokens", "True")
             if data.division is not None:
                 return self._evaluate_divided(exchanged(data), level, options)
             network, likelihood = self._parts()
@@ -332,7 +341,8 @@ class Predictor(Calibratable, ABC):
             if likelihood.per_position:
                 check_decoder_inputs(network.output, inputs)
             check_padding(likelihood, inputs, y)
-        return metrics.score(self.predict(inputs, **options), y, level, _as_numbers(weights))
+        predictive = self.predict(inputs, **options)
+        return metrics.score(predictive, y, level, _as_numbers(weights), ordered)
 
     @override
     def rows_and_targets(self, rows: Any, y: Any = None) -> tuple[Any, Any]:

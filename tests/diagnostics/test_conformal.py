@@ -17,6 +17,7 @@ from subbayes.data.data import Data
 from subbayes.diagnostics.adaptive_conformal import RATES
 from subbayes.diagnostics.conformal import Calibratable, Conformal, class_scores
 from subbayes.diagnostics.coverage import CoverageTest
+from subbayes.diagnostics.metrics import score
 from subbayes.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from subbayes.models.settings import TableSettings
 from subbayes.predictions.gaussian import GaussianPredictive
@@ -534,3 +535,21 @@ def test_censored_responses_are_refused():
     model = subbayes.Regression("time | cens(alive) ~ a", family="weibull")
     with pytest.raises(InputError, match="likelihood"):
         model.fit(frame, inference="laplace", sampling=FEW).conformal(frame)
+
+
+def test_scores_of_ordered_rows_have_the_test_of_a_loop():
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=400) * np.where(np.arange(400) < 200, 1, 4)
+    predictive = Normal().predict_dist(np.zeros((400, 1)))
+    found = score(predictive, y, 0.9, ordered=True)
+    test = CoverageTest(0.85, 0.95)
+    alarms = [test.update([abs(value) <= stats.norm.ppf(0.95)]) for value in y]
+    assert found["coverage_alarm"] == alarms.index(True) > 200
+    assert found["coverage_evidence"] == pytest.approx(test.log_evidence)
+    fitted = point_estimate(torch.nn.Linear(1, 1), Gaussian(1.0))
+    assert {"coverage_alarm", "rmse"} <= set(fitted.evaluate(NUMBERS, TARGET, ordered=True))
+    classes = Outputs(Categorical(2)).predict_dist(np.zeros((4, 2)))
+    for bad in (classes, Normal().predict_dist(np.zeros((4, 2)))):
+        with pytest.raises(InputError) as error:
+            score(bad, np.zeros(4) if bad is classes else np.zeros((4, 2)), ordered=True)
+        assert error.value.argument == "ordered"
