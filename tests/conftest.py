@@ -83,6 +83,12 @@ def unchecked():
 
 
 @pytest.fixture
+def untraced(monkeypatch):
+    """Evaluate densities eagerly: tracing one takes as long as some dozen evaluations."""
+    monkeypatch.setattr(Tracer, "_replay_for", lambda *_: None)
+
+
+@pytest.fixture
 def steps(monkeypatch):
     """How training steps are evaluated, if they may be traced: from the second one on."""
     found = []

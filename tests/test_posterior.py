@@ -125,6 +125,7 @@ def test_compiled_equals_eager(case):
         allclose(a, b, case, 100)
 
 
+@pytest.mark.few(6)
 @cases.parametrize(*EACH)
 def test_the_same_z_gives_the_same_bits(case):
     _, posterior = traced(case)

@@ -63,6 +63,7 @@ def test_blocks_give_the_same_density(size):
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.usefixtures("untraced")
 def test_the_log_likelihood_is_the_exact_sum_of_its_blocks(joined):
     density, (x, y) = posterior("uneven"), rows(200)
     blocks = [
@@ -111,6 +112,7 @@ def collated(change):
     return posterior(data=Data.of(loader, memory_limit=0), batch_size=11)
 
 
+@pytest.mark.usefixtures("untraced")
 @pytest.mark.few(1)
 @pytest.mark.parametrize("change", COLLATE.values(), ids=COLLATE)
 def test_rows_that_a_collate_fn_changes_are_those_of_the_loader(change):
@@ -140,6 +142,7 @@ def test_draws_do_not_depend_on_the_block_of_other_chains(joined):
     assert np.array_equal(eight.z[:4], four.z)
 
 
+@pytest.mark.usefixtures("untraced")
 @pytest.mark.few(1)
 @pytest.mark.parametrize("loaded", [1, 2, 11])
 @pytest.mark.parametrize("batch_size", [None, 2, 4])

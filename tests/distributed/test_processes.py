@@ -116,6 +116,7 @@ def test_leaving_ends_the_groups_that_joining_has_made(two_processes):
         assert found['["traffic", 5]']["bytes"] > 0, "the other groups are there"
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_ends_the_others():
     processes = start(2, [str(WORKER), '["killed", 1]'])
     processes[1].wait(timeout=300)

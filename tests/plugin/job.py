@@ -21,7 +21,7 @@ def main():
     y = x[:, 0] + 0.3 * torch.randn(80, generator=generator)
     assert "subbayes_plugin" not in sys.modules
 
-    sampling = subbayes.Sampling(draws=20, chains=2, warmup=20, progress=False)
+    sampling = subbayes.Sampling(draws=20, chains=2, warmup=20, progress=False, mode="eager")
     training = subbayes.Training(epochs=5, swa_epochs=3)
     net = subbayes.MLP(2, (4,), 1, seed=0)
     options = {"training": training, "sampling": sampling, "likelihood": "laplacian"}

@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 
 import subbayes
+from subbayes.cli import run
 from subbayes.likelihoods import as_likelihood
 from subbayes.likelihoods.families import family_from_name
 from subbayes.regression import Regression
@@ -59,10 +60,18 @@ def main():
         (x[:, None].astype("float32"), y.astype("float32")),
         likelihood="gumbel",
         training=subbayes.Training(epochs=3, swa_epochs=2),
-        sampling=subbayes.Sampling(draws=20, chains=2, progress=False),
+        sampling=subbayes.Sampling(draws=20, chains=2, progress=False, mode="eager"),
     )
     again = subbayes.load(fitted.save(folder / "network"))
     assert repr(again.likelihood) == repr(fitted.likelihood)
+    words = ["regress", str(folder / "rows.csv"), "y ~ x", "--family", "gumbel", "--quiet"]
+    assert run([*words, "--draws", "300", "--out", str(folder / "out")]) == 0
+    assert list((folder / "out").iterdir())
+
+    from regression_job import main as fit_with_a_term_and_a_prior  # of this script's folder
+
+    (folder / "term").mkdir()
+    fit_with_a_term_and_a_prior(folder / "term")
     print("done")
 
 

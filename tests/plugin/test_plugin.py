@@ -37,18 +37,8 @@ def test_classes_of_another_package_fit_compare_save_load_and_report(tmp_path):
     assert done.stdout.strip().endswith("done"), done.stderr
 
 
-def test_a_family_of_another_package_takes_part_in_regressions(tmp_path):
+def test_a_family_a_term_and_a_prior_of_another_package_take_part_in_regressions(tmp_path):
     done = call(HERE / "regression.py", tmp_path, cwd=tmp_path)
-    assert done.stdout.strip().endswith("done"), done.stderr
-    run = ["-c", "import sys; from subbayes.cli import run; sys.exit(run(sys.argv[1:]))"]
-    words = ["regress", "rows.csv", "y ~ x", "--family", "gumbel", "--out", "out", "--draws", "300"]
-    done = call(*run, *words, "--quiet", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert list((tmp_path / "out").iterdir())
-
-
-def test_a_term_and_a_prior_of_another_package_in_a_regression(tmp_path):
-    done = call(HERE / "regression_job.py", tmp_path, cwd=tmp_path)
     assert done.stdout.strip().endswith("done"), done.stderr
 
 

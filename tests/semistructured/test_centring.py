@@ -144,8 +144,10 @@ def test_models_without_groups_or_networks_keep_their_coordinates():
     assert alone.state.joint.density.reparameterisation is None
 
 
-def test_the_density_of_other_coordinates():
-    joint = joint_of("y ~ x + (1 + x | g)")
+@pytest.mark.few(1)
+@pytest.mark.parametrize("formula", FORMULAS[:2])
+def test_the_density_of_other_coordinates(formula):
+    joint = joint_of(formula)
     posterior, change = joint.density, joint.information(1.0)
     other = ReparameterisedDensity(posterior, change)
     z = joint.start_points(3)

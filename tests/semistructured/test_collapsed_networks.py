@@ -56,7 +56,7 @@ def joint_of(formula=RANDOM, family="normal", columns=("v", "u"), rank=3, shift=
 
 @pytest.fixture(scope="module")
 def joint():
-    return joint_of()
+    return replace(joint_of(), mode="eager")
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +124,8 @@ def test_the_density_is_that_of_a_normal_response_with_the_coefficients_in_its_c
 
 
 def test_weights_count_rows():
-    joint, rng = joint_of(weights="w"), np.random.default_rng(0)
+    joint = replace(joint_of(weights="w"), mode="eager")
+    rng = np.random.default_rng(0)
     collapsed = joint.collapsed
     points = 0.5 * rng.standard_normal((3, collapsed.rank))
     y, mean, own, variance = dense(joint, points[0])

@@ -77,7 +77,9 @@ def test_traced_steps_equal_eager_steps(posterior, structure, estimator):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of failed tracing
         warnings.filterwarnings("ignore", "The median model excludes")
-        traced = fitted("trace", **options)
+        module, before = network(), torch.get_rng_state()
+        traced = fitted("trace", module, **options)
+    assert torch.equal(torch.get_rng_state(), before)
     check_same(traced, fitted("eager", **options))
 
 
@@ -271,16 +273,6 @@ def test_training_resumes_in_its_mode(tmp_path):
     fitted("eager", checkpoint=tmp_path / "run.pt")
     with pytest.raises(InputError, match="a run with these settings"):
         fitted("trace", checkpoint=tmp_path / "run.pt")
-
-
-@pytest.mark.usefixtures("traced_at_once")
-def test_tracing_does_not_change_global_random_states():
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    module = network()
-    torch.set_rng_state(before)
-    fitted("trace", module)
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_few_steps_are_not_worth_tracing(monkeypatch):

@@ -31,6 +31,8 @@ from subbayes.models.settings import TableSettings
 from subbayes.subspaces.registry import SUBSPACES
 from subbayes.tables.array_model import fit_arrays
 
+pytestmark = pytest.mark.usefixtures("untraced")
+
 SMALL = dict(hidden=(10,), epochs=25, learning_rate=0.03, swa_epochs=5, rank=2, draws=8, chains=2)
 QUICK = SMALL | dict(random_state=0)
 
