@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
@@ -13,6 +13,7 @@ from subbayes.utils.checks import InputError, fail
 if TYPE_CHECKING:
     import pandas as pd
 
+    from subbayes.diagnostics.surprise import Update
     from subbayes.regression.model import Regression
     from subbayes.regression.saving import RegressionFacts
 
@@ -83,6 +84,21 @@ class RegressionModel:
     def evaluate(self, table: pd.DataFrame, level: float, **options: Any) -> dict[str, float]:
         """Scores on rows with responses."""
         return self.model.evaluate(table, level=level, **_checked(options))
+
+    def update(self, table: pd.DataFrame, **options: Any) -> RegressionModel:
+        """The model after new rows; see `Regression.update`."""
+        return replace(self, model=self.model.update(table, **options))
+
+    @property
+    def updates(self) -> list[Update]:
+        """What each update was."""
+        return self.model.updates
+
+    def save(self, path: Path, *, overwrite: bool = False) -> Path:
+        """Save the fitted model with the marks of missing values."""
+        from subbayes.artifacts.saving import save
+
+        return save(self, path, overwrite=overwrite)
 
     def was_fitted_to(self, table: pd.DataFrame) -> bool:
         """Whether the complete rows of a table have the responses of the training rows."""

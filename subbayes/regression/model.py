@@ -13,11 +13,14 @@ from torch import Tensor
 
 from subbayes.artifacts.saving import artifact, read, save
 from subbayes.artifacts.saving import rebuild as rebuild_model
+from subbayes.diagnostics.surprise import MOST_DRAWS, MOST_ROWS, Update, surprise
+from subbayes.distributed.processes import current
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
 from subbayes.inference.samplers.chains import Sampler, check_folder
 from subbayes.likelihoods.families import Family, family_from_name
+from subbayes.predictions.averaging import evenly_spaced
 from subbayes.regression.design.flat_effects import check_determined
 from subbayes.regression.design.rows import AuxiliaryColumns
 from subbayes.regression.formula.checks import Missing
@@ -40,7 +43,7 @@ from subbayes.regression.results import Results
 from subbayes.regression.saving import RegressionFacts, facts_of, state_from, tensors_of
 from subbayes.regression.specification import Specification
 from subbayes.regression.terms.updating import updated_formula
-from subbayes.utils.checks import check_choice, check_fraction, fail, fail_type
+from subbayes.utils.checks import check_choice, check_fraction, check_seed, fail, fail_type
 from subbayes.utils.text_table import aligned
 from subbayes.utils.warning import warn_user, warnings_once
 
@@ -255,31 +258,48 @@ class Regression(Results):
 
     def update(
         self,
-        formula: str | Mapping[str, str] | None = None,
+        formula: str | Mapping[str, str] | Any = None,
         data: Any = None,
         *,
         priors: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> Self:
-        """Fit a model with another formula, or to other rows; this one is not changed.
+        """Learn from new rows, or fit another formula, or other rows; this one is not changed.
+
+        `update(new_rows)` draws from the posterior of the rows of the fit, which the model keeps,
+        and the new ones. Terms, their columns and default priors remain those of the fit, so that
+        today's posterior is exactly the prior of the new rows. `updates` says how probable they
+        were.
 
         Args:
-            formula: the new formula, in which a point stands for the old side: "~ . + z"; or one
-                for each parameter to change. A response that is written replaces the old one with
-                its terms, such as cens(status), which otherwise stay.
+            formula: new rows with their response, a data frame; or the new formula, in which a
+                point stands for the old side: "~ . + z"; or one for each parameter to change. A
+                response that is written replaces the old one with its terms, such as
+                cens(status), which otherwise stay.
             data: the rows; by default those of this fit.
             priors: those of the new model; by default those of this one, without those of terms
                 that the new formula does not have, which a warning names.
             options: other arguments of `fit`, by default those of this fit, without a checkpoint
                 and start points that were passed as an array; of a loaded model the defaults,
-                but for `smooth`.
+                but for `smooth`. With new rows only `seed` of the new draws.
 
         Returns:
             The fitted model.
 
         Raises:
-            InputError: see `fit` and `updated_formula`, such as interactions with smooths.
+            InputError: see `fit` and `updated_formula`, such as interactions with smooths; new rows
+                with other levels or classes, or for a model with networks.
         """
+        mapping = isinstance(formula, Mapping)
+        is_text = (
+            isinstance(formula, str)
+            or mapping
+            and all(isinstance(text, str) for text in formula.values())
+        )
+        if formula is not None and not is_text:
+            if data is not None or priors is not None:
+                fail("data", "none beside new rows, and no priors", "others", "Leave them out")
+            return self._with_rows(formula, **options)
         old = self.specification
         model = copy.copy(self)
         read = ResponseTerms(old.formula, old.family, old.auxiliary.weights, old.response_terms)
@@ -300,6 +320,38 @@ class Regression(Results):
         kept = model.state.model.specification.priors
         model.specification = replace(model.specification, priors=kept, inherited=False)
         return fitted
+
+    @warnings_once()
+    def _with_rows(
+        self, new_rows: Any, *, forgetting: float = 1.0, seed: int | None = None
+    ) -> Self:
+        """The posterior of the rows of the fit and new ones."""
+        if self.networks or current() is not None:
+            got = "one with networks, or many processes"
+            fail("model", "a regression in one process, without networks", got, "Refit on all rows")
+        if forgetting != 1:
+            fail("forgetting", "1 for a regression, whose rows all count", forgetting)
+        state, before = self.state, len(self.state.model.frame)
+        prepared = state.model.with_rows(new_rows)
+        rows = prepared.frame[before:]
+        few = rows.iloc[evenly_spaced(np.arange(len(rows)), MOST_ROWS)]
+        found = surprise(self.predict(few, n_draws=MOST_DRAWS), self._targets(few))
+        settings = self._settings({})
+        sampling = settings.get("sampling", SAMPLING)
+        sampling = sampling if seed is None else replace(sampling, seed=check_seed(seed))
+        inference = settings.get("inference")
+        engine = checked_engine("nuts" if inference is None else inference, sampling)
+        space = Space.of_effects(most_probable_effects(prepared))
+        joint = RegressionPosterior(prepared, space, sampling.seed, sampling.mode)
+        draws = joint.sample(engine, sampling, automatic=inference is None)
+        update = Update(len(rows), "exact", *found)
+        model = copy.copy(self)
+        return model._fitted(FittedState(joint, draws, state.settings, (*state.updates, update)))
+
+    @property
+    def updates(self) -> list[Update]:
+        """What each update by new rows was, the last one at the end."""
+        return list(self.state.updates)
 
     def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of this fit for another one that passes some options."""

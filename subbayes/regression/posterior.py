@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.diagnostics.surprise import Update
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
@@ -238,11 +239,13 @@ class FittedState:
         joint: the posterior of all effects, and of networks, on the training rows.
         draws: its draws.
         settings: the other arguments of `fit`, for `update`; None for a loaded model.
+        updates: what each update by new rows was.
     """
 
     joint: RegressionPosterior
     draws: Draws
     settings: Mapping[str, Any] | None = None
+    updates: tuple[Update, ...] = ()
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -22,6 +22,7 @@ from subbayes.artifacts.facts import Facts, Finite, Name, Size
 from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import KindFacts
 from subbayes.artifacts.tensors import add_prefix, strip_prefix
+from subbayes.diagnostics.surprise import Update
 from subbayes.draws import Draws, DrawsFacts
 from subbayes.likelihoods.families import Family, family_from_config, is_own_family
 from subbayes.networks.tracing.tracer import Mode
@@ -80,6 +81,7 @@ class RegressionFacts(KindFacts):
     space: SpaceFacts
     draws: DrawsFacts
     missing_values: Annotated[list[str], Meta(max_length=MOST_MARKS)] = []
+    updates: list[Update] = []  # whose rows are the last ones
 
     def __post_init__(self) -> None:
         if len(set(map(repr, self.priors.values()))) > _MOST_PRIORS:
@@ -106,7 +108,7 @@ def facts_of(state: FittedState) -> RegressionFacts:
     """The facts to save: arguments of the model, types of its columns, and facts of the draws."""
     subspace: Any = state.space.subspace.config()
     space = SpaceFacts(subspace=subspace, prior=state.space.prior.to_config())
-    return RegressionFacts(**common_facts(state), space=space)
+    return RegressionFacts(**common_facts(state), space=space, updates=list(state.updates))
 
 
 def common_facts(state: FittedState) -> dict[str, Any]:
@@ -151,7 +153,8 @@ def state_from(
     if not isinstance(subspace, FullSubspace) or subspace.size != rows.structured.size:
         damaged("facts['space']", f"all {rows.structured.size} effects", repr(subspace))
     joint = RegressionPosterior(rows, space, facts.seed, mode_of(facts))
-    state = FittedState(joint, Draws.from_state(tensors, facts.draws))
+    draws = Draws.from_state(tensors, facts.draws)
+    state = FittedState(joint, draws, updates=tuple(facts.updates))
     check_log_likelihood(joint, state.draws, {"family": family, "priors": priors})
     return state
 
@@ -182,7 +185,10 @@ def prepared_rows(
     columns = enumerate(facts.columns)
     frame = pd.DataFrame({c.name: _restore(tensors[f"rows.{i}"], c) for i, c in columns})
     with unsaid_warnings():  # `fit` has given the warnings about these rows
-        rows = specification.prepare(frame, inputs, space.subspace.size)
+        first = len(frame) - sum(update.rows for update in facts.updates)
+        rows = specification.prepare(frame[: max(first, 0)], inputs, space.subspace.size)
+        if facts.updates:
+            rows = rows.with_rows(frame[max(first, 0) :])
     space.prior.check_rank(space.subspace.rank)
     return replace(rows, dropped=facts.dropped)
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from subbayes.data.data import Data
+from subbayes.data.data import Data, join_targets
 from subbayes.data.frames import read_frame
 from subbayes.data.levels import listed
 from subbayes.likelihoods.base import target_values
@@ -37,6 +37,7 @@ from subbayes.regression.design.rows import (
 )
 from subbayes.regression.formula.checks import (
     Missing,
+    check_columns,
     complete_rows,
     plain_columns,
     warn_of_size,
@@ -96,6 +97,33 @@ class PreparedModel:
         y = self.data.y
         assert isinstance(y, tuple)
         return y[1].double()
+
+    def with_rows(self, data: Any) -> PreparedModel:
+        """The model on its rows and others, with the columns and the priors of the first.
+
+        Args:
+            data: complete rows, or rows with missing values, which are treated as those of a fit.
+
+        Raises:
+            InputError: absent columns, levels, groups or classes that the first rows do not have,
+                or responses outside the support.
+        """
+        specification, own = self.specification, self.specification.family
+        frame = read_frame("data", data)
+        read = self.response.variables(self.frame)
+        columns = [*read, *self.encoder.columns, *own.response_columns, *own.columns]
+        check_columns([*columns, *specification.auxiliary.columns], frame)
+        frame, _, dropped = specification._complete_rows(frame, columns, None)
+        targets = specification.targets(frame, self.response.numbers(frame))
+        self.family.check_targets(targets)
+        inputs = self.encoder.inputs(frame)
+        joined = {name: torch.cat([rows, inputs[name]]) for name, rows in self.inputs.items()}
+        assert self.data.y is not None
+        both = Data.of((joined, join_targets([self.data.y, targets])))
+        kept = [name for name in self.frame if name in frame]
+        frame = pd.concat([self.frame[kept], _as_dtypes_of(self.frame, frame[kept])])
+        rows, dropped = frame.reset_index(drop=True), self.dropped + dropped
+        return replace(self, frame=rows, data=both, dropped=dropped)
 
     @cached_property
     def effects_likelihood(self) -> EffectsLikelihood:
@@ -319,6 +347,15 @@ class Specification:
         if self.auxiliary.weights is None:
             return values
         return values, torch.from_numpy(column_numbers(self.auxiliary.weights, frame))
+
+
+def _as_dtypes_of(first: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with the dtypes of others, in columns whose values these hold."""
+    for name, dtype in first.dtypes.items():
+        same = rows[name].astype(dtype)
+        if (same == rows[name]).all():
+            rows = rows.assign(**{str(name): same})
+    return rows
 
 
 def _declared_classes(frame: pd.DataFrame, response: str) -> pd.Index | None:
