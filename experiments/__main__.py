@@ -42,6 +42,7 @@ EXPERIMENTS = (
     "toy_regression",
     "uci_large",
     "uci_small",
+    "update",
 )
 """Modules with functions `add_options` and `run`."""
 

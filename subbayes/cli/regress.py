@@ -185,7 +185,6 @@ def regress(
     Effects are those of a formula: columns, factors C(...), smooths s(...), random effects re(...)
     and interactions. Rows with missing values are dropped and counted.
     """
-    from subbayes.artifacts.saving import save
     from subbayes.cli.regression_model import RegressionModel
     from subbayes.data.columns import warn_about_decimal_commas
     from subbayes.data.tables import read_table
@@ -216,7 +215,7 @@ def regress(
     with naming_out():
         if out is not None:
             saved = RegressionModel(fitted, tuple(missing_values or ()))
-            save(saved, out / "model", overwrite=overwrite)
+            saved.save(out / "model", overwrite=overwrite)
             facts["model"] = str(out)
         if report is not None:
             fitted.report(report, notes=[COMMAND.get()], level=level)

@@ -13,7 +13,6 @@ from subbayes.utils.checks import InputError, fail
 if TYPE_CHECKING:
     import pandas as pd
 
-    from subbayes.diagnostics.surprise import Update
     from subbayes.regression.model import Regression
     from subbayes.regression.saving import RegressionFacts
 
@@ -88,11 +87,6 @@ class RegressionModel:
     def update(self, table: pd.DataFrame, **options: Any) -> RegressionModel:
         """The model after new rows; see `Regression.update`."""
         return replace(self, model=self.model.update(table, **options))
-
-    @property
-    def updates(self) -> list[Update]:
-        """What each update was."""
-        return self.model.updates
 
     def save(self, path: Path, *, overwrite: bool = False) -> Path:
         """Save the fitted model with the marks of missing values."""

@@ -44,8 +44,8 @@ def update(
         updated = fitted.update(frame, forgetting=forgetting, seed=seed)
     with naming_out():
         updated.save(out / "model", overwrite=overwrite)
-    facts = asdict(updated.updates[-1]) | {"updates": len(updated.updates)}
-    text = {"out": out, **facts}
-    shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in text.items() if v is not None}
-    console.result({"model": str(model), "out": str(out), **facts}, aligned(shown))
+    updates = updated.model.updates
+    facts = {"out": str(out), **asdict(updates[-1]), "updates": len(updates)}
+    shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in facts.items()}
+    console.result(facts, aligned(shown))
     console.hint(f"subbayes predict {out} {table}")

@@ -40,7 +40,6 @@ from subbayes.curvature.jacobian import Jacobian, curvature_root
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.precision import cholesky
 from subbayes.curvature.subspace_precision import subspace_jacobian
-from subbayes.data.data import Data
 from subbayes.diagnostics.surprise import MOST_DRAWS, MOST_ROWS, Update, surprise
 from subbayes.distributed.processes import current
 from subbayes.draws import MAX_PARETO_K, Draws, Moments
@@ -57,7 +56,7 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.utils.checks import check_positive, check_seed, fail
 from subbayes.utils.memory import check_memory
-from subbayes.utils.trees import take, to_device
+from subbayes.utils.trees import n_rows, take, to_device
 from subbayes.utils.types import Targets
 from subbayes.utils.warning import warn_user
 
@@ -65,25 +64,7 @@ _LEAST_DIFFERENT = 0.5  # share of the draws that resampling leaves
 _LEAST_WITHOUT_MOVES = 0.1  # the same of draws that cannot be moved
 _PARTICLES = 1000  # at least, of sequential Monte Carlo
 _DRAWS_OF_COORDINATE = 4  # at least, for a Gaussian with the moments of the draws
-_STEPS, _HALVINGS, _CONVERGED = 50, 30, 1e-16  # of Newton's method, and its decrement at the end
-
-
-def check_update(posterior: Posterior, draws: Draws, forgetting: float, seed: int) -> None:
-    """Check the arguments of an update.
-
-    Raises:
-        InputError: sharded rows or weights, or many processes; predictions by sampled draws of
-            linearised Laplace; a forgetting that is not above 0 and at most 1.
-    """
-    if check_positive("forgetting", forgetting) > 1:
-        fail("forgetting", "a number above 0 and at most 1", forgetting)
-    check_seed(seed)
-    if posterior.needs_all_processes or current() is not None:
-        got = "sharded ones, or many processes"
-        fail("new_rows", "rows and weights of one process that works alone", got)
-    if draws.prediction == "linearised-draws":
-        got = "draws of LinearisedLaplace(covariance='sampled')"
-        fail("model", "one with a covariance or draws of the network", got, "Fit 'exact', or refit")
+_STEPS, _CONVERGED = 50, 1e-12  # of Newton's method, and its decrement at the end, in nats
 
 
 def updated_draws(
@@ -106,10 +87,19 @@ def updated_draws(
         warnings: of the draws before, which resampled ones keep.
 
     Raises:
-        InputError: see `check_update`; new rows too informative for importance weights, with
-            separate chains or fewer than four draws of each coordinate.
+        InputError: sharded rows or weights, or many processes; sampled draws of linearised Laplace;
+            a forgetting that is not above 0 and at most 1; new rows too informative for importance
+            weights, with separate chains or fewer than four draws of each coordinate.
     """
-    check_update(posterior, draws, forgetting, seed)
+    if check_positive("forgetting", forgetting) > 1:
+        fail("forgetting", "a number above 0 and at most 1", forgetting)
+    check_seed(seed)
+    if posterior.needs_all_processes or current() is not None:
+        got = "sharded ones, or many processes"
+        fail("new_rows", "rows and weights of one process that works alone", got)
+    if draws.prediction == "linearised-draws":
+        got = "draws of LinearisedLaplace(covariance='sampled')"
+        fail("model", "one with a covariance or draws of the network", got, "Refit")
     if draws.prediction == "linearised":
         return _update_linear_model(posterior, draws, forgetting, seed)
     return _update_draws(posterior, draws, forgetting, seed, separate, warnings)
@@ -170,9 +160,10 @@ def _update_linear_model(
 
     few = torch.from_numpy(evenly_spaced(np.arange(X.n), MOST_ROWS))
     z = torch.from_numpy(draws.flat(MOST_DRAWS).copy())
-    outputs = f[few] + torch.einsum("nck,sk->snc", J[few], z)
-    likelihood = posterior.likelihood
-    found = _surprise(likelihood, outputs, take(y, few), seed)
+    outputs, likelihood = f[few] + torch.einsum("nck,sk->snc", J[few], z), posterior.likelihood
+    parts = split_targets(take(y, few), has_weights(likelihood, y))
+    known = with_noise(likelihood, parts.noise, len(few))
+    found = surprise(Predictive(outputs, known), parts.values, seed)
 
     today = Normal(covariance=moments.covariance, mean=moments.mean)
     prior = forgotten(today, posterior.prior, forgetting, k)
@@ -216,7 +207,7 @@ def _newton(
         prior = -0.5 * (z - m) @ A @ (z - m)
         return float(prior + likelihood.log_prob(f + J @ z, y).double().sum() / temperature)
 
-    z, reached = m, value(m)
+    z = m
     for _ in range(_STEPS):
         outputs = f + J @ z
         VP = torch.einsum("ncr,nck->nrk", curvature_root(likelihood, outputs, y), J).flatten(0, 1)
@@ -224,16 +215,13 @@ def _newton(
         score = likelihood.score(outputs, y).double()
         g = torch.einsum("nc,nck->k", score, J) / temperature - A @ (z - m)
         step = torch.cholesky_solve(g[:, None], half)[:, 0]
-        decrement = float(g @ step)
-        if decrement <= _CONVERGED * max(1.0, abs(reached)):
-            return z, half
-        scale = 1.0
-        while not value(z + scale * step) > reached and scale > 0.5**_HALVINGS:
-            scale *= 0.5
-        if scale <= 0.5**_HALVINGS:  # no better point in the digits of the density
-            return (z + step, half) if decrement < 1e-6 else (z, half)
-        z = z + scale * step
-        reached = value(z)
+        if float(g @ step) < _CONVERGED:
+            return z + step, half
+        least = value(z)
+        least -= 1e-9 * (1 + abs(least))  # what rounding may change
+        while not value(z + step) >= least and float(step.abs().max()) > 1e-12:
+            step = step / 2
+        z = z + step
     warn_user(f"new_rows: Newton's method has not converged in {_STEPS} steps; refit on all rows")
     return z, half
 
@@ -251,7 +239,7 @@ def _update_draws(
 ) -> tuple[Draws, Update]:
     """Importance weights, or sequential Monte Carlo where they are unreliable."""
     z, rng = draws.flat(), np.random.default_rng(seed)
-    found = _surprise_of_draws(posterior, z, seed)
+    found = _surprise(posterior, z, seed)
     log_ratios = posterior.log_likelihood(z) / posterior.temperature
     if not np.isfinite(log_ratios).any():
         fail("new_rows", "rows that are possible under one of the draws", "a density of 0 at all")
@@ -263,8 +251,7 @@ def _update_draws(
         prior = _gaussian_of(z, posterior)
     if forgetting < 1:
         if not has_moments:
-            got, remedy = f"{forgetting:g} for such draws", "Fit in a subspace of lower rank"
-            fail("forgetting", "1 without four draws of each coordinate in one mode", got, remedy)
+            fail("forgetting", "1 without four draws of each coordinate in one mode", forgetting)
         today = prior
         mean, precision = forgotten(today, posterior.prior, forgetting, z.shape[1])
         covariance = torch.cholesky_inverse(cholesky(precision, "forgetting"))
@@ -324,31 +311,12 @@ def _tempered(
     return SMC().run(bridged, sampling).flat()
 
 
-# --- surprise -------------------------------------------------------------------------------------
-
-
 def _surprise(
-    likelihood: Likelihood, outputs: Float[Tensor, "S n C"], y: Targets, seed: int
-) -> tuple[float, float, float]:
-    """How probable rows are; see `subbayes.diagnostics.surprise`."""
-    parts = split_targets(y, has_weights(likelihood, y))
-    known = with_noise(likelihood, parts.noise, len(parts.values))
-    return surprise(Predictive(outputs, known), parts.values, seed)
-
-
-def _surprise_of_draws(
     posterior: Posterior, z: Float[np.ndarray, "S k"], seed: int
 ) -> tuple[float, float, float]:
-    """The same for some rows, at some draws."""
-    inputs, y = _some_rows(posterior.data)
-    parts = split_targets(y, has_weights(posterior.likelihood, y))
-    predictive = posterior.predict(z, inputs, noise=parts.noise, n_draws=MOST_DRAWS)
-    return surprise(predictive, parts.values, seed)
-
-
-def _some_rows(data: Data) -> tuple[object, Targets]:
-    """At most 500 evenly spaced rows; of streamed ones those of the first batch."""
-    inputs, y = next(data.batches())
-    n = len(y) if isinstance(y, Tensor) else len(y[0])
-    few = torch.from_numpy(evenly_spaced(np.arange(n), MOST_ROWS))
-    return take(inputs, few), take(y, few)
+    """How probable some of the rows are at some draws."""
+    inputs, y = next(posterior.data.batches())
+    few = torch.from_numpy(evenly_spaced(np.arange(n_rows(y)), MOST_ROWS))
+    parts = split_targets(take(y, few), has_weights(posterior.likelihood, y))
+    found = posterior.predict(z, take(inputs, few), noise=parts.noise, n_draws=MOST_DRAWS)
+    return surprise(found, parts.values, seed)

@@ -30,6 +30,7 @@ GUIDES = (
     "clinical-images",
     "counts-in-space",
     "survival",
+    "update",
 )
 OTHERS = (
     "diagnostics",
