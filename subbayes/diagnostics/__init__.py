@@ -10,6 +10,7 @@ _NAMES = {
     "LooComparison": "loo_comparison",
     "LooResult": "leave_one_out",
     "MonteCarloError": "monte_carlo",
+    "Update": "surprise",
     "ChainPredictions": "function_space",
     "average_ranks": "convergence",
     "calibration_curve": "calibration",
