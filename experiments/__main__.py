@@ -22,6 +22,7 @@ from subbayes.utils.warning import is_first_process
 EXPERIMENTS = (
     "adapters",
     "cifar",
+    "conformal",
     "defaults",
     "enough",
     "laplace_images",

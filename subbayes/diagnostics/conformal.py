@@ -15,9 +15,11 @@ Gammerman and Shafer 2005; Gupta, Kuchibhotla and Ramdas 2022 for nested sets).
   scores belong to one level, the same scores serve every level, and intervals of different levels
   are nested. Outside of the central 99.9 %, where probabilities are too near to 0 and 1 to tell
   targets apart, its ends move by equal steps, in units of its width, as those of Romano et al.
-- Classes: those whose summed probability, in decreasing order, is at most $s$, with a penalty on
-  the rank if wanted (APS and RAPS: Romano, Sesia and Candès 2020; Angelopoulos et al. 2021); or
-  those with a probability of at least $1 - s$ (LAC: Sadinle, Lei and Wasserman 2019).
+- Classes: those for which the classes before them, in decreasing order of probability, have a sum
+  of at most $s$, with a penalty on the rank if wanted (APS and RAPS: Romano, Sesia and Candès 2020;
+  Angelopoulos et al. 2021). The most probable class has the score 0 and is in every set; the papers
+  count a random share of the class itself, so that sets may be empty and differ from call to call.
+  Or those with a probability of at least $1 - s$ (LAC: Sadinle, Lei and Wasserman 2019).
 """
 
 from __future__ import annotations
@@ -213,7 +215,7 @@ class Conformal:
             x: new rows, as for the model.
             level: a probability strictly between 0 and 1.
             allow_empty: by default the most probable class is in every set, so that the coverage is
-                at least the accuracy; True leaves it out where its score is too large.
+                at least the accuracy; True leaves it out of "lac" where its score is too large.
             options: arguments of `predict_batches` of the model.
 
         Returns:
@@ -440,14 +442,15 @@ def class_scores(
 
     Example:
         >>> class_scores(np.array([[0.5, 0.125, 0.375]]))
-        array([[0.5  , 1.   , 0.875]])
+        array([[0.   , 0.875, 0.5  ]])
         >>> class_scores(np.array([[0.5, 0.125, 0.375]]), "lac")
         array([[0.5  , 0.875, 0.625]])
     """
     if score == "lac":
         return 1 - p
     order = np.argsort(-p, axis=1, kind="stable")
-    sums = np.take_along_axis(p, order, 1).cumsum(1) + penalty * np.arange(p.shape[1])
+    ordered = np.take_along_axis(p, order, 1)
+    sums = ordered.cumsum(1) - ordered + penalty * np.arange(p.shape[1])
     return np.take_along_axis(sums, order.argsort(1), 1)
 
 
