@@ -4,8 +4,8 @@ Half of the rows of a split (at most 1500) train, a quarter calibrates, a quarte
 The model is an ensemble of three small networks of a fixed short training, so that it is cheap and
 far from calibrated; beside it conformalised quantile regression by gradient boosting, whose scores
 are max(lo(x) - y, y - hi(x)) (Romano, Patterson and Candès 2019), with the same rows, and for
-classes gradient boosting with the same sets; the level is 0.9, and 0.95 for classes. Bike: the first 4000 hours train, the next 1000
-calibrate, and the other 12,379 come in time, 24 at once.
+classes gradient boosting with the same sets; the level is 0.9, and 0.95 for classes. Bike: the
+first 4000 hours train, the next 1000 calibrate, and the other 12,379 come in time, 24 at once.
 """
 
 from __future__ import annotations

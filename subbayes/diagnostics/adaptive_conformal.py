@@ -29,6 +29,7 @@ RATES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128)
 """Rates that are combined by default, those of the paper."""
 
 _MEMORY = 100  # rows within which the weights adapt, for which the paper sets eta and sigma
+_SHARE = 1 / (2 * _MEMORY)
 
 
 class _Unbounded(Conformal):
@@ -71,10 +72,12 @@ class AdaptiveConformal:
         conformal.coverage_distribution(level)  # one model, and rows enough
         if not len(rates):
             fail("rates", "at least one step size", "none")
-        self.conformal, self.level = conformal, level
+        self.conformal, self._target = conformal, (a := 1 - level)
         self.rates = np.array([check_positive("rates", rate) for rate in rates])
-        self.alphas = np.full(len(self.rates), 1 - level)
+        self.alphas = np.full(len(self.rates), a)
         self.weights = np.full(len(self.rates), 1 / len(self.rates))
+        variance = level**2 * a**3 + a**2 * level**3
+        self._eta = math.sqrt(3 / _MEMORY * (math.log(len(self.rates) * _MEMORY) + 2) / variance)
         self._scores = conformal.scores[0]  # in the order of time after the first n
 
     @property
@@ -119,17 +122,12 @@ class AdaptiveConformal:
         return np.array([self._learn(s) for s in self.conformal.score_rows(x, y, **options)])
 
     def _learn(self, score: float) -> bool:
-        alpha, n, k = 1 - self.level, self.conformal.n, len(self.rates)
         # the largest error rate whose set contains the target
-        beta = float(1 + (self._scores >= score).sum()) / (n + 1)
-        covered = self.alpha < beta
-        gap = beta - self.alphas
-        losses = alpha * gap - np.minimum(0, gap)
-        eta = math.sqrt(3 / _MEMORY * (math.log(k * _MEMORY) + 2))
-        eta /= math.sqrt((1 - alpha) ** 2 * alpha**3 + alpha**2 * (1 - alpha) ** 3)
-        weights = self.weights * np.exp(-eta * (losses - losses.min()))
-        sigma = 1 / (2 * _MEMORY)
-        self.weights = (1 - sigma) * weights / weights.sum() + sigma / k
-        self.alphas = self.alphas + self.rates * (alpha - (self.alphas >= beta))
+        beta = float(1 + (self._scores >= score).sum()) / (len(self._scores) + 1)
+        covered, gap = self.alpha < beta, beta - self.alphas
+        losses = self._target * gap - np.minimum(0, gap)
+        weights = self.weights * np.exp(-self._eta * (losses - losses.min()))
+        self.weights = (1 - _SHARE) * weights / weights.sum() + _SHARE / len(weights)
+        self.alphas = self.alphas + self.rates * (self._target - (gap <= 0))
         self._scores = np.append(self._scores[1:], score)
         return covered

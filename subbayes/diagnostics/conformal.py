@@ -282,7 +282,8 @@ class Conformal:
                 sizes.append(inside.sum(1))
             else:
                 (lower, upper), name = self._interval(parts, k), "interval_width"
-                covered.append(_all_targets((lower <= true) & (true <= upper)))
+                hit = (lower <= true) & (true <= upper)
+                covered.append(hit.reshape(len(true), -1).all(1))
                 sizes.append((upper - lower).reshape(len(true), -1).mean(1))
         hits = np.concatenate(covered)
         found = {"coverage": float(hits.mean()), name: float(np.concatenate(sizes).mean())}
@@ -500,7 +501,3 @@ def _classifies(predictive: Predictive) -> bool:
 
 def _numbers(predictive: Predictive, y: Tensor, _: str) -> tuple[None, np.ndarray]:
     return None, target_values(predictive, y)
-
-
-def _all_targets(inside: Bool[np.ndarray, "n *T"]) -> Bool[np.ndarray, "n"]:
-    return np.asarray(inside.reshape(len(inside), -1).all(1))

@@ -11,6 +11,7 @@ Ramdas (2022) for nested sets; Romano, Sesia and Candès (2020), theorem 2, for 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ def cross_conformal(estimator: Any, X: Any, y: Any, folds: int = 10, **settings:
         estimator: one of this library, fitted or not; it is not changed.
         X: features.
         y: targets.
-        folds: number of folds, at most the number of rows; rows are shuffled by `random_state`.
+        folds: number of folds, at most the number of rows; rows are shuffled.
         settings: arguments of `Calibratable.conformal`.
 
     Raises:
@@ -48,18 +49,14 @@ def cross_conformal(estimator: Any, X: Any, y: Any, folds: int = 10, **settings:
     n = len(X)
     if check_count("folds", folds, 2) > n:
         fail("folds", f"at most {n}, the number of rows", folds)
-    seed = estimator.random_state
-    seed = int(seed) if isinstance(seed, (int, np.integer)) else 0
-    calibrated = []
-    for train, held in KFold(folds, shuffle=True, random_state=seed).split(np.zeros(n)):
-        parts = [_safe_indexing(values, rows) for rows in (train, held) for values in (X, y)]
-        calibrated.append(clone(estimator).fit(*parts[:2]).conformal(*parts[2:], **settings))
-    whole = getattr(calibrated[0].models[0], "classes_", ())
-    for one in calibrated:
-        if not np.array_equal(getattr(one.models[0], "classes_", ()), whole):
-            fail(
-                "y", "rows of every class outside of each fold", "a class without", "Use more folds"
-            )
-    first, each = calibrated[0], [one.scores[0] for one in calibrated]
-    models = tuple(one.models[0] for one in calibrated)
-    return Conformal(models, (), first.score, first.penalty).with_scores(*each)
+    models, scores = [], []
+    for train, held in KFold(folds, shuffle=True, random_state=0).split(np.zeros(n)):
+        inside, outside = [
+            [_safe_indexing(values, rows) for values in (X, y)] for rows in (train, held)
+        ]
+        made = clone(estimator).fit(*inside).conformal(*outside, **settings)
+        models.append(made.models[0])
+        scores.append(made.scores[0])
+    if len({str(getattr(model, "classes_", "")) for model in models}) > 1:
+        fail("y", "every class outside of each fold", "a class in one fold alone")
+    return replace(made, models=tuple(models)).with_scores(*scores)

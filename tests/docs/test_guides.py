@@ -25,6 +25,7 @@ GUIDES = (
     ADAPTERS,
     "unseen",
     "serve",
+    "guarantees",
     "many-processes",
     "comparing-methods",
     "clinical-images",
