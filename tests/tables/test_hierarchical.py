@@ -19,8 +19,9 @@ from subbayes.tables.hierarchical import EFFORTS, Candidate, Effort, fit_hierarc
 from subbayes.tables.stacked import stacking_weights
 
 TINY = Effort((Candidate((4,), 1),), climb=30, chains=2, steps=60)
-TWO = replace(TINY, candidates=(Candidate((4,), 1), Candidate((3,), None)), compared=30)
-QUIET = Sampling(progress=False, seed=3)
+TWO = replace(TINY, candidates=(Candidate((4,), 1), Candidate((6,), 2)), compared=30)
+PLAIN = replace(TINY, candidates=(Candidate((3,), None),))
+QUIET = Sampling(progress=False, seed=3, mode="eager")  # of few evaluations
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +67,12 @@ def test_prediction_is_the_mixture_of_its_members(stack):
     np.testing.assert_allclose(model.predict(x).log_prob(y), expected, rtol=1e-9)
 
 
-def test_density_is_the_student_t_with_standard_normal_parameters(stack):
+@pytest.mark.few(1)
+@pytest.mark.parametrize("effort", [None, PLAIN], ids=["stack", "plain"])
+def test_density_is_the_student_t_with_standard_normal_parameters(stack, effort):
     model, x, y = stack
+    if effort is not None:
+        model = fit_hierarchical(x, y, "regression", effort, sampling=QUIET)
     member = model.members[0]
     z = member.sampled.z[:, -1]
     f = torch.stack([member.network(w.float(), torch.tensor(x).float()) for w in torch.tensor(z)])
@@ -117,6 +122,7 @@ def test_line_is_found_with_its_noise():
     np.testing.assert_allclose(np.sqrt(predicted.aleatoric), 0.5, rtol=0.3)
 
 
+@pytest.mark.usefixtures("untraced")
 def test_frames_with_text_and_missing_values(frame, tmp_path):
     x, y = frame.drop(columns="y"), frame.y
     model = TableRegressor(effort=TINY, random_state=0).fit(x, y)
@@ -129,16 +135,18 @@ def test_frames_with_text_and_missing_values(frame, tmp_path):
     )
 
 
+@pytest.mark.usefixtures("untraced")
 def test_pickles_hold_no_rows_and_names_are_those_of_the_last_fit(frame):
     x, y = frame.drop(columns="y"), frame.y
     model = TableRegressor(effort=TINY, random_state=0).fit(x, y)
     copied = pickle.loads(pickle.dumps(model))
     assert all(member.posterior is None for member in copied.model_.members)
     np.testing.assert_array_equal(copied.predict(x), model.predict(x))
-    model.fit(x[["a"]].to_numpy(), y)
+    model.fit(np.stack([x.a, x.a**2], 1), y)
     assert not hasattr(model, "feature_names_in_")
 
 
+@pytest.mark.usefixtures("untraced")
 def test_classes_and_counts(frame, tmp_path):
     x = frame.drop(columns="y")
     labels = np.where(frame.y > 100, "high", "low")
@@ -153,6 +161,7 @@ def test_classes_and_counts(frame, tmp_path):
     assert abs(model.predict(x).mean() - 20) < 4
 
 
+@pytest.mark.usefixtures("untraced")
 def test_without_settings_a_frame_has_hierarchical_networks(frame, monkeypatch, tmp_path):
     monkeypatch.setitem(EFFORTS, "standard", TINY)
     model = DataFrameModel.fit(frame, "y", progress=False)
@@ -161,6 +170,7 @@ def test_without_settings_a_frame_has_hierarchical_networks(frame, monkeypatch, 
     np.testing.assert_array_equal(loaded.predict(frame).mean, model.predict(frame).mean)
 
 
+@pytest.mark.usefixtures("untraced")
 def test_many_categories_are_grouped_and_identifiers_dropped(frame):
     rng = np.random.default_rng(0)
     x = pd.DataFrame({"a": rng.normal(size=400), "id": [f"row {k}" for k in range(400)]})
@@ -175,14 +185,15 @@ def test_many_categories_are_grouped_and_identifiers_dropped(frame):
 
 
 def test_more_rows_than_the_effort_takes_are_drawn_with_a_warning():
-    x = np.random.default_rng(0).normal(size=(50, 1))
+    x = np.random.default_rng(0).normal(size=(50, 3))
     with pytest.warns(UserWarning, match="50 rows, of which 40 are drawn at random"):
         model = fit_hierarchical(
-            x, x[:, 0], "regression", replace(TINY, most_rows=40), sampling=QUIET
+            x, x.sum(1), "regression", replace(TINY, most_rows=40), sampling=QUIET
         )
     assert model.members[0].posterior.n == 40
 
 
+@pytest.mark.usefixtures("untraced")
 def test_more_columns_than_rows_and_a_response_on_few_integers():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 300)), rng.integers(0, 3, 30).astype(float)
