@@ -15,7 +15,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from subbayes.distributed.blocks import Blocks, BlockSize, BlockSums
 from subbayes.distributed.divided_rows import every_row, exchanged, gathered
 from subbayes.distributed.processes import current
 from subbayes.distributed.sharded_weights import joined_processes
+from subbayes.draws import Draws, evenly_spaced
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.target_parts import has_weights, one_copy_log_prob, split_targets
 from subbayes.networks.network import Network, check_network
@@ -35,20 +36,17 @@ from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.networks.tracing import memory
 from subbayes.networks.tracing.layout import observations_last, takes_observations_last
 from subbayes.networks.tracing.reverse_mode import vjp
-from subbayes.networks.tracing.tracer import MODES, Mode, Tracer
+from subbayes.networks.tracing.tracer import Tracer
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.networks.validation import check_divided_fit, check_gradients
-from subbayes.predictions.averaging import average, evenly, evenly_spaced
+from subbayes.predictions.averaging import average, evenly
 from subbayes.predictions.predictive import Predictive
-from subbayes.priors import Normal, normal_prior
+from subbayes.priors import Normal, normal_prior, reject_undefined
 from subbayes.subspace import Subspace, check_subspace
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 from subbayes.utils.trees import to_device, tree_map
-from subbayes.utils.types import Coordinates, Inputs, LogDensity, Targets
+from subbayes.utils.types import MODES, Coordinates, Inputs, LogDensity, Mode, Targets
 from subbayes.utils.warning import warn_user
-
-if TYPE_CHECKING:
-    from subbayes.draws import Draws
 
 __all__ = ["Posterior"]
 
@@ -499,16 +497,3 @@ class Posterior:
 
 def _add(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return a[0] + b[0], a[1] + b[1]
-
-
-def reject_undefined(log_density: Float[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
-    """Log densities with minus infinity for NaN and plus infinity.
-
-    Samplers never move to such points. A chain could not leave a point of infinite density, and
-    no draw of a density that has an integral is at one.
-
-    Example:
-        >>> reject_undefined(np.array([-1.0, np.nan, np.inf, -np.inf]))
-        array([ -1., -inf, -inf, -inf])
-    """
-    return np.where(log_density < np.inf, log_density, -np.inf)

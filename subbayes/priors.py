@@ -14,7 +14,7 @@ from torch import Tensor
 from subbayes.utils.checks import check_choice, check_positive, fail, fail_type
 from subbayes.utils.types import FORMS, Form
 
-__all__ = ["EvidencePrior", "Normal", "check_normal", "normal_prior"]
+__all__ = ["EvidencePrior", "Normal", "check_normal", "normal_prior", "reject_undefined"]
 
 _OF_DENSITY = (
     "from_standard", "from_centred", "sample", "log_prob", "gradient", "value_and_grad",
@@ -256,3 +256,16 @@ def _cholesky(sigma: Float[np.ndarray, "rows columns"]) -> Float[np.ndarray, "k 
             f"smallest eigenvalue {smallest:.3g}",
             "Add a small multiple of the identity",
         )
+
+
+def reject_undefined(log_density: Float[np.ndarray, "*S"]) -> Float[np.ndarray, "*S"]:
+    """Log densities with minus infinity for NaN and plus infinity.
+
+    Samplers never move to such points. A chain could not leave a point of infinite density, and
+    no draw of a density that has an integral is at one.
+
+    Example:
+        >>> reject_undefined(np.array([-1.0, np.nan, np.inf, -np.inf]))
+        array([ -1., -inf, -inf, -inf])
+    """
+    return np.where(log_density < np.inf, log_density, -np.inf)

@@ -23,6 +23,7 @@ from subbayes.artifacts.saving import KindFacts, artifact
 from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
+from subbayes.draws import evenly_spaced
 from subbayes.likelihoods import (
     CommonParameters,
     Gaussian,
@@ -45,7 +46,7 @@ from subbayes.networks.saving import (
 )
 from subbayes.networks.token_outputs import output_for
 from subbayes.networks.validation import warn_of_probable_outputs
-from subbayes.predictions.averaging import average, average_of_batches, evenly_spaced, outputs
+from subbayes.predictions.averaging import average, average_of_batches, outputs
 from subbayes.predictions.modules import Component, Sampled
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import fail, fail_type

@@ -35,12 +35,10 @@ from subbayes.networks.token_outputs import check_decoder_inputs
 from subbayes.predictions.averaging import count_known_rows, input_batches, with_noise
 from subbayes.predictions.exporting import exported, write_graph
 from subbayes.predictions.modules import LEVELS, Component, PredictiveModule
-from subbayes.predictions.predictive import Predictive
+from subbayes.predictions.predictive import OUTPUTS_AT_ONCE, Predictive
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.trees import n_rows, row_kind, take, to_device
-
-OUTPUTS_AT_ONCE = 2**22  # numbers of a batch; its predictive takes a few times their memory
 
 
 class Predictor(Calibratable, ABC):

@@ -10,9 +10,6 @@ from subbayes.distributed.devices import check_devices
 from subbayes.distributed.divided_rows import SAME_ROWS, agreed_rows
 from subbayes.distributed.processes import current
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.samplers.reparameterisation import ReparameterisedDensity
-from subbayes.networks.validation import check_same_outputs
-from subbayes.posterior import Posterior
 from subbayes.subspace import Subspace
 
 
@@ -33,6 +30,10 @@ def check_same_run(name: str, posterior: Any, sampling: Sampling) -> None:
     processes = current()
     if processes is None or processes.count == 1:
         return
+    from subbayes.inference.samplers.reparameterisation import ReparameterisedDensity
+    from subbayes.networks.validation import check_same_outputs
+    from subbayes.posterior import Posterior
+
     device = getattr(getattr(posterior, "network", None), "device", None)
     if device is not None:
         check_devices(device, processes)

@@ -26,8 +26,9 @@ from typing_extensions import override
 from subbayes.draws import Draws
 from subbayes.likelihoods.target_parts import has_weights, one_copy_log_prob
 from subbayes.networks.network import Network
-from subbayes.posterior import Posterior, reject_undefined
+from subbayes.posterior import Posterior
 from subbayes.predictions.predictive import Predictive
+from subbayes.priors import reject_undefined
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import to_device
 from subbayes.utils.types import Coordinates, Inputs, LogDensity

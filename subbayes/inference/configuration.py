@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from subbayes.utils.checks import (
     fail,
     suggest_keywords,
 )
+from subbayes.utils.types import MODES, Mode
 
 
 @suggest_keywords()
@@ -61,7 +61,7 @@ class Sampling:
     thin: int = 1
     seed: int = 0
     initial: str | np.ndarray = "prior"
-    mode: Literal["trace", "compile", "eager"] = "trace"
+    mode: Mode = "trace"
     checkpoint: str | Path | None = None
     checkpoint_seconds: float = 10.0
     progress: bool | None = None
@@ -80,7 +80,7 @@ class Sampling:
             check_choice("initial", self.initial, ("prior", "shift", "ensemble"))
         else:
             self._check_points()
-        check_choice("mode", self.mode, ("trace", "compile", "eager"))
+        check_choice("mode", self.mode, MODES)
         if self.time_limit is not None:
             check_positive("time_limit", self.time_limit)
         # 0 saves after every step

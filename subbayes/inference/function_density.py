@@ -24,8 +24,7 @@ from torch import Tensor
 
 from subbayes.artifacts.tensors import fingerprint
 from subbayes.networks.tracing.vectorised import Vectorised
-from subbayes.posterior import reject_undefined
-from subbayes.priors import Normal, check_normal
+from subbayes.priors import Normal, check_normal, reject_undefined
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import Coordinates, LogDensity
 from subbayes.utils.warning import warn_user

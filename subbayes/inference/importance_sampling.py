@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 
 from subbayes import diagnostics
 from subbayes.draws import MAX_PARETO_K, Draws
-from subbayes.posterior import reject_undefined
+from subbayes.priors import reject_undefined
 
 if TYPE_CHECKING:
     from subbayes.inference.samplers.chains import Density

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -27,7 +26,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.networks.tracing.memory import REUSED_BYTES, reuse_memory
 from subbayes.predictions.predictive import Predictive, check_outputs
-from subbayes.utils.checks import check_count, fail
+from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.trees import n_rows, take, to_device
@@ -40,25 +39,6 @@ _CHECKED_BYTES = 2**26  # of outputs, from which on it is asked whether memory c
 # Measured with MLPs, CNNs and transformers on one core: a call for many draws is faster if it has
 # at least so many draws, and if the activations of so many draws stay below REUSED_BYTES.
 _FEWEST_DRAWS, _FEWEST_THAT_FIT = 4, 16
-
-
-def evenly_spaced(rows: Shaped[np.ndarray, "S *k"], n: int) -> Shaped[np.ndarray, "m *k"]:
-    """At most n of the rows, evenly spaced: the middle ones of n parts of the same length.
-
-    Of the draws of several chains, one chain after the other, the same number is from each chain
-    if n is a multiple of their number.
-
-    Args:
-        rows: draws, one per row.
-        n: number of rows; all are returned if there are fewer.
-
-    Example:
-        >>> evenly_spaced(np.arange(5.0)[:, None], 3).ravel()
-        array([0., 2., 4.])
-    """
-    if check_count("n_draws", n) >= len(rows):
-        return rows
-    return rows[(2 * np.arange(n) + 1) * len(rows) // (2 * n)]
 
 
 def average(

@@ -46,6 +46,9 @@ _MOST_COUNTS = 1024  # of a row, whose probabilities give the quantiles
 _SMALL = 1e-10  # level beyond which they have few digits
 _ROUNDING = 1e-13  # of entropies in float64, in nats: less is no information
 
+OUTPUTS_AT_ONCE = 2**22
+"""Numbers of a batch; its predictive distribution takes a few times their memory."""
+
 _CHECKED_AT_ONCE = 2**21  # outputs whose parameters are checked in one call
 
 

@@ -15,14 +15,13 @@ from typing_extensions import override
 
 from subbayes.data.data import Data
 from subbayes.networks.network import Network
-from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
 from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.specification import PreparedModel
 from subbayes.subspace import FullSubspace
-from subbayes.utils.types import Coordinates, LogDensity
+from subbayes.utils.types import Coordinates, LogDensity, Mode
 
 
 class EffectsModule(nn.Module):
@@ -30,22 +29,17 @@ class EffectsModule(nn.Module):
 
     Args:
         structured: the structured predictor.
-        corrected: add a parameter, `correction`, that is subtracted from the coefficients.
     """
 
-    def __init__(self, structured: StructuredPredictor, corrected: bool = False) -> None:
+    def __init__(self, structured: StructuredPredictor) -> None:
         super().__init__()
         dtype = torch.float64  # float32 is too coarse for effects beside a large mean
         self.effects = nn.Parameter(torch.zeros(structured.size, dtype=dtype))
-        if corrected:
-            self.correction = nn.Parameter(torch.zeros(structured.n_corrected, dtype=dtype))
-        self.corrected = corrected
         self.structured = structured
 
     def forward(self, **inputs: Tensor) -> Float[Tensor, "N C"]:
         """Predictors, shape (N, C)."""
-        correction = self.correction if self.corrected else None
-        return self.structured(self.effects, inputs["design"], inputs["offset"], correction)
+        return self.structured(self.effects, inputs["design"], inputs["offset"])
 
 
 class EffectsPosterior(Posterior):

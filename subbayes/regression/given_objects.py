@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from subbayes.draws import Draws
+from subbayes.draws import Draws, evenly_spaced
 from subbayes.likelihoods.families import Family, family_from_config
-from subbayes.predictions.averaging import evenly_spaced
 from subbayes.regression.posterior import RegressionPosterior
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.text_table import without_addresses

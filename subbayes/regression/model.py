@@ -38,7 +38,6 @@ from subbayes.regression.posterior import (
 )
 from subbayes.regression.questions.predictive_checks import Replicates, draw_prior
 from subbayes.regression.questions.summary import in_order, summary_text
-from subbayes.regression.report import write_report
 from subbayes.regression.results import Results
 from subbayes.regression.saving import RegressionFacts, facts_of, state_from, tensors_of
 from subbayes.regression.specification import Specification
@@ -400,6 +399,8 @@ class Regression(Results):
         Returns:
             The path.
         """
+        from subbayes.regression.report import write_report  # imports all figures
+
         check_fraction("level", level)
         return write_report(
             self, path, title=title, test=test, level=level, notes=notes, options=options

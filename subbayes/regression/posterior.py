@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.data.data import check_rows
 from subbayes.diagnostics.surprise import Update
-from subbayes.draws import Draws
+from subbayes.draws import Draws, evenly_spaced
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.networks.tracing.tracer import Mode
-from subbayes.posterior import Posterior
-from subbayes.predictions.averaging import evenly_spaced
+from subbayes.predictions.predictive import OUTPUTS_AT_ONCE
 from subbayes.priors import Normal
-from subbayes.regression.effects_posterior import EffectsModule, EffectsPosterior
 from subbayes.regression.integrals.effects_sampling import are_groups_alone, draw_effects
 from subbayes.regression.integrals.empirical_bayes import smoothing_coordinates
 from subbayes.regression.questions.working_likelihood import interval_warnings, score_correction
 from subbayes.regression.shapes import EffectPoint
 from subbayes.regression.specification import PreparedModel
 from subbayes.subspace import FullSubspace, Subspace
-from subbayes.utils.checks import check_count, fail
-from subbayes.utils.progress import say
-from subbayes.utils.types import Coordinates, LogDensity
+from subbayes.utils.checks import fail
+from subbayes.utils.memory import check_memory
+from subbayes.utils.progress import progress_bar, say
+from subbayes.utils.trees import n_rows
+from subbayes.utils.types import Coordinates, LogDensity, Mode
+
+if TYPE_CHECKING:
+    from subbayes.posterior import Posterior
 
 MAX_START = 3.0  # chains start within this many standard deviations of the effects' prior
 _NOISE_REDUCTIONS = 20
@@ -101,6 +104,8 @@ class RegressionPosterior:
     @cached_property
     def density(self) -> Posterior:
         """The posterior density, at temperature 1."""
+        from subbayes.regression.effects_posterior import EffectsPosterior  # reads networks
+
         assert isinstance(self.space.subspace, FullSubspace)
         return EffectsPosterior(self.model, self.space.subspace, self.space.prior, self.mode)
 
@@ -162,7 +167,7 @@ class RegressionPosterior:
 
     # --- weights of draws -------------------------------------------------------------------
 
-    def _weights(self, z: Coordinates | Tensor) -> Float[Tensor, "S D"]:
+    def weights(self, z: Coordinates | Tensor) -> Float[Tensor, "S D"]:
         """Coordinates of the effects, then weights of networks."""
         return self.space.subspace.weights(torch.as_tensor(z))
 
@@ -170,45 +175,21 @@ class RegressionPosterior:
         """Coordinates of the effects of all draws, or of evenly spaced ones."""
         return np.ascontiguousarray(draws.flat(n_draws))[:, self.space.rank :]
 
-    def module(self) -> EffectsModule:
-        """The predictors as a module of `corrected_weights`."""
-        return EffectsModule(self.model.structured, corrected=True)
-
-    def corrected_weights(
+    def predictors(
         self,
-        draws: Draws,
-        n_draws: int | None = None,
-        shift: Float[np.ndarray, "S q"] | None = None,
-    ) -> tuple[Callable[[slice], Tensor], int]:
-        """Weights of `module` as a function of a slice, and their number.
+        z: Float[Tensor, "S k"],
+        inputs: dict[str, Tensor],
+        correction: Float[Tensor, "S q"] | None = None,
+    ) -> Float[Tensor, "S N C"]:
+        """The predictors of draws at encoded rows.
 
         Args:
-            draws: the draws.
-            n_draws: of evenly spaced draws instead of all.
-            shift: added to the coefficients of the columns, of all draws.
+            z: the draws.
+            inputs: the rows.
+            correction: subtracted from the coefficients, of a model without networks.
         """
-        if n_draws is not None:
-            check_count("n_draws", n_draws)
-        flat = torch.from_numpy(np.ascontiguousarray(draws.flat(n_draws)))
-        size, columns = self.model.structured.size, self.model.structured.n_corrected
-        corrections = self._projections(flat)
-        if shift is not None:
-            chosen = shift if n_draws is None else evenly_spaced(shift, n_draws)
-            corrections = -torch.from_numpy(chosen).double()
-
-        def weights_at(rows: slice) -> Tensor:
-            weights = self._weights(flat[rows])
-            moved = weights.new_zeros(len(weights), columns)
-            if corrections is not None:
-                moved = corrections[rows]
-            return torch.cat([weights[:, :size], moved, weights[:, size:]], 1)
-
-        return weights_at, len(flat)
-
-    def _projections(self, flat: Float[Tensor, "S k"]) -> Float[Tensor, "S q"] | None:
-        """What is subtracted from the coefficients of draws; None for nothing."""
-        del flat
-        return None
+        effects = self.weights(z)
+        return self.model.structured(effects, inputs["design"], inputs["offset"], correction)
 
     # --- log-likelihoods of saved draws ------------------------------------------------------
 
@@ -276,11 +257,32 @@ class FittedState:
         shift = self._shift
         return shift if shift is None or n_draws is None else evenly_spaced(shift, n_draws)
 
-    def corrected_weights(
-        self, n_draws: int | None = None
-    ) -> tuple[Callable[[slice], Tensor], int]:
-        """Weights of all draws, or of evenly spaced ones, for the module of the predictors."""
-        return self.joint.corrected_weights(self.draws, n_draws, self._score_correction)
+    def predictors(
+        self, inputs: dict[str, Tensor], n_draws: int | None = None, progress: bool | None = False
+    ) -> Float[Tensor, "S N C"]:
+        """The predictors of all draws, or of evenly spaced ones, at encoded rows.
+
+        Raises:
+            InputError: no rows, or predictors that memory cannot hold.
+        """
+        check_rows({"inputs": inputs})
+        z = torch.from_numpy(np.ascontiguousarray(self.draws.flat(n_draws)))
+        shift = self._score_correction
+        if shift is not None:
+            chosen = shift if n_draws is None else evenly_spaced(shift, n_draws)
+            correction = -torch.from_numpy(chosen)
+        count, rows, width = len(z), n_rows(inputs), len(self.model.family.parameters)
+        what = f"outputs of {count:,} draws at {rows:,} rows"
+        check_memory("inputs", what, 8 * count * rows * width, "Pass n_draws=, or predict batches")
+        found = torch.empty(count, rows, width, dtype=torch.float64)
+        draws = max(1, OUTPUTS_AT_ONCE // (rows * width))
+        with torch.no_grad(), progress_bar(count, "Predicting", progress, "draws") as steps:
+            for start in range(0, count, draws):
+                some = slice(start, start + draws)
+                moved = None if shift is None else correction[some]
+                found[some] = self.joint.predictors(z[some], inputs, moved)
+                steps.update(len(z[some]))
+        return found
 
     def interval_warnings(self) -> list[str]:
         """A warning of intervals that depend on a working likelihood; empty if they do not."""

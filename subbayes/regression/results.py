@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from matplotlib.figure import Figure
 from typing_extensions import override
 
 from subbayes import diagnostics
@@ -21,13 +20,8 @@ from subbayes.data.to_pandas import to_pandas
 from subbayes.diagnostics import LooResult, metrics
 from subbayes.diagnostics.conformal import Calibratable
 from subbayes.diagnostics.loo_comparison import compare
-from subbayes.diagnostics.predictor import OUTPUTS_AT_ONCE
 from subbayes.draws import Draws
-from subbayes.networks.network import Network
-from subbayes.plots.effects import effects as plot_effects
-from subbayes.posterior import Posterior
-from subbayes.predictions.averaging import average
-from subbayes.predictions.predictive import Predictive
+from subbayes.predictions.predictive import OUTPUTS_AT_ONCE, Predictive, check_outputs
 from subbayes.regression.design.design import NewLevels
 from subbayes.regression.design.flat_effects import improper_effects
 from subbayes.regression.design.rows import column_numbers
@@ -67,6 +61,11 @@ from subbayes.utils.checks import (
     fail_type,
 )
 from subbayes.utils.warning import warn_user
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from subbayes.posterior import Posterior
 
 _PRIOR_DRAWS = 4000
 
@@ -254,13 +253,15 @@ class Results(Calibratable):
         Raises:
             InputError: a model that has only intercepts and terms of `undrawn`.
         """
+        from subbayes.plots.effects import effects  # matplotlib is imported for figures alone
+
         if self.undrawn:
             warn_user(
                 f"left out of the figure: {', '.join(self.undrawn)}, whose effect depends on "
                 "several columns; draw plots.conditional(model.conditional_effect(column, "
                 "by=other))"
             )
-        return plot_effects(self.partials(level), columns=columns)
+        return effects(self.partials(level), columns=columns)
 
     # --- predictions and scores -------------------------------------------------------------
 
@@ -354,12 +355,11 @@ class Results(Calibratable):
         self, inputs: Any, n_draws: int | None = None, progress: bool | None = False
     ) -> Predictive:
         """The predictive distribution at encoded inputs."""
-        model = self.state.model
-        module = self.state.joint.module()
-        weights, count = self.state.corrected_weights(n_draws)
-        return average(
-            Network(module), model.family, weights, inputs, count=count, progress=progress
-        )
+        if n_draws is not None:
+            check_count("n_draws", n_draws)
+        outputs, family = self.state.predictors(inputs, n_draws, progress), self.state.model.family
+        check_outputs(outputs, family)
+        return Predictive(outputs, family.unweighted)
 
     def score_samples(self, data: Any, **options: Any) -> Float[np.ndarray, "n"]:
         """Log predictive density of one copy of each new row with its response, shape (n,).

@@ -25,7 +25,6 @@ from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.diagnostics.surprise import Update
 from subbayes.draws import Draws, DrawsFacts
 from subbayes.likelihoods.families import Family, family_from_config, is_own_family
-from subbayes.networks.tracing.tracer import Mode
 from subbayes.priors import Normal
 from subbayes.regression.design.rows import AuxiliaryColumns
 from subbayes.regression.given_objects import check_given_family, check_log_likelihood
@@ -35,6 +34,7 @@ from subbayes.regression.specification import Specification
 from subbayes.subspace import FullSubspace, SubspaceFacts
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.text_table import MOST_MARKS
+from subbayes.utils.types import Mode
 from subbayes.utils.warning import unsaid_warnings
 
 _Formula = Annotated[str, Meta(max_length=10_000)]  # as `formula_grammar` allows

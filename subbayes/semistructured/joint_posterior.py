@@ -18,7 +18,6 @@ from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.networks.network import Network
-from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
 from subbayes.regression.design.centring import Centring, Information
@@ -36,14 +35,13 @@ from subbayes.semistructured.orthogonal_columns import (
     OrthogonalNetworks,
     orthogonal_networks,
 )
-from subbayes.semistructured.predictors import Predictors
+from subbayes.semistructured.predictors import Predictors, pad_thresholds
 from subbayes.semistructured.specification import JointModel
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.subspace import JointSubspace
 from subbayes.utils.checks import fail
-from subbayes.utils.types import Coordinates, LogDensity
+from subbayes.utils.types import Coordinates, LogDensity, Mode
 
-_CORRECTION_BATCH = 256
 _MOST_CHECKED = 8  # trained networks at which the effects are integrated out first
 _MOST_COEFFICIENTS = 40  # to integrate out, beside those of eliminated groups
 _MOST_COLUMNS = 1000  # where coefficients are integrated out
@@ -256,29 +254,41 @@ class JointPosterior(RegressionPosterior):
         if not self.space.projected:
             return super().effects_of(draws, n_draws)
         flat = np.ascontiguousarray(draws.flat(n_draws))
-        return self._weights(flat)[:, : self.model.structured.size].double().numpy()
+        return self.weights(flat)[:, : self.model.structured.size].double().numpy()
 
     def networks_of(self, draws: Draws, n_draws: int | None = None) -> Float[Tensor, "S D"]:
         """Weights of the networks of all draws, or of evenly spaced ones."""
         flat = np.ascontiguousarray(draws.flat(n_draws))
-        return self._weights(flat)[:, self.model.structured.size :]
+        return self.weights(flat)[:, self.model.structured.size :]
 
     @override
-    def module(self) -> Predictors:
-        return Predictors(self.model.structured, self.model.deep, corrected=True)
+    def predictors(
+        self,
+        z: Float[Tensor, "S k"],
+        inputs: dict[str, Tensor],
+        correction: Float[Tensor, "S q"] | None = None,
+    ) -> Float[Tensor, "S N C"]:
+        weights, size = self.weights(z), self.model.structured.size
+        effects, networks = weights[:, :size], weights[:, size:]
+        correction = self.projections(networks)
+        eta = self.model.structured(effects, inputs["design"], inputs["offset"], correction)
+        return eta + pad_thresholds(self.network_values(networks, inputs).to(eta), eta)
 
-    @override
-    def _projections(self, flat: Float[Tensor, "S k"]) -> Float[Tensor, "S q"] | None:
-        if not self.orthogonal:
+    def network_values(
+        self, weights: Float[Tensor, "S D"], inputs: dict[str, Tensor]
+    ) -> NetworkValues:
+        """What networks of some weights add to the predictors, without a projection."""
+        deep = self.model.deep
+        if deep.n_weights:
+            return Contributions(deep, inputs, (), self.model.structured.n_corrected)(weights)
+        with torch.no_grad():
+            return deep(**inputs).expand(len(weights), -1, -1)
+
+    def projections(self, networks: Float[Tensor, "S D"]) -> Float[Tensor, "S q"] | None:
+        """What is subtracted from the coefficients beside some networks; None for nothing."""
+        if self.contributions is None or not self.orthogonal:
             return None
-        assert self.contributions is not None
-        structured = self.model.structured
-        projections = torch.zeros(len(flat), structured.n_corrected, dtype=torch.float64)
-        for start in range(0, len(flat), _CORRECTION_BATCH):
-            rows = slice(start, start + _CORRECTION_BATCH)
-            networks = self._weights(flat[rows])[:, structured.size :]
-            projections[rows] = self.contributions.projections(networks)
-        return projections
+        return self.contributions.projections(networks)
 
     # --- log-likelihoods of saved draws ------------------------------------------------------
 

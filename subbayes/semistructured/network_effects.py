@@ -20,8 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.networks.network import Network
-from subbayes.predictions.averaging import evenly_spaced
+from subbayes.draws import evenly_spaced
 from subbayes.regression.design.design import Term
 from subbayes.regression.formula.checks import has_numbers
 from subbayes.regression.questions.partial_effects import Partial, grid_of
@@ -139,24 +138,22 @@ def contribution_table(
 
     That of an ordinal response is the one beside the thresholds of the estimand.
     """
-    structured, deep, rows = state.model.structured, state.model.deep, inputs["design"]
-    weights, count = state.corrected_weights(n_draws)
+    joint, structured, rows = state.joint, state.model.structured, inputs["design"]
     size, columns, p = structured.size, structured.n_corrected, structured.layout.size
     effects, networks = [], []
+    weights = joint.weights(torch.from_numpy(np.ascontiguousarray(state.draws.flat(n_draws))))
     shift = state.coefficient_shift(n_draws)
-    shifts = torch.zeros(count, columns) if shift is None else torch.from_numpy(shift)
-    for part, moved in zip(
-        weights(slice(count)).split(_DRAWS_PER_BATCH), shifts.split(_DRAWS_PER_BATCH), strict=True
-    ):
+    shifts = weights.new_zeros(len(weights), columns)
+    if shift is not None:
+        shifts = torch.from_numpy(shift).to(weights)
+    batches = weights.split(_DRAWS_PER_BATCH), shifts.split(_DRAWS_PER_BATCH)
+    for part, moved in zip(*batches, strict=True):
         with torch.no_grad():
-            beta = structured.coefficients(part[:, :size]) + moved[:, :p].to(part)
+            beta = structured.coefficients(part[:, :size]) + moved[:, :p]
             effects.append(structured.predictors(beta, rows)[:, place] + inputs["offset"][:, place])
-            outputs = (
-                Network(deep).batched(part[:, size + columns :], dict(inputs))[..., place]
-                if deep.n_weights
-                else deep(**inputs)[:, place].expand(len(part), -1)
-            )
-            correction = part[:, size : size + columns] + moved.to(part)
+            outputs = joint.network_values(part[:, size:], inputs)[..., place]
+            projections = joint.projections(part[:, size:])
+            correction = moved if projections is None else moved + projections.to(moved)
             constant = correction[:, p:].sum(1, keepdim=True)
             shared = structured.predictors(correction[:, :p], rows)[:, place]
             networks.append(outputs - shared - constant)

@@ -133,7 +133,6 @@ class Predictors(EffectsModule):
         orthogonal: by names of networks of one predictor, B and D of shape (N, r) for the columns
             to which they are made orthogonal over the rows: $f - B D^\top f$; for batches of
             exactly these rows. Other networks are left as they are.
-        corrected: add a parameter, `correction`, that is subtracted from the coefficients.
     """
 
     def __init__(
@@ -141,9 +140,8 @@ class Predictors(EffectsModule):
         structured: StructuredPredictor,
         deep: DeepPredictor,
         orthogonal: Mapping[tuple[str, ...], tuple[Tensor, Tensor]] | None = None,
-        corrected: bool = False,
     ) -> None:
-        super().__init__(structured, corrected)
+        super().__init__(structured)
         self.deep = deep
         bases = orthogonal or {}
         self._groups = list(bases)

@@ -25,12 +25,12 @@ from typing_extensions import override
 from subbayes.networks.tracing.memory import reuse_memory
 from subbayes.networks.tracing.nodes import is_random, writes
 from subbayes.networks.tracing.private_torch import has_hooks, version_of
-from subbayes.networks.tracing.tracer import Mode, NotTraceable, Replay, Tracer, largest_entry
+from subbayes.networks.tracing.tracer import NotTraceable, Replay, Tracer, largest_entry
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.variational_families import Noise
 from subbayes.training.traced_steps import set_gradients
 from subbayes.utils.trees import tensors_of, with_tensors
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Inputs, Mode, Targets
 
 _MIN_STEPS = 50  # of one shape, from which tracing saves time
 _COMPILE_SECONDS = 15.0  # time of a compilation

@@ -1,6 +1,8 @@
 """Models without networks: the fast density against the general one, and draws against theory."""
 
 import pickle
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -481,3 +483,22 @@ def test_columns_are_declared_linear_where_their_coefficients_are():
         at_ends, middle = structured.coefficients(ends), structured.coefficients(ends.mean(0))
         distance = (at_ends.mean(0) - middle)[columns].abs() / middle[columns].abs()
         assert (distance < 1e-9).all() if is_affine else (distance > 1e-4).all()
+
+
+def test_a_regression_imports_neither_networks_nor_the_compiler():
+    code = (
+        "import sys, warnings, numpy as np\n"
+        "import subbayes\n"
+        "from subbayes.inference import Sampling\n"
+        "warnings.simplefilter('ignore')\n"
+        "x = np.linspace(-1, 1, 40)\n"
+        "rows = {'x': x, 'g': list('abcd') * 10, 'y': np.sin(9 * x)}\n"
+        "sampling = Sampling(draws=20, chains=2, progress=False)\n"
+        "for formula in ('y ~ x', 'y ~ s(x) + (1 | g)'):\n"
+        "    model = subbayes.Regression(formula).fit(rows, sampling=sampling)\n"
+        "    model.predict(rows), model.summary()\n"
+        "names = ('subbayes.networks', 'subbayes.posterior', 'torch._dynamo', 'matplotlib')\n"
+        "print([name for name in sys.modules if name.startswith(names)])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

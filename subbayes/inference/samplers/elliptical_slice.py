@@ -24,8 +24,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.laplace import Laplace
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, check_folder
 from subbayes.inference.samplers.states import blank_state, refill
-from subbayes.posterior import reject_undefined
-from subbayes.priors import Normal, check_normal
+from subbayes.priors import Normal, check_normal, reject_undefined
 from subbayes.utils.checks import check_positive, fail
 
 _AHEAD, _AHEAD_NORMALS = 64, 16

@@ -37,7 +37,7 @@ from subbayes.inference.samplers import elliptical_slice
 from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
 from subbayes.inference.samplers.states import blank_state, copy_state, refill, select_chains
-from subbayes.posterior import reject_undefined
+from subbayes.priors import reject_undefined
 from subbayes.utils.checks import check_count
 
 _AHEAD = 32

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
-from subbayes.networks.tracing.tracer import Tracer
 from subbayes.utils.types import Coordinates, LogDensity
 
 
@@ -183,11 +182,11 @@ class ReparameterisedDensity:
         return ReparameterisedPrior(self.density.prior, self.change)
 
     @cached_property
-    def _inverse(self) -> Tracer:
-        return Tracer(self.change.inverse, "other coordinates", verify_always=True)
+    def _inverse(self) -> Any:
+        return _tracer(self.change.inverse, "other coordinates", verify_always=True)
 
     @cached_property
-    def _pull(self) -> Tracer:
+    def _pull(self) -> Any:
         def pull(u: Tensor, gradient: Tensor) -> Tensor:
             """The gradient in u from that in z, and that of the log determinant."""
             (_, log_det), product = torch.func.vjp(  # type: ignore[misc]
@@ -196,7 +195,7 @@ class ReparameterisedDensity:
             (slope,) = product((gradient, torch.ones_like(log_det)))
             return slope
 
-        return Tracer(pull, "the gradient in other coordinates")
+        return _tracer(pull, "the gradient in other coordinates")
 
     def _points(self, u: Coordinates) -> tuple[Coordinates, LogDensity]:
         """The points z, and the log determinant."""
@@ -223,6 +222,13 @@ class ReparameterisedDensity:
         """A digest of the density and the bijection."""
         both = f"{self.density.fingerprint()} {self.change.fingerprint()}"
         return hashlib.sha256(both.encode()).hexdigest()
+
+
+def _tracer(function: Callable[..., Any], name: str, *, verify_always: bool = False) -> Any:
+    """A `Tracer`, imported where there are other coordinates: beside networks."""
+    from subbayes.networks.tracing.tracer import Tracer
+
+    return Tracer(function, name, verify_always=verify_always)
 
 
 def run_reparameterised(

@@ -23,7 +23,7 @@ from subbayes.inference.samplers import adaptation
 from subbayes.inference.samplers.adaptation import Adaptation, Metric, apply_factor
 from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
 from subbayes.inference.samplers.states import blank_state, copy_state, uniforms
-from subbayes.posterior import reject_undefined
+from subbayes.priors import reject_undefined
 from subbayes.utils.checks import check_choice
 
 _AHEAD = 96

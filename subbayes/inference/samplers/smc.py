@@ -48,7 +48,7 @@ from subbayes.inference.samplers.smc_moves import (
     Particles,
     Reference,
 )
-from subbayes.posterior import reject_undefined
+from subbayes.priors import reject_undefined
 from subbayes.utils.checks import InputError, check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.warning import warn_user

@@ -17,11 +17,10 @@ from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.utils.checks import InputError, InputTypeError, error_text
 from subbayes.utils.seeding import torch_lock
 from subbayes.utils.trees import tensors_of, tree_map, with_tensors
+from subbayes.utils.types import Mode
 from subbayes.utils.warning import warn_user
 
-Mode = Literal["trace", "eager", "compile"]
 Status = Literal["eager", "traced", "compiled"]
-MODES = ("trace", "compile", "eager")
 
 _VERIFIED = frozenset((1, 2, 3, 8, 64, 512, 4096))  # calls of one shape
 _RELATIVE = 1e-3

@@ -204,6 +204,10 @@ class StructuredPredictor(nn.Module):
             start = at.stop
         return torch.cat([*parts, beta[..., start:]], -1)
 
+    def scaled(self, slope: Float[Tensor, "S q C"]) -> Float[Tensor, "S P"]:
+        """The slope in coordinates of which coefficients are affine, from that by predictor."""
+        return (slope[:, :-1] * self.placement).sum(-1) * self._scale
+
     def scales(self, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S p"]:
         """Standard deviations of penalised coefficients given the hyperparameters, 1 for others."""
         found = zeta.new_ones(*zeta.shape[:-1], len(self.design.names))
@@ -287,7 +291,7 @@ class StructuredPredictor(nn.Module):
         zeta: Float[Tensor, "*S P"],
         design: Float[Tensor, "N w"],
         offset: Float[Tensor, "*_ N K"],
-        correction: Float[Tensor, "q"] | None = None,
+        correction: Float[Tensor, "*S q"] | None = None,
     ) -> Float[Tensor, "*_ N C"]:
         """Predictors of all parameters, shape (..., N, C).
 

@@ -13,14 +13,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from subbayes.networks.tracing.tracer import Tracer
 from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.shapes import ByPredictor, EffectPoints, Groups
 from subbayes.regression.terms.group_elimination import GroupedMatrix
 
 _ELEMENTS = 2**20  # of copies of a point at once
 _DENSE, _FEW = 256, 0.05  # coordinates, and share of entries, from which on matrices are sparse
-_TRACED_AFTER = 2000  # evaluations, since a process's first trace imports the compiler of torch
 
 
 def coefficients_by_predictor(
@@ -63,8 +61,7 @@ class EffectMap:
         one: the structured predictor with the first of the groups alone, on whose coordinates no
             coefficient of another group depends.
         left: positions of its coordinates in those of all groups.
-        affine: the intercepts and the slopes, shapes (p, P), of coefficients that are affine in
-            their own coordinates; None for others.
+        is_affine: whether each coefficient is affine in a coordinate of its own.
     """
 
     def __init__(self, structured: StructuredPredictor, groups: Groups) -> None:
@@ -74,41 +71,11 @@ class EffectMap:
             self.one, self.left = structured.with_one_group(int(groups[0, 0]))
         self.entries = _entries(structured)
         self.columns = len(structured.design.names)
-        self.affine: tuple[Tensor, Tensor] | None = None
-        if structured.size == self.columns == len(structured.linear_columns):
-            zero = torch.zeros(structured.size).double()
-            with torch.no_grad():
-                at_zero = structured.coefficients(zero)
-                self.affine = at_zero, structured.coefficients(zero + 1) - at_zero
-        self._traced_map, self._traced_pull = (
-            Tracer(function, "the coefficients", traced_after=_TRACED_AFTER, tolerance=1e-9)
-            for function in (self._batched, self._pulled)
-        )
-
-    def _batched(self, zeta: Tensor) -> Tensor:
-        return coefficients_by_predictor(self.structured, zeta)
-
-    def _pulled(self, zeta: Tensor, cotangent: Tensor) -> Tensor:
-        with torch.enable_grad():
-            at = zeta.detach().requires_grad_()
-            return torch.autograd.grad(self._batched(at), at, cotangent)[0]
+        self.is_affine = structured.size == self.columns == len(structured.linear_columns)
 
     def coefficients(self, zeta: EffectPoints) -> ByPredictor:
         """B at each point, with q = p + 1."""
-        if self.affine is None:
-            found: Tensor = self._traced_map(zeta)
-            return found
-        zero, slope = self.affine
-        placed = (zero + slope * zeta).unsqueeze(-1) * self.structured.placement
-        return nn.functional.pad(placed, (0, 0, 0, 1))
-
-    def pull(self, zeta: EffectPoints, cotangent: ByPredictor) -> EffectPoints:
-        """The gradient in the coordinates, from that in B."""
-        if self.affine is None:
-            found: Tensor = self._traced_pull(zeta, cotangent)
-            return found
-        own = (cotangent[:, :-1] * self.structured.placement).sum(-1)
-        return own * self.affine[1]
+        return coefficients_by_predictor(self.structured, zeta)
 
     def curvature(
         self, zeta: Float[Tensor, "P"], cotangent: Float[Tensor, "q C"], inner: GroupedMatrix
@@ -145,7 +112,7 @@ class EffectMap:
             rest = rest + moved.T @ along.flatten(0, 1) + crossed.T @ moved
             border[..., scales] -= torch.einsum("akl,jk->jla", slopes, slope[groups])
             mixed = slope[groups].T @ zeta[groups]
-        if self.affine is None:
+        if not self.is_affine:
             rest = rest - self._bend(few, slope[left], mixed, others)
         return GroupedMatrix(groups, found.others, blocks, border, (rest + rest.T) / 2)
 

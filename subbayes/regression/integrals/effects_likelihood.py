@@ -66,9 +66,16 @@ class EffectsLikelihood:
 
     def value_and_grad(self, zeta: EffectPoints) -> tuple[PointValues, EffectPoints]:
         """The log-likelihood and its gradient."""
+        if self.map.is_affine:  # without autograd, whose overhead is that of a few hundred rows
+            with torch.no_grad():
+                value, slope = self.rows.value_and_grad(self.map.coefficients(zeta))
+                return value, self.map.structured.scaled(slope)
+        with torch.enable_grad():
+            points = zeta.detach().requires_grad_()
+            b = self.map.coefficients(points)
         with torch.no_grad():
-            value, slope = self.rows.value_and_grad(self.map.coefficients(zeta))
-            return value, self.map.pull(zeta, slope)
+            value, slope = self.rows.value_and_grad(b.detach())
+        return value, torch.autograd.grad(b, points, slope)[0]
 
     def curvature(self, zeta: Float[Tensor, "P"]) -> GroupedMatrix:
         """The negative Hessian at one point."""

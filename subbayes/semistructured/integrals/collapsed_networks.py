@@ -23,14 +23,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.draws import Draws
-from subbayes.networks.tracing.tracer import Mode, Tracer
+from subbayes.networks.tracing.tracer import Tracer
 from subbayes.priors import Normal
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.shapes import StoredRows
 from subbayes.semistructured.integrals.effect_density import EffectDensity
 from subbayes.utils.checks import fail
-from subbayes.utils.types import Coordinates, LogDensity
+from subbayes.utils.types import Coordinates, LogDensity, Mode
 
 _AT_ONCE = 64  # points
 _MOST_PREDICTORS = 2**20  # of all rows and points at once, to bound the memory of gradients
