@@ -24,6 +24,7 @@ from subbayes.regression.design.centring import Centring, Information
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.posterior import MAX_START, FittedState, RegressionPosterior
+from subbayes.regression.shapes import NetworkValues
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.estimand import bootstrap_projections
 from subbayes.semistructured.integrals.collapsed_networks import CollapsedNetworks

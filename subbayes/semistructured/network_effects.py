@@ -11,7 +11,6 @@ for each draw (Friedman 2001, "Greedy function approximation", section 8.2).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -129,7 +128,7 @@ def _network_contribution(
 
 def contribution_table(
     state: JointState,
-    inputs: Mapping[str, Tensor],
+    inputs: dict[str, Tensor],
     place: int,
     level: float = 0.95,
     n_draws: int | None = None,
