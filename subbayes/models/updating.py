@@ -42,7 +42,7 @@ from subbayes.curvature.precision import cholesky
 from subbayes.curvature.subspace_precision import subspace_jacobian
 from subbayes.diagnostics.surprise import MOST_DRAWS, MOST_ROWS, Update, surprise
 from subbayes.distributed.processes import current
-from subbayes.draws import MAX_PARETO_K, Draws, Moments
+from subbayes.draws import MAX_PARETO_K, Draws, Moments, evenly_spaced
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.importance_sampling import pareto_k, systematic_resampling
 from subbayes.inference.samplers.chains import prior_scale
@@ -51,7 +51,7 @@ from subbayes.inference.samplers.smc_moves import Reference
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.target_parts import has_weights, split_targets
 from subbayes.posterior import Posterior
-from subbayes.predictions.averaging import evenly_spaced, with_noise
+from subbayes.predictions.averaging import with_noise
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.utils.checks import check_positive, check_seed, fail

@@ -15,12 +15,11 @@ from subbayes.artifacts.saving import artifact, read, save
 from subbayes.artifacts.saving import rebuild as rebuild_model
 from subbayes.diagnostics.surprise import MOST_DRAWS, MOST_ROWS, Update, surprise
 from subbayes.distributed.processes import current
-from subbayes.draws import Draws
+from subbayes.draws import Draws, evenly_spaced
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
 from subbayes.inference.samplers.chains import Sampler, check_folder
 from subbayes.likelihoods.families import Family, family_from_name
-from subbayes.predictions.averaging import evenly_spaced
 from subbayes.regression.design.flat_effects import check_determined
 from subbayes.regression.design.rows import AuxiliaryColumns
 from subbayes.regression.formula.checks import Missing
