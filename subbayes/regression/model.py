@@ -288,13 +288,8 @@ class Regression(Results):
             InputError: see `fit` and `updated_formula`, such as interactions with smooths; new rows
                 with other levels or classes, or for a model with networks.
         """
-        mapping = isinstance(formula, Mapping)
-        is_text = (
-            isinstance(formula, str)
-            or mapping
-            and all(isinstance(text, str) for text in formula.values())
-        )
-        if formula is not None and not is_text:
+        formulas = formula.values() if isinstance(formula, Mapping) else [formula]
+        if formula is not None and not all(isinstance(text, str) for text in formulas):
             if data is not None or priors is not None:
                 fail("data", "none beside new rows, and no priors", "others", "Leave them out")
             return self._with_rows(formula, **options)
@@ -320,9 +315,7 @@ class Regression(Results):
         return fitted
 
     @warnings_once()
-    def _with_rows(
-        self, new_rows: Any, *, forgetting: float = 1.0, seed: int | None = None
-    ) -> Self:
+    def _with_rows(self, new_rows: Any, *, forgetting: float = 1.0, seed: int = 0) -> Self:
         """The posterior of the rows of the fit and new ones."""
         if self.networks or current() is not None:
             got = "one with networks, or many processes"
@@ -335,10 +328,9 @@ class Regression(Results):
         few = rows.iloc[evenly_spaced(np.arange(len(rows)), MOST_ROWS)]
         found = surprise(self.predict(few, n_draws=MOST_DRAWS), self._targets(few))
         settings = self._settings({})
-        sampling = settings.get("sampling", SAMPLING)
-        sampling = sampling if seed is None else replace(sampling, seed=check_seed(seed))
+        sampling = replace(settings.get("sampling", SAMPLING), seed=check_seed(seed))
         inference = settings.get("inference")
-        engine = checked_engine("nuts" if inference is None else inference, sampling)
+        engine = checked_engine(inference or "nuts", sampling)
         space = Space.of_effects(most_probable_effects(prepared))
         joint = RegressionPosterior(prepared, space, sampling.seed, sampling.mode)
         draws = joint.sample(engine, sampling, automatic=inference is None)
