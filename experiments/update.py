@@ -43,7 +43,7 @@ __all__ = ["add_options", "markdown", "run"]
 
 Say = Callable[..., None]
 Rows = tuple[Tensor, Tensor]
-SETS = ("concrete", "energy", "airfoil", "yacht")
+SETS = ("yacht", "energy", "concrete", "airfoil")
 KINDS = {
     "linearised": {"subspace": "full", "inference": LinearisedLaplace(gauss_newton_step=True)},
     "draws": {"subspace": Random(rank=10), "inference": "elliptical-slice"},
@@ -68,7 +68,7 @@ def _standardised(x: np.ndarray, y: np.ndarray, first: int) -> Rows:
 
 def _fit(rows: Rows, seed: int, **options: Any) -> FittedModel:
     training = Training(epochs=200, learning_rate=0.01, prior_scale=0.5, swa_epochs=0)
-    sampling = Sampling(draws=250, chains=8, seed=seed, progress=False)
+    sampling = Sampling(draws=125, chains=8, seed=seed, progress=False)
     options = {"training": training, "sampling": sampling, "prior": 0.5} | options
     module = options.pop("module", None) or _mlp(rows, 20, seed=seed)
     return subbayes.fit(module, rows, **options)
