@@ -49,8 +49,8 @@ KINDS = {
     "draws": {"subspace": Random(rank=10), "inference": "elliptical-slice"},
 }
 CHUNKS = 10
-TASKS, TASK_ROWS, STEPS = 5, 600, 400
-EWC = (1.0, 10.0, 100.0)
+TASKS, TASK_ROWS, STEPS = 5, 400, 150
+EWC = (1.0, 100.0)
 WEEK, FIRST_WEEKS, REFIT = 7 * 24, 26, 4
 LAPLACE = LinearisedLaplace(gauss_newton_step=True)
 
@@ -164,7 +164,7 @@ def _moved(model: FittedModel, weights: Tensor) -> FittedModel:
 def _digits(seed: int) -> Record:
     tasks = _tasks(seed)
     first = tasks[0][0]
-    network = subbayes.Network(_mlp(first, 16, 10, seed))
+    network = subbayes.Network(_mlp(first, 10, 10, seed))
     prior = Normal(1.0)
     start = _train(network, network.weights, first, lambda w: 0.5 * w.square().sum())
     scores: dict[str, float] = {}
@@ -284,7 +284,7 @@ def run(options: argparse.Namespace, say: Say) -> dict[str, Any]:
     chunks = [
         recorded(
             f"chunks-{name}-{kind}-{split}",
-            {"version": 1},
+            {"draws": 125, "chunks": CHUNKS},
             lambda n=name, s=split, k=kind: _chunks(n, s, k, folder),
         )
         for name in SETS
@@ -293,7 +293,11 @@ def run(options: argparse.Namespace, say: Say) -> dict[str, Any]:
     ]
     bike = recorded("bike", {"weeks": options.weeks}, lambda: _weeks(options.weeks, folder))
     digits = [
-        recorded(f"digits-{seed}", {"version": 1}, lambda s=seed: _digits(s))
+        recorded(
+            f"digits-{seed}",
+            {"rows": TASK_ROWS, "steps": STEPS, "ewc": EWC},
+            lambda s=seed: _digits(s),
+        )
         for seed in range(options.seeds)
     ]
     page = markdown(chunks, digits, bike)
