@@ -96,13 +96,13 @@ def _chunks(name: str, split: int, kind: str, folder: str | None) -> Record:
     y = np.concatenate([case.table.y.numpy(), case.y])
     rng = np.random.default_rng(split)
     order = np.concatenate([rng.permutation(first), np.arange(first, len(y))])
-    x, y = _standardised(x[order], y[order], first)
-    train, test = (x[:first], y[:first]), (x[first:], y[first:])
+    rows, targets = _standardised(x[order], y[order], first)
+    train, test = (rows[:first], targets[:first]), (rows[first:], targets[first:])
     options, half = KINDS[kind], first // 2
-    frozen = _fit((x[:half], y[:half]), split, **options)
+    frozen = _fit((rows[:half], targets[:half]), split, **options)
     started, model = time.process_time(), frozen
     for i, chunk in enumerate(np.array_split(np.arange(half, first), CHUNKS)):
-        model = model.update((x[chunk], y[chunk]), seed=i)
+        model = model.update((rows[chunk], targets[chunk]), seed=i)
     seconds = time.process_time() - started
     inference = {"inference": options["inference"]}
     one = _again(frozen, train, **inference)

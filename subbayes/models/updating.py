@@ -29,6 +29,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +46,6 @@ from subbayes.distributed.processes import current
 from subbayes.draws import MAX_PARETO_K, Draws, Moments, evenly_spaced
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.importance_sampling import pareto_k, systematic_resampling
-from subbayes.inference.samplers.chains import prior_scale
 from subbayes.inference.samplers.smc import SMC
 from subbayes.inference.samplers.smc_moves import Reference
 from subbayes.likelihoods import Likelihood
@@ -248,7 +248,7 @@ def _update_draws(
     if has_moments and (known := draws.moments) is not None and known.covariance is not None:
         prior = Normal(covariance=known.covariance, mean=known.mean)
     elif has_moments:
-        prior = _gaussian_of(z, posterior)
+        prior = _gaussian_of(z, posterior.prior)
     if forgetting < 1:
         if not has_moments:
             fail("forgetting", "1 without four draws of each coordinate in one mode", forgetting)
@@ -265,8 +265,8 @@ def _update_draws(
     if is_exact := k <= MAX_PARETO_K and different >= least:
         method, after = "importance weights", None
         if has_moments:
-            covariance = np.cov(z.T, aweights=weights).reshape(z.shape[1], -1)
-            after = Moments.of(weights @ z, covariance)
+            spread = np.cov(z.T, aweights=weights).reshape(z.shape[1], -1)
+            after = Moments.of(weights @ z, spread)
     else:
         if not has_moments:
             fail(
@@ -277,7 +277,7 @@ def _update_draws(
                 "Refit on all rows; or fit in a subspace, of which Gaussians have the moments",
             )
         method, particles = "smc", _tempered(posterior, prior, len(z), seed)
-        gaussian = _gaussian_of(particles, posterior)
+        gaussian = _gaussian_of(particles, posterior.prior)
         assert gaussian.covariance is not None
         after = Moments.of(gaussian.mean, gaussian.covariance)
         chosen = evenly_spaced(particles, len(z))
@@ -294,9 +294,9 @@ def _update_draws(
     return updated, Update(posterior.n, method, *found, k, forgetting)
 
 
-def _gaussian_of(z: Float[np.ndarray, "S k"], posterior: Posterior) -> Normal:
-    """The Gaussian with the moments of draws."""
-    reference = Reference.of(z, prior_scale(posterior))
+def _gaussian_of(z: Float[np.ndarray, "S k"], prior: Normal) -> Normal:
+    """The Gaussian with the moments of draws, whose unit of length is that of their prior."""
+    reference = Reference.of(z, np.broadcast_to(prior.scale, z.shape[1]))
     half = reference.covariance_factor
     return Normal(covariance=half @ half.T, mean=reference.mean)
 
@@ -305,7 +305,7 @@ def _tempered(
     posterior: Posterior, prior: Normal, count: int, seed: int
 ) -> Float[np.ndarray, "S k"]:
     """Particles under the new rows' likelihood and a Gaussian in the place of q."""
-    bridged = copy.copy(posterior)
+    bridged: Any = copy.copy(posterior)
     bridged.prior = prior
     sampling = Sampling(draws=max(count, _PARTICLES), chains=1, seed=seed, progress=False)
     return SMC().run(bridged, sampling).flat()
