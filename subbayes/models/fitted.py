@@ -44,7 +44,6 @@ from subbayes.networks.saving import (
 from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.networks.sharded.saving import save_together, sharded_network_from, sharded_tensors
 from subbayes.networks.token_outputs import output_for
-from subbayes.networks.tracing.tracer import Mode
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
 from subbayes.predictions.modules import Component, Sampled
@@ -57,6 +56,7 @@ from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_device, fail
 from subbayes.utils.text_table import printable
 from subbayes.utils.trees import take
+from subbayes.utils.types import Mode
 from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
