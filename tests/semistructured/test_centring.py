@@ -24,9 +24,12 @@ from subbayes.priors import Normal
 from subbayes.regression import Regression
 from subbayes.regression.design.centring import Information
 from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.semistructured.joint_posterior import JointPosterior
+from subbayes.semistructured.subspace import build_space
 from subbayes.utils.checks import InputError
 
 ROWS, GROUPS = 240, 8
+TRAINING = Training(epochs=200, batch_size=None, validation=None, patience=None)
 FORMULAS = [
     "y ~ x + (1 | g)",
     "y ~ x + (1 + x | g)",
@@ -55,14 +58,18 @@ def fitted(formula, inference="laplace", **sampling):
         frame(),
         subspace=SemiStructuredSubspace(3),
         inference=inference,
-        training=Training(epochs=200, batch_size=None, validation=None, patience=None),
+        training=TRAINING,
         sampling=Sampling(**{"draws": 20, "chains": 2, "seed": 0, "progress": False, **sampling}),
     )
 
 
 @cache
 def joint_of(formula):
-    return fitted(formula).state.joint
+    network = MLP(1, (3,), 1, "tanh", seed=0)
+    model = SemiStructuredRegression(formula, deep={"net": Deep(network, columns=["a"])})
+    prepared = model.specification.prepare(frame(), None)
+    space = build_space(SemiStructuredSubspace(3), prepared, TRAINING, 0, False)
+    return JointPosterior(prepared, space, 0)
 
 
 @pytest.mark.few(1)

@@ -253,10 +253,10 @@ def test_every_sampler_runs_and_its_draws_can_be_saved(name, tmp_path):
 
 
 def test_runs_resume_and_are_extended(eager, tmp_path):
-    sampling = Sampling(draws=6, chains=2, warmup=4, seed=1, progress=False)
+    sampling = Sampling(draws=4, chains=2, warmup=2, seed=1, progress=False)
     whole = eager.sample(NUTS(), sampling)
     path = tmp_path / "run.npz"
-    eager.sample(NUTS(), replace(sampling, draws=3, checkpoint=path))
+    eager.sample(NUTS(), replace(sampling, draws=2, checkpoint=path))
     found = eager.sample(NUTS(), replace(sampling, checkpoint=path))
     np.testing.assert_array_equal(found.z, whole.z)
     np.testing.assert_array_equal(eager.sample(NUTS(), sampling).z, whole.z)
@@ -327,7 +327,7 @@ def test_start_points_of_another_shape_are_refused(joint, shape):
 
 def test_start_points_may_be_lists_and_are_ignored_by_samplers_without_any(eager):
     start = eager.start_points(2)
-    sampling = Sampling(draws=4, chains=2, warmup=4, initial=start.tolist(), progress=False)
+    sampling = Sampling(draws=2, chains=2, warmup=2, initial=start.tolist(), progress=False)
     found = eager.sample(NUTS(), sampling)
     same = eager.sample(NUTS(), replace(sampling, initial=start))
     np.testing.assert_array_equal(found.z, same.z)

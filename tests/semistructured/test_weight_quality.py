@@ -122,7 +122,8 @@ def test_proposals_move_with_the_contributions():
     assert quality.pareto_k.max() < 0.75
 
 
-def test_proposals_are_fitted_where_few_of_the_standard_ones_count():
+@pytest.mark.parametrize("draws", [80, pytest.param(240, marks=pytest.mark.slow)])
+def test_proposals_are_fitted_where_few_of_the_standard_ones_count(draws):
     frame = table(5)
     density, deep = density_of(frame), contributions(frame)
     method = ImportanceSampling(ConditionalModes(density), density.offset, 256)
@@ -133,7 +134,7 @@ def test_proposals_are_fitted_where_few_of_the_standard_ones_count():
     expected = np.array([exact(frame, f[..., 0])[0] for f in deep])
     found = method.log_marginal(deep)
     np.testing.assert_allclose(found - found[0], expected - expected[0], atol=0.3)
-    check_moments(method, density, frame, deep[1], 240)
+    check_moments(method, density, frame, deep[1], draws)
 
 
 def test_effects_that_importance_sampling_does_not_integrate_out_are_refused():
