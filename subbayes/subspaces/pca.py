@@ -54,8 +54,8 @@ class PCA(RankedMethod):
                 "around its weights, such as 'random' or 'subnetwork'",
             )
         check_rank(self.rank, network)
-        kept = min(seen, training.max_snapshots if training.sketch is None else training.sketch + 1)
-        limit = kept - (training.sketch is not None or kept == seen)
+        kept = min(seen, training.max_snapshots)
+        limit = kept - (kept == seen)
         if self.rank is not None and self.rank > limit:
             fail(
                 "rank",

@@ -57,7 +57,6 @@ class Training:
             need no trajectory (all but "pca").
         swa_learning_rate: constant learning rate of weight averaging; larger explores further.
         max_snapshots: number of the last snapshots that span the trajectory.
-        sketch: rank of a sketch to keep instead, of any number of snapshots.
         curve_epochs: passes over the data for a curve, with the optimiser and the learning rate of
             the first phase; None uses `epochs`.
 
@@ -86,7 +85,6 @@ class Training:
     swa_epochs: int = 60
     swa_learning_rate: float = 1e-2
     max_snapshots: int = 50
-    sketch: int | None = None
     curve_epochs: int | None = None
 
     def __post_init__(self) -> None:
@@ -95,7 +93,7 @@ class Training:
         check_count("max_snapshots", self.max_snapshots, 2)
         if self.curve_epochs is not None:
             check_count("curve_epochs", self.curve_epochs, 0)
-        for name in ("batch_size", "patience", "sketch"):
+        for name in ("batch_size", "patience"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
         for name in ("learning_rate", "swa_learning_rate", "bias_lr_factor"):

@@ -215,7 +215,7 @@ def swa(
             module.
         likelihood: the likelihood as passed to `train`, or one with fixed parameters.
         data: as for `train`.
-        training: settings; `swa_epochs`, `swa_learning_rate`, `max_snapshots`, `sketch` and those
+        training: settings; `swa_epochs`, `swa_learning_rate`, `max_snapshots` and those
             that both phases share are used.
         every: take a snapshot after each `every` epochs or steps.
         unit: "epochs" or "steps".
@@ -247,7 +247,7 @@ def swa(
         start, parameters, output_for(likelihood, output)
     )
     training = training.averaging()
-    recorder = TrajectoryRecorder(training.max_snapshots, training.sketch)
+    recorder = TrajectoryRecorder(training.max_snapshots)
     clock, count = TimeLimit(training.time_limit), 0
     with fork_rng(seed_for(seed, data), network.device), torch.enable_grad():
         minibatches = Minibatches(

@@ -1,8 +1,6 @@
 r"""PCA of the SGD trajectory (Izmailov et al. 2019, algorithm 2), and the moments of SWAG.
 
-A recorder takes snapshots of the weights during training. It stores the last M snapshots, or a
-sketch of a few rows: an incremental singular value decomposition that corrects for the moving mean
-(Ross et al. 2008).
+A recorder takes snapshots of the weights during training, and stores the last M of them.
 """
 
 from __future__ import annotations
@@ -37,16 +35,13 @@ class TrajectoryRecorder:
     makes the first one zero and shortens the early ones). With A the matrix of the last M
     deviations, the low-rank covariance is $A^\top A / (M - 1)$.
 
-    The memory is M D numbers for M snapshots; with `rank=r` it is 3 r D for any number of
-    snapshots: a sketch of 2r rows and a buffer of r. The sketch is exact up to 2r snapshots, and a
-    good approximation beyond if the spectrum decays.
+    The memory is M D numbers for M snapshots.
 
     For a module sharded by `fully_shard`, each process records its shard of the weights, of which
     it has the moments; all processes have to call `pca`, `spanned` and `singular_values`.
 
     Args:
-        max_snapshots: number M of the last snapshots to keep; not used with `rank`.
-        rank: largest rank of a subspace from a sketch, instead of stored snapshots.
+        max_snapshots: number M of the last snapshots to keep.
         parameters: selection of the parameters of a module, as for `Network`.
 
     Attributes:
@@ -65,18 +60,12 @@ class TrajectoryRecorder:
         tensor(2.3049)
     """
 
-    def __init__(
-        self, max_snapshots: int = 20, rank: int | None = None, parameters: Selection = "all"
-    ) -> None:
+    def __init__(self, max_snapshots: int = 20, parameters: Selection = "all") -> None:
         self.max_snapshots = check_count("max_snapshots", max_snapshots, 2)
-        self.rank = None if rank is None else check_count("rank", rank)
         self.parameters = parameters
         self.n = 0
         self._mean = self._scatter = torch.zeros(0, dtype=torch.float64)
         self._recent: list[Tensor] = []
-        self._sketch: Tensor | None = None
-        self._sketched = 0
-        self._sketch_mean = self._mean
         self._layout: ShardLayout | None = None
         self._device = torch.device("cpu")
 
@@ -99,13 +88,12 @@ class TrajectoryRecorder:
         if self.n == 0:
             self._mean = torch.zeros_like(weights, dtype=torch.float64)
             self._scatter = torch.zeros_like(self._mean)
-            self._sketch_mean = self._mean.clone()
         self.n += 1
         deviation = weights.double() - self._mean
         self._mean += deviation / self.n
         self._scatter += deviation * (weights.double() - self._mean)
         self._recent.append(weights)
-        self._compress()
+        del self._recent[: -self.max_snapshots]
 
     def _flat(self, source: Any) -> Float[Tensor, "D"]:
         """A copy on the CPU, in float32 unless the weights are float64."""
@@ -137,33 +125,6 @@ class TrajectoryRecorder:
         processes = None if self._layout is None else joined_processes()
         return principal_directions(rows, processes)
 
-    def _compress(self) -> None:
-        """Drop the oldest snapshot, or add a full buffer to the sketch."""
-        if self.rank is None:
-            del self._recent[: -self.max_snapshots]
-        elif len(self._recent) > self.rank:
-            self._sketch, self._sketch_mean = self._updated_sketch()
-            self._sketched, self._recent = self.n, []
-
-    def _updated_sketch(self) -> tuple[Tensor, Tensor]:
-        """The sketch after adding the buffer (Ross et al. 2008), and its mean.
-
-        Adding b rows of mean m_b to n rows of mean m adds their deviations from m_b and
-        sqrt(n b / (n + b)) (m - m_b) to the scatter.
-        """
-        if not self._recent:
-            assert self._sketch is not None
-            return self._sketch, self._sketch_mean
-        block = torch.stack(self._recent)
-        center = block.double().mean(0)
-        rows = [(block.double() - center).to(block.dtype)]
-        if self._sketch is not None:
-            n, b = self._sketched, len(block)
-            gap = (n * b / (n + b)) ** 0.5 * (self._sketch_mean - center)
-            rows = [self._sketch, *rows, gap.to(block.dtype)[None]]
-        assert self.rank is not None
-        return self._directions(torch.cat(rows))[0][: 2 * self.rank], self._mean.clone()
-
     # --- moments ----------------------------------------------------------------------------
 
     @property
@@ -173,8 +134,7 @@ class TrajectoryRecorder:
 
     @property
     def _dtype(self) -> torch.dtype:
-        source = self._recent[0] if self._recent else self._sketch
-        return torch.float32 if source is None else source.dtype
+        return self._recent[0].dtype if self._recent else torch.float32
 
     @property
     def mean(self) -> Float[Tensor, "D"]:
@@ -190,20 +150,13 @@ class TrajectoryRecorder:
 
     @property
     def deviations(self) -> Float[Tensor, "M D"]:
-        """The last M snapshots minus the mean of all, or the rows of the sketch."""
+        """The last M snapshots minus the mean of all."""
         self._require(2)
-        if self.rank is not None:
-            return self._updated_sketch()[0]
         return (torch.stack(self._recent).double() - self._mean).to(self._dtype)
-
-    @property
-    def _count(self) -> int:
-        """Number of snapshots that the deviations represent."""
-        return len(self._recent) if self.rank is None else self.n
 
     def _factor(self) -> Float[Tensor, "M D"]:
         """A factor F of the low-rank covariance F'F."""
-        return self.deviations / (self._count - 1) ** 0.5
+        return self.deviations / (len(self._recent) - 1) ** 0.5
 
     def _require(self, n: int) -> None:
         if self.n < n:
@@ -235,8 +188,7 @@ class TrajectoryRecorder:
     def _limit(self) -> int:
         """Largest possible rank: the number of snapshots, minus one if they define the mean."""
         self._require(2)
-        limit = self._count - (self._count == self.n)
-        return limit if self.rank is None else min(limit, self.rank)
+        return len(self._recent) - (len(self._recent) == self.n)
 
     def pca(self, rank: int) -> Subspace:
         r"""The subspace of the leading principal directions of the trajectory.
@@ -262,11 +214,7 @@ class TrajectoryRecorder:
         """
         limit = self._limit
         if check_count("rank", rank) > limit:
-            why = (
-                "the rank of the recorder"
-                if self.rank == limit
-                else f"what {self._count} snapshots span"
-            )
+            why = f"what {len(self._recent)} snapshots span"
             fail("rank", f"at most {limit}, {why}", rank, "Record more snapshots")
         rows, s = self._directions(self._factor())
         spanned = _count_above_rounding(s)
@@ -315,33 +263,24 @@ class TrajectoryRecorder:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The state to save: tensors, and values that JSON can hold; not of sharded weights."""
         self._require_whole("a saved recorder")
-        tensors = {"mean": self._mean, "scatter": self._scatter, "sketch_mean": self._sketch_mean}
+        tensors = {"mean": self._mean.clone(), "scatter": self._scatter.clone()}
         if self._recent:
             tensors["recent"] = torch.stack(self._recent)
-        if self._sketch is not None:
-            tensors["sketch"] = self._sketch
-        return {name: t.clone() for name, t in tensors.items()}, {
-            "max_snapshots": self.max_snapshots,
-            "rank": self.rank,
-            "n": self.n,
-            "sketched": self._sketched,
-        }
+        return tensors, {"max_snapshots": self.max_snapshots, "n": self.n}
 
     @classmethod
     def from_state(
         cls, tensors: dict[str, Tensor], config: dict[str, Any], parameters: Selection = "all"
     ) -> TrajectoryRecorder:
         """Rebuild a recorder from `state`; `parameters` are not part of it."""
-        recorder = cls(config["max_snapshots"], config["rank"], parameters)
-        recorder.n, recorder._sketched = config["n"], config["sketched"]
+        recorder = cls(config["max_snapshots"], parameters)
+        recorder.n = config["n"]
         recorder._mean, recorder._scatter = tensors["mean"].clone(), tensors["scatter"].clone()
-        recorder._sketch_mean = tensors["sketch_mean"].clone()
         recorder._recent = [row.clone() for row in tensors.get("recent", ())]
-        recorder._sketch = tensors.get("sketch")
         return recorder
 
     def __repr__(self) -> str:
-        kept = f"rank={self.rank}" if self.rank else f"max_snapshots={self.max_snapshots}"
+        kept = f"max_snapshots={self.max_snapshots}"
         return f"TrajectoryRecorder(n={self.n}, size={self.size}, {kept})"
 
 

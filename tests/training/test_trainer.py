@@ -922,15 +922,6 @@ def test_swa_averages_likelihood_parameters():
     assert fixed.likelihood == start.likelihood
 
 
-def test_swa_with_a_sketch_of_the_trajectory():
-    x, y = table()
-    options = {"swa_epochs": 30, "batch_size": 16, "progress": False}
-    streamed = swa(linear(), Gaussian(0.5), (x, y), **training_options(**options, sketch=2))
-    kept = swa(linear(), Gaussian(0.5), (x, y), **training_options(**options, max_snapshots=30))
-    assert torch.allclose(weights(streamed), weights(kept))
-    assert torch.allclose(streamed.recorder.pca(2).basis(), kept.recorder.pca(2).basis(), atol=1e-6)
-
-
 # --- forms of data ---------------------------------------------------------------------------
 
 
