@@ -14,12 +14,10 @@ from subbayes.utils.checks import (
     check_positive_or_zero,
     check_seed,
     fail,
-    suggest_keywords,
 )
 from subbayes.utils.types import MODES, Mode
 
 
-@suggest_keywords()
 @dataclass(frozen=True)
 class Sampling:
     """Length, seed, checkpoint and progress of a sampling run.

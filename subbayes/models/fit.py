@@ -47,7 +47,7 @@ from subbayes.subspaces.registry import SubspaceChoice, subspace_method
 from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.pipeline import Trained, likely_network, train_trajectory, without_training
-from subbayes.utils.checks import check_choice, check_positive, closest, fail, suggest_keywords
+from subbayes.utils.checks import check_choice, check_positive, closest, fail
 from subbayes.utils.types import Form
 from subbayes.utils.warning import warn_user, warnings_once
 
@@ -55,7 +55,6 @@ Prior = Normal | EvidencePrior | float
 _T = TypeVar("_T")
 
 
-@suggest_keywords(pair="fit(model, (x, y))", training=Training, sampling=Sampling)
 @warnings_once()
 def fit(
     model: nn.Module,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from subbayes.sparse.convert import sparse_layers
-from subbayes.utils.checks import check_choice, check_count, check_positive, fail, suggest_keywords
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 from subbayes.utils.types import MODES, Mode
 
 _EARLY, _KL_WARMUP = 0.8, 0.4  # shares of the epochs
@@ -145,7 +145,6 @@ def parameters_by_kind(module: nn.Module) -> dict[str, list[nn.Parameter]]:
     return {name: params for name, params in groups.items() if params}
 
 
-@suggest_keywords()
 @dataclass(frozen=True)
 class SparseTraining:
     """Settings of stochastic variational inference for sparse networks, in three phases.

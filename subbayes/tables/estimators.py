@@ -37,7 +37,7 @@ from subbayes.tables.estimator_base import Classifier, Estimator, EstimatorFacts
 from subbayes.tables.hierarchical import ENCODING, Effort, fit_hierarchical
 from subbayes.tables.stacked import Stack
 from subbayes.training.configuration import Training
-from subbayes.utils.checks import check_choice, check_count, suggest_keywords
+from subbayes.utils.checks import check_choice, check_count
 from subbayes.utils.types import Inputs
 
 if TYPE_CHECKING:
@@ -67,7 +67,6 @@ class _SubspaceEstimator(Estimator):
     verbose: bool = False
 
 
-@suggest_keywords(training=Training, sampling=Sampling)
 class SubspaceRegressor(_SubspaceEstimator, Regressor):
     r"""A neural network for numbers or counts, with a posterior over a subspace of its weights.
 
@@ -129,7 +128,6 @@ class SubspaceRegressor(_SubspaceEstimator, Regressor):
     model_: FittedModel
 
 
-@suggest_keywords(training=Training, sampling=Sampling)
 class SubspaceClassifier(_SubspaceEstimator, Classifier):
     """A neural network for classes, with a posterior over a subspace of its weights.
 
@@ -403,7 +401,6 @@ class _SparseEstimator(Estimator):
         return [f"x{k}" for k in range(self.n_features_in_)] if names is None else list(names)
 
 
-@suggest_keywords(sparse=SparseSettings, training=Training)
 class SparseRegressor(_SparseEstimator, Regressor):
     r"""A sparse Bayesian network for numbers or counts: each weight is included or excluded.
 
@@ -455,7 +452,6 @@ class SparseRegressor(_SparseEstimator, Regressor):
     _default_likelihood = "gaussian"
 
 
-@suggest_keywords(sparse=SparseSettings, training=Training)
 class SparseClassifier(_SparseEstimator, Classifier):
     """A sparse Bayesian network for classes: each weight is included or excluded.
 

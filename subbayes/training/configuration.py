@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any, Literal
 
-from subbayes.utils.checks import check_choice, check_count, check_positive, fail, suggest_keywords
+from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 
 Optimizer = Literal["adam", "adamw", "sgd"]
 Schedule = Literal["constant", "cosine", "swa"]
 
 
-@suggest_keywords()
 @dataclass(frozen=True)
 class Training:
     r"""Settings of training: optimisation, prior, early stopping and weight averaging.
