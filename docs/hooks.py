@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
@@ -18,6 +20,19 @@ TEXTS = {
     "changelog.md": "CHANGELOG.md",
     "security.md": "SECURITY.md",
 }
+_FORMULA = re.compile(
+    r'<(span|div) class="arithmatex">(?:\\\[(.*?)\\\]|\\\((.*?)\\\))</\1>', re.DOTALL
+)
+# What latex2mathml takes for names: \arg, relations, and functions, which need a space after them.
+_REPAIRS = (
+    (r"\\arg<", "arg<"),
+    ("<mi>&#x0007E;</mi>", "<mo>&#x0223C;</mo>"),
+    ("<mi>&#x02AAF;</mi>", "<mo>&#x02AAF;</mo>"),
+    (
+        r"(<mi>(?:log|exp|sin|cos|tanh|det|arg)</mi>)(?=<m(?!o|space))",
+        r'\1<mspace width="0.167em"/>',
+    ),
+)
 # Rooms without a page of the API: helpers of the others, and the command line.
 HIDDEN = ("cli", "utils")
 # The rooms in the order of the pages; a room not named here follows, by name.
@@ -57,6 +72,20 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
+def on_page_content(html: str, **_: Any) -> str:
+    """Formulas as MathML, which browsers draw themselves, also from files."""
+    return _FORMULA.sub(_mathml, html)
+
+
+def _mathml(match: re.Match[str]) -> str:
+    kind, block, inline = match.groups()
+    display = "inline" if block is None else "block"
+    drawn = convert(unescape(block or inline), display=display)
+    for wrong, right in _REPAIRS:
+        drawn = re.sub(wrong, right, drawn)
+    return f'<{kind} class="arithmatex">{drawn}</{kind}>'
+
+
 def _rooms() -> dict[str, list[str]]:
     """The public modules of the package, gathered by room (a file, or a folder of methods)."""
     rooms: dict[str, list[str]] = {}
@@ -91,4 +120,5 @@ def _with_links_of_the_site(text: str) -> str:
         page = pages.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
         return f"[{words}]({page}{'#' + anchor if anchor else ''})" if page else words
 
+    text = text.replace("](docs/images/", "](images/")
     return re.sub(r"(?<!!)\[([^\]]+)\]\(([^)\s]+)\)", replace, text)

@@ -2,7 +2,7 @@ r"""Bases of smooth functions of one or two columns, with their penalties.
 
 - "ps": B-splines with second differences as the penalty (Eilers and Marx 1996, "Flexible
   smoothing with B-splines and penalties");
-- "cr": natural cubic splines by their values at knots, with $\int f''^2$ (Wood 2017, section
+- "cr": natural cubic splines by their values at knots, with $\int (f'')^2$ (Wood 2017, section
   5.3.1);
 - "cc": the same for periodic functions, whose values and first two derivatives are equal at the
   ends of the period;
