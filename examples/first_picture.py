@@ -1,6 +1,6 @@
 """The picture of the first page: a band for a table, and answers that a classifier may withhold.
 
-    python -m examples.first_picture docs/images/first.png
+python -m examples.first_picture docs/images/first.png
 """
 
 from __future__ import annotations
