@@ -39,8 +39,8 @@ from subbayes.curvature.layers import Layers
 from subbayes.curvature.many_products import ManyProducts
 from subbayes.data.data import Data
 from subbayes.likelihoods import Gaussian
-from subbayes.networks.tracing.tracer import MODES
 from subbayes.subspace import SparseRandomSubspace
+from subbayes.utils.types import MODES
 
 __all__ = ["run"]
 

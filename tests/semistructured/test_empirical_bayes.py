@@ -141,13 +141,13 @@ def test_the_search_leaves_standard_deviations_near_0(seed):
 def test_a_model_is_saved_with_its_choice(tmp_path):
     frame = table()
     model = Regression("y ~ x + re(g)")
-    model.fit(frame, smooth="reml", sampling=Sampling(draws=200, chains=2, progress=False))
+    model.fit(frame, smooth="reml", sampling=Sampling(draws=20, chains=2, progress=False))
     model.save(tmp_path / "model")
     again = subbayes.load(tmp_path / "model")
     assert again.state.model.specification.smooth == "reml"
     assert again.summary().attrs["smooth"] == "empirical Bayes (REML)"
     pd.testing.assert_frame_equal(again.summary(), model.summary())
-    update = again.update("~ . - x", sampling=Sampling(draws=200, chains=2, progress=False))
+    update = again.update("~ . - x", sampling=Sampling(draws=20, chains=2, progress=False))
     assert update.summary().attrs["smooth"] == "empirical Bayes (REML)"
     model.report(tmp_path / "model.html")
     assert "empirical Bayes" in (tmp_path / "model.html").read_text()
