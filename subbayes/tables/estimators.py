@@ -274,10 +274,10 @@ class TableRegressor(_TableEstimator, Regressor):
 
     Example:
         >>> from subbayes.tables.hierarchical import Candidate, Effort
-        >>> small = Effort((Candidate((4,), None),), climb=50, chains=2, steps=100)
-        >>> x = np.linspace(0, 1, 50)
-        >>> model = TableRegressor(effort=small, random_state=0).fit(x[:, None], 3 * x)
-        >>> lower, upper = model.predict_interval([[0.5]], level=0.9)
+        >>> small = Effort((Candidate((4,), 1),), climb=50, chains=2, steps=100)
+        >>> x = np.random.default_rng(0).normal(size=(50, 2))
+        >>> model = TableRegressor(effort=small, random_state=0).fit(x, 3 * x[:, 0])
+        >>> lower, upper = model.predict_interval([[0.5, 0.0]], level=0.9)
         >>> bool(lower[0] < 1.5 < upper[0])
         True
     """

@@ -88,7 +88,7 @@ class MCLMC(Sampler):
         >>> data = torch.randn(30, 1), torch.randn(30)
         >>> space = subbayes.subspace.FullSubspace(net.weights)
         >>> posterior = subbayes.Posterior(net, subbayes.likelihoods.Gaussian(1.0), data, space)
-        >>> draws = MCLMC().sample(posterior, draws=20, chains=2, progress=False)
+        >>> draws = MCLMC().sample(posterior, draws=20, warmup=100, chains=2, progress=False)
         >>> draws.z.shape, draws.validity
         ((2, 20, 2), 'approximation')
     """
