@@ -115,7 +115,7 @@ def test_draws_have_the_moments_of_quadrature():
     np.testing.assert_allclose(
         value.reshape(-1)[:50], likelihood.value(torch.from_numpy(flat[:50].copy())), rtol=1e-9
     )
-    axis = np.linspace(-5, 5, 41)
+    axis = np.linspace(-5, 5, 31)
     grid = np.stack(np.meshgrid(*[axis] * len(start), indexing="ij"), -1).reshape(-1, len(start))
     beta = likelihood.map.structured.coefficients(torch.from_numpy(grid)).numpy()
     eta = beta @ likelihood.rows.design.numpy().T  # six rows or the joined ones

@@ -126,12 +126,12 @@ def test_few_rows_of_each_group_agree_with_quadrature_and_mix():
     found = model.summary(groups=False)
     assert (found["ess_tail"] > 800).all()  # 113 to 430 in such data with one component
 
-    level, tau = np.meshgrid(np.linspace(-4, 4, 161), np.linspace(1e-4, 6, 600), indexing="ij")
+    level, tau = np.meshgrid(np.linspace(-4, 4, 161), np.linspace(1e-4, 6, 300), indexing="ij")
     x, weight = np.polynomial.hermite_e.hermegauss(60)
     p = 1 / (1 + np.exp(-(level[..., None] + tau[..., None] * x)))
     log_p = -0.5 * (level / 1.5) ** 2 - 0.5 * tau**2
-    for count in frame.groupby("g").b.sum():
-        log_p += np.log((p**count * (1 - p) ** (6 - count)) @ weight)
+    for count, groups in frame.groupby("g").b.sum().value_counts().items():
+        log_p += groups * np.log((p**count * (1 - p) ** (6 - count)) @ weight)
     mass = np.exp(log_p - log_p.max())
     mass /= mass.sum()
     points = np.stack([level.ravel(), tau.ravel()])
