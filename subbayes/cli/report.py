@@ -60,16 +60,18 @@ def report(
     from subbayes.cli.regression_model import RegressionModel
 
     check_output_file(out, overwrite, ".html", ".htm")
-    fitted, statement = load_table_model(model), ()
+    fitted = load_table_model(model)
+    notes: list[str] = []
     if isinstance(fitted, CalibratedModel):
-        fitted, statement = fitted.base, (fitted.conformal.statement(),)
+        notes.append(fitted.conformal.statement())
+        fitted = fitted.base
     if isinstance(fitted, RegressionModel):
         for name, given in {"train": train, "unit": unit, "ordered": ordered}.items():
             if given:
                 print_line(f"warning: --{name} makes no difference to a regression")
         rows = None if table is None else read_rows(fitted, table, source, needs_target=True)
         with naming_out():
-            fitted.model.report(out, title=title, test=rows, notes=statement)
+            fitted.model.report(out, title=title, test=rows, notes=notes)
         console.result({"model": str(model), "out": str(out)}, f"report in {out}")
         return
     test = None if table is None else encode_rows(fitted, table, source)
@@ -86,7 +88,7 @@ def report(
             data=data,
             test=test,
             title=title,
-            notes=statement,
+            notes=notes,
             ordered=ordered,
             name=fitted.column,
             unit=unit,

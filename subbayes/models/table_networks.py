@@ -32,7 +32,7 @@ Rows = tuple[Float[np.ndarray, "_ _"], Shaped[np.ndarray, "_"]]
 def make_likelihood(
     name: str | None,
     task: str,
-    y: Shaped[np.ndarray, "n"],
+    y: Shaped[np.ndarray, "n *T"],
     n_classes: int | None = None,
     weights: Float[np.ndarray, "n"] | None = None,
 ) -> Likelihood:
@@ -67,7 +67,7 @@ def make_likelihood(
 
 def in_units(
     likelihood: Likelihood,
-    y: Shaped[np.ndarray, "n"],
+    y: Shaped[np.ndarray, "n *T"],
     weights: Float[np.ndarray, "n"] | None = None,
 ) -> Likelihood:
     """The likelihood of targets in their units, which are standardised for the network.
@@ -110,7 +110,7 @@ def make_module(
     settings: TableSettings,
     likelihood: Likelihood,
     x: Float[np.ndarray, "n features"],
-    y: Shaped[np.ndarray, "n"],
+    y: Shaped[np.ndarray, "n *T"],
     weights: Float[np.ndarray, "n"] | None = None,
 ) -> MLP:
     """The network of a likelihood; for counts its output bias starts at the log of their mean.
@@ -144,7 +144,7 @@ def _log_mean(y: Shaped[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None
 
 
 def split_validation(
-    x: Float[np.ndarray, "n features"], y: Shaped[np.ndarray, "n"], settings: TableSettings
+    x: Float[np.ndarray, "n features"], y: Shaped[np.ndarray, "n *T"], settings: TableSettings
 ) -> tuple[Rows, Rows]:
     """Split rows at random into training rows and `settings.validation_fraction` of validation.
 

@@ -54,7 +54,7 @@ SPARSE_DRAWS = 100
 
 def fit_arrays(
     x: Float[np.ndarray, "n features"],
-    y: Shaped[np.ndarray, "n"],
+    y: Shaped[np.ndarray, "n *T"],
     task: str,
     settings: TableSettings | None = None,
     *,

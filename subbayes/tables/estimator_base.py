@@ -112,6 +112,7 @@ class Estimator(Calibratable, BaseEstimator):
     _defaults: ClassVar[dict[str, Any]]  # configurations among the parameters
     _method: ClassVar[str | None] = None  # of `fit_arrays`
     _default_likelihood: ClassVar[str | None] = None
+    _takes_several: ClassVar[bool] = False  # targets, in columns of y
 
     @property
     def _n_draws(self) -> int | None:
@@ -123,7 +124,7 @@ class Estimator(Calibratable, BaseEstimator):
     def _fit(
         self,
         X: Float[np.ndarray, "n d"],
-        y: Shaped[np.ndarray, "n"],
+        y: Shaped[np.ndarray, "n *T"],
         task: str,
         weights: Float[np.ndarray, "n"] | None,
         n_classes: int | None = None,
@@ -246,8 +247,8 @@ class Estimator(Calibratable, BaseEstimator):
         check_finite("X", X)
         return X
 
-    def _check_y(self, y: Any, n: int) -> Shaped[np.ndarray, "n"]:
-        """Check targets and convert them to one column without missing values."""
+    def _check_y(self, y: Any, n: int) -> Shaped[np.ndarray, "n *T"]:
+        """Check targets and convert them to a vector, or a matrix, without missing values."""
         if y is None:
             raise InputError(
                 f"This {type(self).__name__} estimator requires y to be passed, but "
@@ -257,14 +258,16 @@ class Estimator(Calibratable, BaseEstimator):
         _check_no_dates("y", y)
         _check_no_missing(y)
         check_not_masked("y", y)
-        y = column_or_1d(y, warn=True)
+        matrix = np.asarray(y)
+        several = self._takes_several and matrix.ndim == 2 and matrix.shape[1] > 1
+        y = matrix if several else column_or_1d(y, warn=True)
         y = native_array("y", y) if y.dtype.kind in "uf" else y
         check_same_length(["X", "y"], [n, len(y)])
         if y.dtype.kind == "f":
             check_finite("y", y)
         return y
 
-    def _codes(self, y: Shaped[np.ndarray, "n"]) -> Shaped[np.ndarray, "n"]:
+    def _codes(self, y: Shaped[np.ndarray, "n *T"]) -> Shaped[np.ndarray, "n *T"]:
         """Targets as the likelihood takes them."""
         raise NotImplementedError
 
@@ -450,8 +453,8 @@ def saved_class(cls: type[Estimator]) -> type[Estimator]:
 
 
 def _weighted_rows(
-    X: Float[np.ndarray, "n d"], y: Shaped[np.ndarray, "n"], sample_weight: Any
-) -> tuple[Float[np.ndarray, "m d"], Shaped[np.ndarray, "m"], Float[np.ndarray, "m"] | None]:
+    X: Float[np.ndarray, "n d"], y: Shaped[np.ndarray, "n *T"], sample_weight: Any
+) -> tuple[Float[np.ndarray, "m d"], Shaped[np.ndarray, "m *T"], Float[np.ndarray, "m"] | None]:
     """The rows whose weight is not 0, and their weights."""
     if sample_weight is None:
         return X, y, None
@@ -469,7 +472,8 @@ class Regressor(RegressorMixin, Estimator):
 
         Args:
             X: features (n, d), numbers, in an array or a data frame of any library; n at least 2.
-            y: targets (n,): numbers that vary, or counts for `likelihood="poisson"`.
+            y: targets (n,): numbers that vary, or counts for `likelihood="poisson"`; of
+                `SubspaceRegressor` with Gaussian noise also several, (n, T).
             sample_weight: weights (n,) of at least 0, which multiply the log-likelihood of each
                 row; by default 1. Columns and y are standardised by weighted means and standard
                 deviations, and rows of weight 0 have no effect.
@@ -485,7 +489,7 @@ class Regressor(RegressorMixin, Estimator):
         )
         return self
 
-    def _codes(self, y: Shaped[np.ndarray, "n"]) -> Shaped[np.ndarray, "n"]:
+    def _codes(self, y: Shaped[np.ndarray, "n *T"]) -> Shaped[np.ndarray, "n *T"]:
         try:
             y = y.astype(np.float64)
         except (TypeError, ValueError):
@@ -501,13 +505,13 @@ class Regressor(RegressorMixin, Estimator):
 
     def predict(
         self, X: Any, return_std: bool = False
-    ) -> Float[np.ndarray, "n"] | tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+    ) -> Float[np.ndarray, "n *T"] | tuple[Float[np.ndarray, "n *T"], Float[np.ndarray, "n *T"]]:
         """Mean of the predictive distribution, and optionally its standard deviation.
 
         Args:
             X: features (n, n_features_in_).
-            return_std: return (mean, std), both (n,), in the units of y; std is that of a new
-                observation: epistemic and aleatoric uncertainty together.
+            return_std: return (mean, std), both of the shape and in the units of y; std is that of
+                a new observation: epistemic and aleatoric uncertainty together.
         """
         each = [(p.mean, p.std) if return_std else (p.mean,) for p in self.predict_batches(X)]
         columns = [np.concatenate(parts) for parts in zip(*each, strict=True)]
@@ -515,7 +519,7 @@ class Regressor(RegressorMixin, Estimator):
 
     def predict_interval(
         self, X: Any, level: float = 0.95
-    ) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+    ) -> tuple[Float[np.ndarray, "n *T"], Float[np.ndarray, "n *T"]]:
         """Central interval that contains a new observation with probability `level`.
 
         Args:
@@ -523,7 +527,7 @@ class Regressor(RegressorMixin, Estimator):
             level: a probability strictly between 0 and 1.
 
         Returns:
-            Lower and upper ends, both (n,), in the units of y.
+            Lower and upper ends, both (n,), or (n, T), in the units of y.
         """
         each = [p.interval(level) for p in self.predict_batches(X)]
         lower, upper = (np.concatenate(parts) for parts in zip(*each, strict=True))
@@ -564,7 +568,7 @@ class Classifier(ClassifierMixin, Estimator):
         self._fit(X, codes.astype(np.int64), "classification", weights, len(self.classes_))
         return self
 
-    def _codes(self, y: Shaped[np.ndarray, "n"]) -> Shaped[np.ndarray, "n"]:
+    def _codes(self, y: Shaped[np.ndarray, "n *T"]) -> Shaped[np.ndarray, "n *T"]:
         known = np.isin(y, self.classes_)
         if not known.all():
             row = int((~known).argmax())

@@ -76,6 +76,9 @@ class SubspaceRegressor(_SubspaceEstimator, Regressor):
 
     $$ p(y \mid x) \approx \frac{1}{S} \sum_s p(y \mid f(x;\, \hat w + P z_s)) $$
 
+    With several targets, y of shape (n, T), the network has all of them as outputs, and draws of
+    `predict_dist(X).sample` share one function; the noise is independent given the network.
+
     `network`, `training` and `sampling` take an object, or a dict of the fields that differ from
     the defaults. Their fields are parameters too, as in `set_params(training__epochs=50)` and in a
     grid search.
@@ -125,7 +128,14 @@ class SubspaceRegressor(_SubspaceEstimator, Regressor):
         True
     """
 
+    _takes_several = True
+
     model_: FittedModel
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
 
 
 class SubspaceClassifier(_SubspaceEstimator, Classifier):
