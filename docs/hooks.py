@@ -11,6 +11,8 @@ from typing import Any
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
+import subbayes
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "subbayes"
 # Pages that are a text of the repository, so that it is written once.
@@ -95,6 +97,9 @@ def _rooms() -> dict[str, list[str]]:
         if public and _has_docstring(path):
             rooms.setdefault(parts[0], []).append(".".join(["subbayes", *parts]))
     place = {room: i for i, room in enumerate(ORDER)}
+    first = {f"subbayes.{module}" for module in subbayes._NAMES.values()}
+    for modules in rooms.values():
+        modules.sort(key=lambda module: module not in first)  # what `subbayes` itself exports
     return dict(sorted(rooms.items(), key=lambda item: place.get(item[0], len(place))))
 
 
