@@ -16,8 +16,8 @@ from subbayes import diagnostics
 from subbayes.artifacts.arrays import LARGEST, Array, Arrays
 from subbayes.artifacts.facts import Count, Facts, Line, Positive, check_known
 from subbayes.artifacts.tensors import strip_prefix
-from subbayes.diagnostics.thinning import interval_types, thinned_ebfmi
 from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.registry import ENGINES
 from subbayes.utils.text_table import printable
 
 if TYPE_CHECKING:
@@ -39,9 +39,6 @@ MAX_PARETO_K = 0.7
 
 _ELSEWHERE = "start them elsewhere (initial=...), or use another engine (inference='slice')"
 _IMPROPER = 1e15  # coordinates of chains that disagree, where the density has no finite integral
-_MISSED = 5.0  # times the target, from which energy errors of MCLMC are reported
-_LEAST_ERRORS = 20  # of a chain, whose median square is compared with the target
-_MEDIAN = 0.455  # of squares of a standard normal variable; a few large errors do not move it
 
 Validity = Literal["exact", "approximation", "ensemble"]
 Prediction = Literal["network", "linearised", "linearised-draws"]
@@ -247,8 +244,7 @@ class Draws:
             )
         if self.converged is False:
             found.append("the ELBO was still rising at the last step: raise steps=...")
-        found += self._energy_warnings() + self.step_warnings()
-        return found + self._swap_warnings()
+        return found + (ENGINES[self.engine].warnings(self) if self.engine in ENGINES else [])
 
     def _chain_warnings(self) -> list[str]:
         """Problems of mixing."""
@@ -349,89 +345,6 @@ class Draws:
     def _gradient_remedy(self) -> str:
         """A remedy for samplers without gradients."""
         return "follow gradients (inference='nuts'), " if self.engine == "elliptical-slice" else ""
-
-    def _energy_warnings(self) -> list[str]:
-        """Divergences and low E-BFMI of Hamiltonian samplers."""
-        found, thin = [], int(self.meta.get("thin", 1)) if "divergences" in self.stats else 1
-        count = self.stats.get("divergences", self.stats.get("divergent"))
-        if count is not None and (n := int(count.sum())):
-            found.append(
-                f"{n} of {self.n_chains * self.n_draws * thin} trajectories diverged: raise "
-                "target_acceptance=..., or lower the rank"
-            )
-        if "energy" in self.stats:
-            if interval_types({"energy": float}, 2).keys() <= self.stats.keys():
-                fractions = thinned_ebfmi(self.stats, thin)
-            else:
-                fractions = diagnostics.ebfmi(self.stats["energy"])
-            low = float(np.nanmin(fractions))
-            if low < 0.3:
-                found.append(
-                    f"E-BFMI is {low:.2f}, below 0.3: the tails are reached slowly; run "
-                    "longer (draws=...), or warm up longer (warmup=...)"
-                )
-        return found
-
-    def step_warnings(self) -> list[str]:
-        """Problems of single steps of MCLMC, which bias draws however well chains mix."""
-        return self._failure_warnings() + self._target_warnings()
-
-    def _failure_warnings(self) -> list[str]:
-        """Steps of MCLMC that failed after the warm-up, and returns to start points."""
-        if (restarts := self.stats.get("restarts")) is None:
-            return []
-        found, failures = [], self.stats.get("failures", restarts)
-        if late := int((failures[:, -1] - failures[:, 0]).sum()):
-            chains = int((failures[:, -1] > failures[:, 0]).sum())
-            found.append(
-                f"{late} steps after the warm-up failed, in {chains} of {self.n_chains} chains"
-            )
-        if total := int(restarts[:, -1].sum()):
-            chains = int((restarts[:, -1] > 0).sum())
-            found.append(
-                f"{chains} of {self.n_chains} chains returned to their start points after 10 "
-                f"failures in a row, {total} times in all"
-            )
-        if late := int((restarts[:, -1] - restarts[:, 0]).sum()):
-            found.append(f"of which {late} after the warm-up, so that draws include the way back")
-        remedy = "lower target=..., or start elsewhere (initial=...)"
-        why = " (energy errors are not finite or huge)"
-        return [f"{', '.join(found)}{why}: {remedy}"] if found else []
-
-    def _target_warnings(self) -> list[str]:
-        """Energy errors of MCLMC far above the target of its step sizes, which bounds the bias."""
-        target, errors = self.meta.get("target"), self.stats.get("energy_error")
-        if target is None or errors is None or self.n_draws < _LEAST_ERRORS:
-            return []
-        typical = np.median(np.square(errors), 1) / (_MEDIAN * self.rank * target)
-        high = typical > _MISSED
-        if not high.any():
-            return []
-        return [
-            f"energy errors of {int(high.sum())} of {self.n_chains} chains exceed their target "
-            f"(squares are typically up to {typical.max():.0f} times {target:g} per coordinate): "
-            "the draws have a larger bias; warm up longer (warmup=...)"
-        ]
-
-    def _swap_warnings(self) -> list[str]:
-        """Rare swaps of parallel tempering, and points that do not cross the ladder."""
-        if not {"least_swap_rate", "barrier", "round_trips"} <= self.stats.keys():
-            return []
-        doubt = "the evidence and the shares of modes are not to be trusted"
-        least = float(self.stats["least_swap_rate"][:, -1].min())
-        rungs = math.ceil(2 * float(self.stats["barrier"][:, -1].max())) + 1
-        if least < 0.2:
-            return [
-                f"the least swap rate is {math.floor(least * 100) / 100:.2f}, below 0.2: {doubt}; "
-                f"raise rungs (about {rungs}), or warm up longer (warmup=...)"
-            ]
-        trips = int(self.stats["round_trips"][:, -1].sum())
-        if trips < 3 * self.n_chains:
-            return [
-                f"{trips} points moved from the prior to the posterior, below 3 for each of "
-                f"{self.n_chains} ladders: {doubt}; run longer (draws=...)"
-            ]
-        return []
 
     def state(self) -> tuple[dict[str, np.ndarray], DrawsFacts]:
         """The draws as named arrays and facts; for `from_state`."""

@@ -256,7 +256,7 @@ def test_warning_of_divergences_and_low_ebfmi():
     assert Draws(z, stats).warnings() == []
     stats["divergent"][1, :3] = True
     stats["energy"] = np.cumsum(stats["energy"], 1)
-    first, second = Draws(z, stats).warnings()
+    first, second = Draws(z, stats, engine="nuts").warnings()
     assert first.startswith("3 of 2000 trajectories diverged: raise target_acceptance")
     assert second.startswith("E-BFMI is 0.0")
 

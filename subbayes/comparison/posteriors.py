@@ -21,9 +21,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.diagnostics.function_space import LEAST_IN_CHAIN
 from subbayes.diagnostics.leave_one_out import LooResult, loo, psis
 from subbayes.diagnostics.loo_comparison import LooComparison, same_row_weights, stacking_weights
-from subbayes.diagnostics.monte_carlo import LEAST_IN_CHAIN, errors_of_means
+from subbayes.diagnostics.monte_carlo import errors_of_means
 from subbayes.priors import Normal
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.text_table import json_value, text_table

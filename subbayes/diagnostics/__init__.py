@@ -12,7 +12,6 @@ _NAMES = {
     "MonteCarloError": "monte_carlo",
     "Update": "surprise",
     "ChainPredictions": "function_space",
-    "average_ranks": "convergence",
     "calibration_curve": "calibration",
     "chain_predictions": "function_space",
     "compare": "loo_comparison",

@@ -163,29 +163,6 @@ def separate_groups(x: Float[np.ndarray, "chains draws k"]) -> list[Num[np.ndarr
     return sorted(best, key=lambda group: (-len(group), int(group[0])))
 
 
-def average_ranks(x: Num[np.ndarray, "rows n"]) -> Float[np.ndarray, "rows n"]:
-    """Ranks 1 to n along each row; ties get the mean of their ranks.
-
-    Source: `scipy.stats.rankdata(x, axis=1)`, without its import time.
-
-    Example:
-        >>> average_ranks(np.array([[30.0, 10.0, 10.0]]))
-        array([[3. , 1.5, 1.5]])
-    """
-    order = np.argsort(x, axis=1)
-    ordered = np.take_along_axis(x, order, axis=1)
-    place = np.arange(x.shape[1])
-    new = np.ones(x.shape, dtype=bool)  # a run of equal values starts here ...
-    new[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
-    end = np.ones(x.shape, dtype=bool)  # ... and ends here
-    end[:, :-1] = new[:, 1:]
-    first = np.maximum.accumulate(np.where(new, place, 0), axis=1)
-    last = np.minimum.accumulate(np.where(end, place, x.shape[1])[:, ::-1], axis=1)[:, ::-1]
-    ranks = np.empty(x.shape)
-    np.put_along_axis(ranks, order, (first + last) / 2 + 1, axis=1)
-    return ranks
-
-
 def _per_coordinate(
     statistic: Callable[[np.ndarray], np.ndarray], x: np.ndarray
 ) -> Float[np.ndarray, "..."]:
@@ -226,8 +203,9 @@ def _split(x: Chains) -> Float[np.ndarray, "k halves half"]:
 def _normal_scores(x: Chains) -> Chains:
     """Rank-normalise over all chains: Φ⁻¹((r - 3/8) / (S + 1/4)) (section 4.1)."""
     from scipy.special import ndtri
+    from scipy.stats import rankdata
 
-    ranks = average_ranks(x.reshape(len(x), -1))
+    ranks = rankdata(x.reshape(len(x), -1), axis=1)
     return ndtri((ranks - 0.375) / (ranks.shape[1] + 0.25)).reshape(x.shape)
 
 

@@ -29,6 +29,9 @@ from subbayes.utils.checks import check_count, fail
 from subbayes.utils.trees import n_rows, take
 from subbayes.utils.types import Targets
 
+LEAST_IN_CHAIN = 4
+"""Draws of a chain, of which an effective sample size can be estimated."""
+
 _APART = 1.2  # median R-hat of predictions from which chains are in different places
 _MOST_BETWEEN = 0.25  # share of the variance
 _ROWS = (0, 0, 0, 1, 1)  # the axis of the rows in R-hat and the others
@@ -218,11 +221,21 @@ def _check(batch: Predictive, chains: int) -> None:
     if batch.kind != "mixture":
         expected = "predictions that average draws of chains"
         fail("predictive", expected, f"a predictive in closed form ({batch.kind})")
-    if batch.n_draws % chains:
-        expected = f"a divisor of {batch.n_draws} draws"
-        fail("chains", expected, chains, "Give the number that made them")
-    if batch.n_draws // chains < 4:
-        fail("predictive", "at least 4 draws per chain", batch.n_draws // chains, "Draw more")
+    check_draws(batch.n_draws, chains)
+
+
+def check_draws(draws: int, chains: int, least: int = LEAST_IN_CHAIN) -> None:
+    """Check that draws divide into chains of enough draws.
+
+    Args:
+        draws: number of draws.
+        chains: number of chains.
+        least: draws that a chain needs.
+    """
+    if draws % chains:
+        fail("chains", f"a divisor of {draws} draws", chains, "Give the number that made them")
+    if draws // chains < least:
+        fail("predictive", f"at least {least} draws per chain", draws // chains, "Draw more")
 
 
 def _scores(terms: Float[np.ndarray, "chains draws n"]) -> dict[str, Any]:

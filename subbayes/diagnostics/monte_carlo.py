@@ -25,14 +25,11 @@ from jaxtyping import Bool, Float
 
 from subbayes.data.arrays import to_targets
 from subbayes.diagnostics.convergence import ess_mean
-from subbayes.diagnostics.function_space import check_target_count
+from subbayes.diagnostics.function_space import LEAST_IN_CHAIN, check_draws, check_target_count
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_count, check_positive, fail
+from subbayes.utils.checks import check_count, check_positive
 from subbayes.utils.trees import take
 from subbayes.utils.warning import warn_user
-
-LEAST_IN_CHAIN = 4
-"""Draws of a chain, of which an effective sample size can be estimated."""
 
 Array = np.ndarray
 
@@ -128,7 +125,8 @@ def monte_carlo_error(
             relative.append(means[-1])
             densities.append(np.zeros(len(batch)))
             continue
-        draws = _check_draws(batch.n_draws, chains, independent)
+        draws = batch.n_draws
+        check_draws(draws, chains, 2 if independent else LEAST_IN_CHAIN)
         error, size = errors_of_means(
             batch.likelihood.mean(batch.outputs).numpy(), chains, independent
         )
@@ -232,16 +230,6 @@ def _warn_of_zero_density(unknown: Bool[np.ndarray, "n"]) -> None:
         f"first in row {int(unknown.argmax())}), so that the error of their log density is "
         "unknown: check these targets, or use a likelihood with heavier tails"
     )
-
-
-def _check_draws(draws: int, chains: int, independent: bool) -> int:
-    if draws % chains:
-        fail("chains", f"a divisor of {draws} draws", chains, "Give the number that made them")
-    least = 2 if independent else LEAST_IN_CHAIN
-    if draws // chains < least:
-        each = "" if independent else " per chain"
-        fail("predictive", f"at least {least} draws{each}", draws // chains, "Draw more")
-    return draws
 
 
 def errors_of_means(

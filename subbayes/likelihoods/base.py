@@ -130,10 +130,6 @@ class Likelihood(ABC):
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for targets outside the support."""
 
-    def has_finite_parameters(self, outputs: Outputs) -> bool:
-        """Whether no parameter of p(y | f) overflows, such as a rate exp(f)."""
-        return True
-
     def has_moment(self, outputs: Outputs, order: int) -> Tensor:
         """Whether E|y|^order is finite by the definition of p(y | f), shape (..., N, 1)."""
         return torch.ones_like(outputs[..., :1], dtype=torch.bool)
@@ -538,10 +534,6 @@ class WrappedLikelihood(Likelihood):
     @override
     def variance(self, outputs: Outputs) -> Moments:
         return self.likelihood.variance(self._inner(outputs))
-
-    @override
-    def has_finite_parameters(self, outputs: Outputs) -> bool:
-        return self.likelihood.has_finite_parameters(self._inner(outputs))
 
     @property
     @override

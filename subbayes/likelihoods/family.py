@@ -287,10 +287,6 @@ class Family(Likelihood):
             for name, link, eta in zip(self.parameters, self.links, outputs.unbind(-1), strict=True)
         }
 
-    @override
-    def has_finite_parameters(self, outputs: Outputs) -> bool:
-        return all(bool(value.isfinite().all()) for value in self.values(outputs).values())
-
     @property
     def known(self) -> dict[str, float | str]:
         """Parameters that are given: a number, or a column of the data frame, for each."""

@@ -503,8 +503,6 @@ class FittedModel(Predictor):
             return []
         problems = self.draws.warnings(separate=self.has_separate_chains)
         known = "thinned_from" in self.draws.meta  # with the warnings of all draws
-        if not known and self.draws.engine in ENGINES:
-            problems += ENGINES[self.draws.engine].warnings(self.draws)
         if not known and (agreement := self.training_agreement) is not None:
             problems = agreement.warnings() + problems
         return problems

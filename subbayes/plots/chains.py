@@ -8,8 +8,8 @@ from itertools import cycle
 import numpy as np
 from jaxtyping import Float, Int
 from matplotlib.axes import Axes
+from scipy.stats import rankdata
 
-from subbayes.diagnostics.convergence import average_ranks
 from subbayes.draws import Draws
 from subbayes.plots.style import (
     BLUE,
@@ -116,7 +116,7 @@ def rank_histogram(
     x: Float[np.ndarray, "chains draws"], bins: int
 ) -> Float[np.ndarray, "chains bins"]:
     """Frequency of each chain's ranks relative to a flat histogram, shape (chains, bins)."""
-    rank = average_ranks(x.reshape(1, -1)).reshape(x.shape) - 0.5
+    rank = rankdata(x).reshape(x.shape) - 0.5
     edges = np.linspace(0, x.size, bins + 1)
     counts = np.stack([np.histogram(chain, edges)[0] for chain in rank])
     return counts * bins / x.shape[1]

@@ -35,7 +35,6 @@ from subbayes.utils.checks import (
 )
 from subbayes.utils.trees import leaves, tree_map
 from subbayes.utils.types import Targets
-from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,8 +47,6 @@ _ROUNDING = 1e-13  # of entropies in float64, in nats: less is no information
 
 OUTPUTS_AT_ONCE = 2**22
 """Numbers of a batch; its predictive distribution takes a few times their memory."""
-
-_CHECKED_AT_ONCE = 2**21  # outputs whose parameters are checked in one call
 
 
 class Predictive:
@@ -491,22 +488,8 @@ def check_outputs(outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> No
 
     Raises:
         InputError: outputs that are NaN or infinite, or minus infinity for all classes of a row.
-
-    Warns:
-        UserWarning: finite outputs of which a parameter overflows, such as a rate exp(1000).
     """
     if is_finite(outputs):
-        some = max(1, _CHECKED_AT_ONCE // max(1, outputs[0].numel()))
-        draws = torch.arange(len(outputs)).split(some)
-        if not all(
-            likelihood.select_draws(index).has_finite_parameters(part)
-            for index, part in zip(draws, outputs.split(some), strict=True)
-        ):
-            warn_user(
-                "predictions: parameters of some rows and draws are too large to be numbers, so "
-                "that moments and quantiles there are errors; check the inputs, the priors and the "
-                "link"
-            )
         return
     masked = likelihood.kind == "classification"
     bad = ~(torch.isfinite(outputs) | (outputs == -math.inf) & masked)

@@ -25,6 +25,7 @@ from subbayes.artifacts.saving import MembersFacts, Nested, artifact
 from subbayes.diagnostics.predictor import Members
 from subbayes.diagnostics.surprise import Update
 from subbayes.distributed.divided_rows import exchanged
+from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.models.fitted import FittedModel
 from subbayes.predictions.modules import Component
 from subbayes.predictions.predictive import Predictive
@@ -117,7 +118,7 @@ class Stack(Members):
 
         Chains that settle in places of their own are not reported: what they predict is averaged.
         """
-        found = [text for member in self.members for text in member.sampled.step_warnings()]
+        found = [text for member in self.members for text in MCLMC.warnings(member.sampled)]
         if "coverage" in self.record:
             coverage, n = self.record["coverage"], self.record["held_out"]
             error = math.sqrt(LEVEL * (1 - LEVEL) / n)

@@ -8,14 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays
 from scipy import stats
 
 from subbayes.diagnostics import (
     LooResult,
-    average_ranks,
     compare,
     ess_bulk,
     ess_mean,
@@ -78,17 +74,6 @@ def test_agrees_with_arviz(az, name, chains, shape):
     x = CHAINS[chains](shape)
     expected = [theirs(az, x[:, :, i]) for i in range(shape[2])]
     np.testing.assert_allclose(ours(x), expected, rtol=1e-10)
-
-
-@given(
-    arrays(
-        np.float64,
-        array_shapes(min_dims=2, max_dims=2, max_side=12),
-        elements=st.integers(-3, 3).map(float),
-    )
-)
-def test_average_ranks_agree_with_scipy(x):
-    np.testing.assert_array_equal(average_ranks(x), stats.rankdata(x, axis=1))
 
 
 def test_rhat_of_one_chain_compares_its_halves():

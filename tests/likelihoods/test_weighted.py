@@ -16,7 +16,6 @@ from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import (
     Bernoulli,
     Categorical,
-    CommonParameters,
     Gaussian,
     HeteroscedasticGaussian,
     Poisson,
@@ -371,15 +370,6 @@ def test_predictions_are_those_without_weights(inner):
         assert np.array_equal(found.quantile(q), expected.quantile(q))
     y = torch.ones(3, dtype=torch.float64)
     assert np.array_equal(found.cdf(y), expected.cdf(y))
-
-
-def test_overflow_is_seen_within_other_likelihoods():
-    f = torch.tensor([[[800.0]]], dtype=torch.float64)
-    common = CommonParameters(LogNormalFamily(), (800.0,))
-    for likelihood in (PoissonFamily(), common):
-        assert not likelihood.has_finite_parameters(f)
-        assert not Weighted(likelihood).has_finite_parameters(f)
-    assert not Standardized(common, (0.0,), (2.0,)).has_finite_parameters(f)
 
 
 def test_weights_of_standardised_targets_keep_their_values():

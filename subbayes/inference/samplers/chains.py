@@ -26,7 +26,7 @@ from typing_extensions import override
 from subbayes.artifacts.folder import write
 from subbayes.artifacts.saving import fail_checkpoint, has_checkpoint, read_checkpoint
 from subbayes.artifacts.tensors import add_prefix, fingerprint, strip_prefix
-from subbayes.diagnostics.thinning import TRANSITION_STATISTICS, interval_statistics
+from subbayes.diagnostics import ebfmi
 from subbayes.distributed.chain_groups import ChainGroups, divided_chains
 from subbayes.distributed.processes import on_first
 from subbayes.draws import Draws
@@ -41,6 +41,7 @@ from subbayes.utils.progress import progress_bar
 from subbayes.utils.warning import warn_user
 
 KIND = "sampling-checkpoint"
+_OF_TRANSITIONS = ("divergent", "energy")  # statistics of which all transitions count
 _OF_DENSITY = 0.01  # relative error of sums over observations in 16 bits
 
 
@@ -63,7 +64,7 @@ class Store:
         stats: their statistics.
         count: the draws of each chain, with those of the warm-up and those not kept.
         evaluations: batched evaluations.
-        transitions: divergences and energies since the last draw kept, shape (chains, thin).
+        transitions: divergences and energies, also of draws that are not kept.
     """
 
     z: np.ndarray
@@ -78,41 +79,25 @@ class Store:
         if not info.finished.any():
             return
         self.count += info.finished
-        kept, phase = np.divmod(self.count - warmup - 1, thin)
-        sampled = info.finished & (kept >= 0) & (kept < self.z.shape[1])
+        draws = self.z.shape[1]
+        place = self.count - warmup - 1  # of the transition
+        sampled = info.finished & (place >= 0) & (place < draws * thin)
         if thin > 1:
-            self._add_transitions(info, sampled.nonzero()[0], phase, thin)
-        c = (sampled & (phase == thin - 1)).nonzero()[0]
-        if not c.size:
-            return
-        places = kept[c]
-        self.z[c, places] = state.z[c]
-        stats = {name: values[c] for name, values in info.stats.items()}
-        if self.transitions:
-            stats |= interval_statistics(
-                {name: values[c] for name, values in self.transitions.items()},
-                self._energy_before(c, places),
-            )
-        for name, values in stats.items():
-            if name not in self.stats:
-                self.stats[name] = np.zeros(self.z.shape[:2], dtype=values.dtype)
-            self.stats[name][c, places] = values
+            each = {name: info.stats[name] for name in _OF_TRANSITIONS if name in info.stats}
+            _put(self.transitions, each, sampled.nonzero()[0], place, draws * thin)
+        c = (sampled & (place % thin == thin - 1)).nonzero()[0]
+        if c.size:
+            self.z[c, place[c] // thin] = state.z[c]
+            _put(self.stats, info.stats, c, place // thin, draws)
 
-    def _add_transitions(self, info: Info, c: np.ndarray, phase: np.ndarray, thin: int) -> None:
-        """Keep the statistics that draws not kept have an effect on."""
-        for name in TRANSITION_STATISTICS:
-            if name in info.stats:
-                values = info.stats[name]
-                if name not in self.transitions:
-                    self.transitions[name] = np.zeros((len(values), thin), dtype=values.dtype)
-                self.transitions[name][c, phase[c]] = values[c]
-
-    def _energy_before(self, c: np.ndarray, places: np.ndarray) -> np.ndarray | None:
-        """The energy of the last draw kept of each chain, NaN if there is none."""
-        energy = self.stats.get("energy")
-        if energy is None:
-            return None
-        return np.where(places > 0, energy[c, places - 1], np.nan)
+    def all_stats(self, thin: int) -> dict[str, np.ndarray]:
+        """The statistics, with those of all transitions that warnings use."""
+        found, shape = dict(self.stats), self.z.shape[:2]
+        if "divergent" in self.transitions:
+            found["divergences"] = self.transitions["divergent"].reshape(*shape, thin).sum(2)
+        if "energy" in self.transitions:
+            found["ebfmi"] = np.repeat(ebfmi(self.transitions["energy"])[:, None], shape[1], 1)
+        return found
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All arrays by name, whose first axis is the chain."""
@@ -132,14 +117,34 @@ class Store:
 
     def resized(self, draws: int) -> Store:
         """A copy with another number of draws, cut or padded with zeros."""
+        before = self.z.shape[1]
 
         def fit(array: np.ndarray) -> np.ndarray:
-            out = np.zeros((array.shape[0], draws, *array.shape[2:]), array.dtype)
-            n = min(draws, array.shape[1])
+            each = array.shape[1] // before  # transitions of a draw
+            out = np.zeros((array.shape[0], draws * each, *array.shape[2:]), array.dtype)
+            n = min(draws, before) * each
             out[:, :n] = array[:, :n]
             return out
 
-        return replace(self, z=fit(self.z), stats={k: fit(v) for k, v in self.stats.items()})
+        stats, transitions = (
+            {name: fit(values) for name, values in part.items()}
+            for part in (self.stats, self.transitions)
+        )
+        return replace(self, z=fit(self.z), stats=stats, transitions=transitions)
+
+
+def _put(
+    arrays: dict[str, np.ndarray],
+    values: Mapping[str, np.ndarray],
+    chains: np.ndarray,
+    places: np.ndarray,
+    length: int,
+) -> None:
+    """Store a value of each of these chains at its place."""
+    for name, value in values.items():
+        if name not in arrays:
+            arrays[name] = np.zeros((len(value), length), dtype=value.dtype)
+        arrays[name][chains, places[chains]] = value[chains]
 
 
 @dataclass(frozen=True)
@@ -463,7 +468,7 @@ def _run(
         gathered = gathered.resized(kept)
     return Draws(
         gathered.z,
-        gathered.stats,
+        gathered.all_stats(thin),
         {
             "seed": seed,
             "warmup": warmup,

@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from typing_extensions import override
 
+from subbayes.diagnostics import ebfmi
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers import adaptation
@@ -89,9 +90,8 @@ class HamiltonianSampler(Sampler):
 
     The default warm-up is as long as the chain after it, `draws * thin`, at least 200. The draws
     have the stats "log_density", "log_likelihood" (at temperature 1), "energy", "acceptance",
-    "step_size", "evaluations" and "divergent"; thinned ones also have those of all transitions
-    since the draw before, which warnings use: "divergences" (their number), "energy_change",
-    "energy_mean" and "energy_spread" (see `subbayes.diagnostics.thinning`).
+    "step_size", "evaluations" and "divergent"; thinned ones also have two of all transitions, which
+    warnings use: "divergences", their number since the draw before, and "ebfmi" of the chain.
 
     Attributes:
         target_acceptance: mean acceptance that the step size aims at; higher is slower and safer.
@@ -131,6 +131,27 @@ class HamiltonianSampler(Sampler):
         check_gradient(posterior)
         draws = run_reparameterised(super().run, posterior, sampling)
         return with_log_likelihood(draws, posterior)
+
+    @classmethod
+    @override
+    def warnings(cls, draws: Draws) -> list[str]:
+        stats, found = draws.stats, []
+        count, transitions = stats.get("divergent"), draws.n_chains * draws.n_draws
+        if "divergences" in stats:
+            count, transitions = stats["divergences"], transitions * int(draws.meta["thin"])
+        if count is not None and (n := int(count.sum())):
+            found.append(
+                f"{n} of {transitions} trajectories diverged: raise target_acceptance=..., or "
+                "lower the rank"
+            )
+        if "energy" in stats:
+            fractions = stats["ebfmi"] if "ebfmi" in stats else ebfmi(stats["energy"])
+            if (low := float(np.nanmin(fractions))) < 0.3:
+                found.append(
+                    f"E-BFMI is {low:.2f}, below 0.3: the tails are reached slowly; run "
+                    "longer (draws=...), or warm up longer (warmup=...)"
+                )
+        return found
 
 
 def with_log_likelihood(draws: Draws, posterior: Density) -> Draws:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 from typing_extensions import override
 
 from subbayes.draws import Draws
@@ -33,6 +34,10 @@ from subbayes.inference.samplers.microcanonical import INTEGRATORS, Integrator, 
 from subbayes.inference.samplers.reparameterisation import run_reparameterised
 from subbayes.inference.samplers.stochastic_mclmc import BatchKernel, check_batches
 from subbayes.utils.checks import check_choice, check_count, check_positive, check_positive_or_zero
+
+_MISSED = 5.0  # times the target, from which energy errors are reported
+_LEAST_ERRORS = 20  # of a chain, whose median square is compared with the target
+_MEDIAN = 0.455  # of squares of a standard normal variable; a few large errors do not move it
 
 Metric = Literal["prior", "diagonal", "dense"]
 
@@ -158,6 +163,11 @@ class MCLMC(Sampler):
         meta = draws.meta | options | {"target": self._targets[1]}
         return replace(draws, validity=self.validity, meta=meta)
 
+    @classmethod
+    @override
+    def warnings(cls, draws: Draws) -> list[str]:
+        return _failure_warnings(draws) + _target_warnings(draws)
+
     @property
     def _targets(self) -> tuple[float, float]:
         """The targets at the start and at the end of the warm-up."""
@@ -176,3 +186,39 @@ class MCLMC(Sampler):
             **vars(plain), batch_size=batch_size, decay=self.decay, seed=sampling.seed
         )
         return run_chains(kernel, posterior, replace(sampling, warmup=warmup))
+
+
+def _failure_warnings(draws: Draws) -> list[str]:
+    """Steps that failed after the warm-up, and returns to start points."""
+    found = []
+    n, kinds = draws.n_chains, ("failures", "restarts")
+    failures, restarts = (draws.stats.get(name, np.zeros((n, 1), dtype=int)) for name in kinds)
+    if (late := failures[:, -1] - failures[:, 0]).any():
+        chains = int((late > 0).sum())
+        found.append(f"{late.sum()} steps after the warm-up failed, in {chains} of {n} chains")
+    if (total := restarts[:, -1]).any():
+        found.append(
+            f"{int((total > 0).sum())} of {n} chains returned to their start points after 10 "
+            f"failures in a row, {total.sum()} times in all"
+        )
+    if (late := restarts[:, -1] - restarts[:, 0]).any():
+        found.append(f"of which {late.sum()} after the warm-up, so that draws include the way back")
+    remedy = "lower target=..., or start elsewhere (initial=...)"
+    why = " (energy errors are not finite or huge)"
+    return [f"{', '.join(found)}{why}: {remedy}"] if found else []
+
+
+def _target_warnings(draws: Draws) -> list[str]:
+    """Energy errors far above the target of the step sizes, which bounds the bias."""
+    target, errors = draws.meta.get("target"), draws.stats.get("energy_error")
+    if target is None or errors is None or draws.n_draws < _LEAST_ERRORS:
+        return []
+    typical = np.median(np.square(errors), 1) / (_MEDIAN * draws.rank * target)
+    high = typical > _MISSED
+    if not high.any():
+        return []
+    return [
+        f"energy errors of {int(high.sum())} of {draws.n_chains} chains exceed their target "
+        f"(squares are typically up to {typical.max():.0f} times {target:g} per coordinate): "
+        "the draws have a larger bias; warm up longer (warmup=...)"
+    ]

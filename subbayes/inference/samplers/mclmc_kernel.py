@@ -65,22 +65,34 @@ class Kernel(Tuner):
     def step(self, posterior: GradientDensity, state: State, rngs: Rngs) -> tuple[State, Info]:
         """One step of every chain, in place; a step that fails is not a draw."""
         s, used = state, self._step_sizes(state)
-        new = self._move(posterior, s, used)
+        error, failed, stats = self._advance(posterior, s, used)
+        partial_refreshment(s.direction, _normals(rngs, s.z.shape[1]), used / s.length)
+        stats |= self._recover(posterior, s, failed, rngs)
+        self._search_step(posterior, s, self.update(posterior, s, ~failed, error))
+        return s, Info(~failed, stats, self.gradients)
+
+    @property
+    def gradients(self) -> int:
+        """Gradients of a step."""
+        return gradients_per_step(self.integrator)
+
+    def _advance(
+        self, density: Differentiable, s: State, used: Float[np.ndarray, "chains"]
+    ) -> tuple[Float[np.ndarray, "chains"], Bool[np.ndarray, "chains"], dict[str, np.ndarray]]:
+        """Move the chains whose steps do not fail; energy errors, failures and statistics."""
+        new = self._move(density, s, used)
         failed = self._failed(new, s.z.shape[1])
+        keep = np.flatnonzero(~failed) if failed.any() else slice(None)
+        s.z[keep], s.direction[keep] = new.z[keep], new.u[keep]
+        s.value[keep], s.gradient[keep] = new.value[keep], new.gradient[keep]
         stats = {
             "log_density": new.value,
             "energy_error": new.error,
             "step_size": used,
             "length": s.length.copy(),
-            "evaluations": np.full(len(failed), gradients_per_step(self.integrator)),
+            "evaluations": np.full(len(failed), self.gradients),
         }
-        keep = np.flatnonzero(~failed) if failed.any() else slice(None)
-        s.z[keep], s.direction[keep] = new.z[keep], new.u[keep]
-        s.value[keep], s.gradient[keep] = new.value[keep], new.gradient[keep]
-        partial_refreshment(s.direction, _normals(rngs, s.z.shape[1]), used / s.length)
-        stats |= self._recover(posterior, s, failed, rngs)
-        self._search_step(posterior, s, self.update(posterior, s, ~failed, new.error))
-        return s, Info(~failed, stats, gradients_per_step(self.integrator))
+        return new.error, failed, stats
 
     def _step_sizes(self, s: State) -> Float[np.ndarray, "chains"]:
         """Step sizes in use: after the warm-up, halved for each failure in a row."""

@@ -490,6 +490,24 @@ class ParallelTempering(Sampler):
         """The transition, which adapts in the warm-up."""
         return Kernel(warmup, self.rungs)
 
+    @classmethod
+    @override
+    def warnings(cls, draws: Draws) -> list[str]:
+        doubt = "the evidence and the shares of modes are not to be trusted"
+        last = {name: values[:, -1] for name, values in draws.stats.items()}
+        if (least := float(last["least_swap_rate"].min())) < 0.2:
+            rungs = math.ceil(2 * float(last["barrier"].max())) + 1
+            return [
+                f"the least swap rate is {math.floor(least * 100) / 100:.2f}, below 0.2: {doubt}; "
+                f"raise rungs (about {rungs}), or warm up longer (warmup=...)"
+            ]
+        if (trips := int(last["round_trips"].sum())) < 3 * draws.n_chains:
+            return [
+                f"{trips} points moved from the prior to the posterior, below 3 for each of "
+                f"{draws.n_chains} ladders: {doubt}; run longer (draws=...)"
+            ]
+        return []
+
     @override
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
         draws = super().run(posterior, sampling)

@@ -14,7 +14,7 @@ that the bijection is a function of the power of the likelihood.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
@@ -85,24 +85,6 @@ def _vector_product(
         start = torch.tensor(points, requires_grad=True)
         (product,) = torch.autograd.grad(function(start), start, torch.tensor(gradient))
     return product.numpy()
-
-
-def evaluations_in(
-    change: Reparameterisation | None, moves: Generator[tuple[np.ndarray, bool], np.ndarray, Any]
-) -> Generator[tuple[np.ndarray, bool], np.ndarray, Any]:
-    """Evaluations at points z that moves request at u; see `smc_moves.Evaluations`."""
-    if change is None:
-        return (yield from moves)
-    u, with_gradient = next(moves)
-    while True:
-        evaluated = yield inverse(change, u)[0], with_gradient
-        if with_gradient:
-            gradient = pulled_back(change, u, evaluated[:, 1:])
-            evaluated = np.column_stack([evaluated[:, 0], gradient])
-        try:
-            u, with_gradient = moves.send(evaluated)
-        except StopIteration as stop:
-            return stop.value
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,13 @@ N particles pass through $\pi_\beta(z) \propto L(z)^{\beta / T} p(z)$, $\beta$ f
    Crank-Nicolson steps, and from the first power at which these take too many, by Hamiltonian
    trajectories; see `subbayes.inference.samplers.smc_moves`.
 
-Each group of particles is an independent run; the evaluations of all groups form one batch.
+Each group of particles is an independent run.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,7 +35,6 @@ from subbayes.inference.samplers.chains import Density, chain_generators, prior_
 from subbayes.inference.samplers.reparameterisation import (
     Reparameterisation,
     ReparameterisedPrior,
-    evaluations_in,
     inverse,
     pulled_back,
     reparameterisation_of,
@@ -47,6 +45,7 @@ from subbayes.inference.samplers.smc_moves import (
     Move,
     Particles,
     Reference,
+    Target,
 )
 from subbayes.priors import reject_undefined
 from subbayes.utils.checks import InputError, check_count, fail
@@ -61,14 +60,11 @@ _SQUARES = 1 / 3  # weight of the correlations of squared deviations
 _WITHIN, _FALL = 20, 0.9  # moves in which the correlation has to fall by this factor
 _MUCH = 0.3  # correlation after the last moves of which users are warned
 
-Requests = Generator[tuple[np.ndarray, bool], np.ndarray, Any]
-"""Yields points and whether gradients are needed; see `smc_moves.Evaluations`."""
 
-
-def _run(posterior: Density, n: int, rng: np.random.Generator, settings: SMC) -> Requests:
+def _run(posterior: Density, n: int, rng: np.random.Generator, settings: SMC) -> Particles:
     """Run n particles from prior to posterior, and return them."""
     z = posterior.prior.sample((n, posterior.rank), rng)
-    particles = Particles(z, (yield z, False)[:, 0])
+    particles = Particles(z, _evaluate(posterior, None, z, False)[:, 0])
     if not np.isfinite(particles.log_likelihood).any():
         fail(
             "posterior",
@@ -87,32 +83,19 @@ def _run(posterior: Density, n: int, rng: np.random.Generator, settings: SMC) ->
         reference = Reference.of(particles.z, prior_scale(posterior))
         start = _observed(particles, reference)
         prior = posterior.prior if change is None else ReparameterisedPrior(posterior.prior, change)
-        step = partial(_step, particles, reference, prior, power, rng, change)
-        advance = partial(_advance, particles, start, reference, step)
+        target = Target(partial(_evaluate, posterior, change), prior, power)
+        advance = partial(_advance, particles, start, reference, target, rng)
         particles.moves.append(0)
         particles.acceptance.append(0.0)
         if isinstance(move, CrankNicolson) and follows_gradients:
-            yield from advance(move, min(_PATIENCE, max(1, settings.max_moves // 2)))
+            advance(move, min(_PATIENCE, max(1, settings.max_moves // 2)))
             if not _is_free(particles) and particles.moves[-1] < settings.max_moves:
-                follows_gradients = _find_gradients(posterior, particles, change)
+                follows_gradients = _find_gradients(posterior, particles, target)
                 move = Hamiltonian.of_rank(posterior.rank) if follows_gradients else move
         if not _is_free(particles):
-            yield from advance(move, settings.max_moves)
+            advance(move, settings.max_moves)
         particles.translate(change, back=True)
     return particles
-
-
-def _step(
-    particles: Particles,
-    reference: Reference,
-    prior: Any,
-    power: float,
-    rng: np.random.Generator,
-    change: Reparameterisation | None,
-    move: Move,
-) -> Requests:
-    """One move in the coordinates of a power."""
-    return evaluations_in(change, move.step(particles, reference, prior, power, rng))
 
 
 def _is_free(particles: Particles) -> bool:
@@ -121,20 +104,14 @@ def _is_free(particles: Particles) -> bool:
     return particles.moves[-1] > 0 and particles.dependence < enough
 
 
-def _find_gradients(
-    posterior: Density, particles: Particles, change: Reparameterisation | None
-) -> bool:
+def _find_gradients(posterior: Density, particles: Particles, target: Target) -> bool:
     """Evaluate the gradients at the particles, if the density has gradients."""
     if not callable(getattr(posterior, "value_and_grad", None)):
         return False
     try:
-        z = particles.z if change is None else inverse(change, particles.z)[0]
-        gradient = _evaluate(posterior, z, True)[:, 1:]
+        particles.gradient = target.evaluate(particles.z, True)[:, 1:]
     except InputError:
         return False
-    if change is not None:
-        gradient = pulled_back(change, particles.z, gradient)
-    particles.gradient = gradient
     particles.evaluations += 1
     return True
 
@@ -168,14 +145,15 @@ def _advance(
     particles: Particles,
     start: Float[np.ndarray, "draws columns"],
     reference: Reference,
-    step: Callable[[Move], Requests],
+    target: Target,
+    rng: np.random.Generator,
     move: Move,
     most: int,
-) -> Requests:
+) -> None:
     """Move the particles until they are uncorrelated with their start points."""
     correlations = list[float]()
     for count in range(1, most - particles.moves[-1] + 1):
-        acceptance = yield from step(move)
+        acceptance = move.step(particles, reference, target, rng)
         move.adapt(acceptance, count)
         particles.moves[-1] += 1
         particles.acceptance[-1] = acceptance
@@ -218,12 +196,16 @@ def _correlation(
 
 
 def _evaluate(
-    posterior: Any, z: Float[np.ndarray, "rows k"], with_gradient: bool
+    posterior: Any,
+    change: Reparameterisation | None,
+    u: Float[np.ndarray, "rows k"],
+    with_gradient: bool,
 ) -> Float[np.ndarray, "rows columns"]:
     """Log-likelihoods at temperature 1, and their gradients, in batches of one shape.
 
     NaN and infinite log-likelihoods count as minus infinity.
     """
+    z = u if change is None else inverse(change, u)[0]
     size = min(_AT_ONCE, len(z))
     parts = []
     for i in range(0, len(z), size):
@@ -239,31 +221,9 @@ def _evaluate(
         parts.append(part[: len(z) - i])
     out = np.concatenate(parts)
     out[:, 0] = reject_undefined(out[:, 0])
+    if with_gradient and change is not None:
+        out[:, 1:] = pulled_back(change, u, out[:, 1:])
     return out
-
-
-def _run_groups(posterior: Density, runs: list[Requests], progress: bool | None) -> list[Particles]:
-    """Advance all groups together, evaluating their points in one batch."""
-    done: dict[int, Particles] = {}
-    requests = {i: next(one) for i, one in enumerate(runs)}
-    with progress_bar(len(runs), "Sampling (smc)", progress, "groups") as steps:
-        while requests:
-            for with_gradient in (False, True):
-                batch = {i: z for i, (z, other) in requests.items() if other == with_gradient}
-                if not batch:
-                    continue
-                evaluated = _evaluate(
-                    posterior, np.concatenate(list(batch.values())), with_gradient
-                )
-                ends = np.cumsum([len(z) for z in batch.values()])[:-1]
-                for i, values in zip(batch, np.split(evaluated, ends), strict=True):
-                    try:
-                        requests[i] = runs[i].send(values)
-                    except StopIteration as stop:
-                        done[i] = stop.value
-                        del requests[i]
-                        steps.update(1)
-    return [done[i] for i in range(len(runs))]
 
 
 @dataclass(frozen=True)
@@ -321,11 +281,11 @@ class SMC(Engine):
         check_count("draws", sampling.draws, 2)
         check_same_run(self.name, posterior, sampling)
         started = time.perf_counter()
-        runs = [
-            _run(posterior, sampling.draws, rng, self)
-            for rng in chain_generators(sampling.seed, sampling.chains)
-        ]
-        groups = _run_groups(posterior, runs, sampling.progress)
+        groups = []
+        with progress_bar(sampling.chains, "Sampling (smc)", sampling.progress, "groups") as steps:
+            for rng in chain_generators(sampling.seed, sampling.chains):
+                groups.append(_run(posterior, sampling.draws, rng, self))
+                steps.update(1)
         evidences = np.array([group.log_evidence for group in groups])
         log_evidence, error = evidence_of_groups(evidences)
         self._warn_of_correlation(groups)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -41,11 +41,24 @@ from subbayes.inference.samplers.reparameterisation import (
 _MOST_NU, _LEAST_NU = 1000.0, 5.0
 _MOST_STEPS = 50  # of a trajectory
 
-Evaluations = Generator[
-    tuple[Float[np.ndarray, "draws k"], bool], Float[np.ndarray, "draws columns"], float
-]
-"""Yields points and whether gradients are needed, and is sent log-likelihoods at temperature 1 in
-the first column, followed by their gradients; returns a mean acceptance."""
+Evaluate = Callable[[Float[np.ndarray, "draws k"], bool], Float[np.ndarray, "draws columns"]]
+"""From points, and whether gradients are needed, to log-likelihoods at temperature 1 in the first
+column, followed by their gradients."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The density at one power of the likelihood.
+
+    Attributes:
+        evaluate: the likelihood.
+        prior: of the coordinates.
+        power: of the likelihood.
+    """
+
+    evaluate: Evaluate
+    prior: Any
+    power: float
 
 
 @dataclass
@@ -180,20 +193,14 @@ class Move(ABC):
 
     @abstractmethod
     def step(
-        self,
-        particles: Particles,
-        reference: Reference,
-        prior: Any,
-        power: float,
-        rng: np.random.Generator,
-    ) -> Evaluations:
+        self, particles: Particles, reference: Reference, target: Target, rng: np.random.Generator
+    ) -> float:
         """Move the particles once; returns the mean acceptance.
 
         Args:
             particles: changed in place.
             reference: the t distribution.
-            prior: of the coordinates.
-            power: of the likelihood.
+            target: the density that is left invariant.
             rng: the generator.
         """
 
@@ -212,19 +219,14 @@ class CrankNicolson(Move):
     limits: ClassVar[tuple[float, float]] = (0.01, 1.0)
 
     def step(
-        self,
-        particles: Particles,
-        reference: Reference,
-        prior: Any,
-        power: float,
-        rng: np.random.Generator,
-    ) -> Evaluations:
+        self, particles: Particles, reference: Reference, target: Target, rng: np.random.Generator
+    ) -> float:
         """Propose once for each particle; see `Move.step`."""
         ahead, correction = reference.propose(particles.z, self.size, rng)
-        log_likelihood = (yield ahead, False)[:, 0]
+        log_likelihood, prior = target.evaluate(ahead, False)[:, 0], target.prior
         particles.evaluations += 1
         log_ratio = (
-            power * (log_likelihood - particles.log_likelihood)
+            target.power * (log_likelihood - particles.log_likelihood)
             + prior.log_prob(ahead)
             - prior.log_prob(particles.z)
             + correction
@@ -248,20 +250,15 @@ class Hamiltonian(Move):
         return cls(min(1.0, k**-0.25))
 
     def step(
-        self,
-        particles: Particles,
-        reference: Reference,
-        prior: Any,
-        power: float,
-        rng: np.random.Generator,
-    ) -> Evaluations:
+        self, particles: Particles, reference: Reference, target: Target, rng: np.random.Generator
+    ) -> float:
         """Follow one trajectory of each particle, all of one length; see `Move.step`."""
         assert particles.gradient is not None
         z, log_likelihood, gradient = particles.z, particles.log_likelihood, particles.gradient
         factor, size = reference.covariance_factor, self.size * rng.uniform(0.9, 1.1)
         length = 0.5 * math.pi * rng.uniform(0.75, 1.25)
         count = int(np.clip(np.ceil(length / size), 1, _MOST_STEPS))
-        momentum = rng.standard_normal(z.shape)
+        momentum, prior, power = rng.standard_normal(z.shape), target.prior, target.power
         values, slopes = prior.value_and_grad(z)
         start = power * log_likelihood + values - 0.5 * np.square(momentum).sum(1)
         with np.errstate(all="ignore"):
@@ -272,7 +269,7 @@ class Hamiltonian(Move):
                 going = np.isfinite(ahead).all(1)
                 z = np.where(going[:, None], ahead, z)
                 momentum[~going] = np.nan
-                evaluated = yield z, True
+                evaluated = target.evaluate(z, True)
                 particles.evaluations += 1
                 log_likelihood, gradient = evaluated[:, 0], evaluated[:, 1:]
                 values, slopes = prior.value_and_grad(z)

@@ -36,15 +36,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float, Int
+from typing_extensions import override
 
 from subbayes.inference.samplers.adaptation import apply_transposed_factor
 from subbayes.inference.samplers.chains import FinishedChain, GradientDensity, Info, Rngs
 from subbayes.inference.samplers.mclmc_kernel import Kernel, State
-from subbayes.inference.samplers.microcanonical import (
-    gradients_per_step,
-    isokinetic_step,
-    unit_vectors,
-)
+from subbayes.inference.samplers.microcanonical import unit_vectors
 from subbayes.utils.checks import fail
 
 _FORGET = 0.98  # share of the measured noise that a step keeps
@@ -165,38 +162,25 @@ class BatchKernel(Kernel):
         self, posterior: GradientDensity, s: Any, rngs: Rngs, density: Any
     ) -> tuple[Any, Info]:
         """One step of every chain on a minibatch."""
-        k = s.z.shape[1]
         value, gradient = density.value_and_grad(s.z)
         self._measure_noise(s, gradient)
         used = self._step_sizes(s)
         s.value[:] = value
         s.gradient[:] = gradient
         self._refresh(s, rngs, used)
-        h = apply_transposed_factor(s.factor, gradient)
-        with np.errstate(over="ignore", invalid="ignore"):
-            new = isokinetic_step(
-                density, s.z, s.direction, value, h, s.factor, used, self.integrator
-            )
-        failed = self._failed(new, k)
-        evaluations = gradients_per_step(self.integrator) + 1
-        stats = {
-            "log_density": new.value,
-            "energy_error": new.error,
-            "step_size": used,
-            "length": s.length.copy(),
-            "evaluations": np.full(len(failed), evaluations),
-        }
-        keep = np.flatnonzero(~failed)
-        s.z[keep], s.direction[keep] = new.z[keep], new.u[keep]
-        s.value[keep], s.gradient[keep] = new.value[keep], new.gradient[keep]
+        error, failed, stats = self._advance(density, s, used)
         self._refresh(s, rngs, used)
         s.steps[:] += 1
         stats |= self._recover(posterior, s, failed, rngs)
         # the error grows with the cube of the step size, which tuning takes as that of the state
         share = used / s.step
-        error = new.error / share**3
-        self._search_on(density, s, self.update(posterior, s, ~failed, error, share))
-        return s, Info(~failed, stats, evaluations)
+        self._search_on(density, s, self.update(posterior, s, ~failed, error / share**3, share))
+        return s, Info(~failed, stats, self.gradients)
+
+    @property
+    @override
+    def gradients(self) -> int:
+        return super().gradients + 1
 
     def _measure_noise(self, s: Any, gradient: Float[np.ndarray, "chains k"]) -> None:
         """Update the variance of gradients, by the minibatch before at the same point."""

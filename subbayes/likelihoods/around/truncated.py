@@ -488,10 +488,6 @@ class TruncatedFamily(AroundFamily):
             return self.family.has_moment(self.split_outputs(outputs)[0], order)
         return super().has_moment(outputs, order)
 
-    def has_finite_parameters(self, outputs: Outputs) -> bool:
-        """Whether no parameter overflows; rates of counts with an upper bound may."""
-        return self._relative or super().has_finite_parameters(outputs)
-
     def mean(self, outputs: Outputs) -> Moments:
         """The mean within the bounds."""
         return moment(_in_blocks(self._moments, outputs, _CELLS)[0].to(outputs))

@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 
 from subbayes.inference.importance_sampling import systematic_resampling
 from subbayes.inference.samplers.smc import SMC
-from subbayes.inference.samplers.smc_moves import Hamiltonian, Particles, Reference
+from subbayes.inference.samplers.smc_moves import Hamiltonian, Particles, Reference, Target
 from subbayes.priors import Normal
 from subbayes.utils.checks import InputError, fail
 
@@ -265,15 +265,8 @@ def test_a_trajectory_leaves_the_density_invariant(power):
     found = evaluate(z)
     particles = Particles(z, found[:, 0], found[:, 1:])
     reference = Reference(np.zeros(2), np.linalg.cholesky(2 * covariance) * [1.0, 0.7], 50.0)
-    step = Hamiltonian(0.7).step(particles, reference, prior, power, rng)
-    points, with_gradient = next(step)
-    acceptance = None
-    while acceptance is None:
-        assert with_gradient
-        try:
-            points, with_gradient = step.send(evaluate(points))
-        except StopIteration as stop:
-            acceptance = stop.value
+    target = Target(lambda points, with_gradient: evaluate(points), prior, power)
+    acceptance = Hamiltonian(0.7).step(particles, reference, target, rng)
     assert 0.3 < acceptance < 0.995  # some are rejected
     assert np.corrcoef(z[:, 0], particles.z[:, 0])[0, 1] < 0.9
     error = 4.5 * np.sqrt(np.diag(covariance) / n)
