@@ -26,7 +26,7 @@ from subbayes.diagnostics.leave_one_out import LooResult, loo, psis
 from subbayes.diagnostics.loo_comparison import LooComparison, same_row_weights, stacking_weights
 from subbayes.diagnostics.monte_carlo import errors_of_means
 from subbayes.priors import Normal
-from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
+from subbayes.utils.checks import check_choice, check_positive, fail, fail_type
 from subbayes.utils.text_table import json_value, text_table
 from subbayes.utils.trees import leaves
 
@@ -213,9 +213,7 @@ class _Candidate:
         return evidence + float(mean), float(np.hypot(error, spread)), float(k[0])
 
 
-def compare_posteriors(
-    models: Mapping[str, Any], *, most_draws: int | None = None
-) -> ModelComparison:
+def compare_posteriors(models: Mapping[str, Any]) -> ModelComparison:
     """Compare posteriors of the same observations by leave-one-out scores of their draws.
 
     A row of weight a counts as a observations.
@@ -224,8 +222,6 @@ def compare_posteriors(
         models: a dict from names to pairs (posterior, draws) or fitted models with their data. The
             posteriors may differ in subspace, rank, prior, temperature, likelihood, network and
             inference engine.
-        most_draws: number of evenly spaced draws to use of each posterior; by default 4000, or
-            fewer if their log-likelihoods would exceed 1 GiB.
 
     Returns:
         The scores, best first. Draws of an approximation (Laplace, variational) are treated as
@@ -256,7 +252,7 @@ def compare_posteriors(
     _check_same_observations({name: posterior for name, (posterior, _) in pairs.items()})
     candidates = []
     for name, (posterior, draws) in pairs.items():
-        terms, _ = _terms(f"models[{name!r}]", posterior, draws, most_draws)
+        terms, _ = _terms(f"models[{name!r}]", posterior, draws)
         candidates.append(_candidate(name, posterior, draws, terms))
     return _rank(candidates)
 
@@ -267,7 +263,6 @@ def reweight(
     *,
     temperatures: float | Sequence[float] | None = None,
     prior_scales: float | Sequence[float] | None = None,
-    most_draws: int | None = None,
 ) -> ModelComparison:
     r"""Score other temperatures and priors by importance weights on draws of one posterior.
 
@@ -277,8 +272,6 @@ def reweight(
         temperatures: temperatures T' to score; by default that of the posterior.
         prior_scales: scales s of priors $N(m, s^2 I)$ to score, with the mean m of the
             posterior's prior; by default the prior itself. If both are given, all pairs are scored.
-        most_draws: number of evenly spaced draws to use; by default 4000, or fewer if their
-            log-likelihoods would exceed 1 GiB.
 
     Returns:
         Leave-one-out scores, best first, with that of the sampled posterior under the name "as
@@ -302,7 +295,7 @@ def reweight(
         ['T = 2', 'T = 4', 'as sampled']
     """
     _check_match("draws", posterior, draws)
-    terms, z = _terms("draws", posterior, draws, most_draws)
+    terms, z = _terms("draws", posterior, draws)
     rows, weights = terms.reshape(len(z), -1), posterior.row_weights
     total = rows.sum(1) if weights is None else rows[:, weights > 0] @ weights[weights > 0]
     log_density = total / posterior.temperature + posterior.prior.log_prob(z)
@@ -358,12 +351,11 @@ def _rank(candidates: Sequence[_Candidate]) -> ModelComparison:
 
 
 def _terms(
-    argument: str, posterior: Posterior, draws: Draws, most: int | None
+    argument: str, posterior: Posterior, draws: Draws
 ) -> tuple[Float[np.ndarray, "chains draws N"], Float[np.ndarray, "S k"]]:
     """Log density of one copy of each row at evenly spaced draws of chains, and these draws."""
-    if most is None:
-        most = min(_MOST_DRAWS, max(_MOST_NUMBERS // posterior.data.n, 100))
-    each = min(max(check_count("most_draws", most) // draws.n_chains, 1), draws.n_draws)
+    most = min(_MOST_DRAWS, max(_MOST_NUMBERS // posterior.data.n, 100))
+    each = min(max(most // draws.n_chains, 1), draws.n_draws)
     rows = np.linspace(0, draws.n_draws - 1, each).round().astype(int)
     z = np.ascontiguousarray(draws.z[:, rows]).reshape(-1, draws.rank)
     terms = posterior.pointwise(z).reshape(draws.n_chains, each, -1)

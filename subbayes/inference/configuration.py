@@ -10,7 +10,6 @@ import numpy as np
 from subbayes.utils.checks import (
     check_choice,
     check_count,
-    check_positive,
     check_positive_or_zero,
     check_seed,
     fail,
@@ -38,9 +37,6 @@ class Sampling:
         mode: how the density is evaluated: "trace", "compile" (for long runs) or "eager".
         checkpoint: folder to save the run in and resume it from, bit for bit.
         checkpoint_seconds: time between checkpoints.
-        time_limit: seconds of a run of Markov chains, after which it stops, with a warning, with
-            the draws that all chains have, at least 4 of each; a warm-up that is not over by then
-            is an error. None for no limit.
         progress: show progress bars; None shows them on a terminal.
         chain_groups: number of groups of the processes of `torchrun`, each with chains of its own;
             the processes of a group have different rows. None chooses it.
@@ -64,7 +60,6 @@ class Sampling:
     checkpoint_seconds: float = 10.0
     progress: bool | None = None
     chain_groups: int | None = None
-    time_limit: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("draws", 1), ("chains", 1), ("thin", 1)):
@@ -79,8 +74,6 @@ class Sampling:
         else:
             self._check_points()
         check_choice("mode", self.mode, MODES)
-        if self.time_limit is not None:
-            check_positive("time_limit", self.time_limit)
         # 0 saves after every step
         check_positive_or_zero("checkpoint_seconds", self.checkpoint_seconds)
 

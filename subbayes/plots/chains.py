@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import cycle
 
 import numpy as np
@@ -122,31 +121,24 @@ def rank_histogram(
     return counts * bins / x.shape[1]
 
 
-def autocorrelation(
-    draws: Draws, coordinates: Sequence[int] | None = None, *, ax: Axes | None = None
-) -> Axes:
+def autocorrelation(draws: Draws, *, ax: Axes | None = None) -> Axes:
     """Autocorrelation at lags up to 100, or a third of the draws, averaged over chains.
 
     Args:
         draws: what inference returned.
-        coordinates: which coordinates; by default all.
         ax: axes to draw on.
-
-    Raises:
-        InputError: no such coordinate.
 
     Example:
         >>> z = np.random.default_rng(0).normal(size=(4, 300, 2))
         >>> len(autocorrelation(Draws(z)).get_lines())
         3
     """
-    chosen = range(draws.rank) if coordinates is None else coordinates
     lag = max(1, min(100, draws.n_draws // 3))
     ax = new_axes(ax)
     ax.axhline(0, color=GREY, linewidth=1)
-    rho = [correlations(_chains(draws, i)[0], lag) for i in chosen]
+    rho = [correlations(_chains(draws, i)[0], lag) for i in range(draws.rank)]
     if len(rho) <= len(COLORS):
-        for i, line in zip(chosen, rho, strict=True):
+        for i, line in enumerate(rho):
             color = COLORS[i % len(COLORS)]
             ax.plot(line, color=color, linewidth=1.3, alpha=0.9, label=f"z[{i}]")
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,23 +33,12 @@ if TYPE_CHECKING:
 _MOST_LAYERS = 24
 
 
-def inclusion(
-    network: SparseNetwork,
-    bins: int = 40,
-    *,
-    layers: Sequence[str] | None = None,
-    axes: list[Axes] | None = None,
-) -> list[Axes]:
-    """Histograms of the inclusion probabilities of the weights, one for each layer.
+def inclusion(network: SparseNetwork, bins: int = 40) -> list[Axes]:
+    """Histograms of the inclusion probabilities of the weights, one for each of up to 24 layers.
 
     Args:
         network: the sparse network.
         bins: number of bins between 0 and 1.
-        layers: names of the layers to draw; by default all, or 24 evenly spaced ones of more.
-        axes: axes to draw on, one for each of these layers.
-
-    Raises:
-        InputError: axes of another number than the layers, or unknown layers.
 
     Source: Hubin and Storvik (2024), figure A1.
 
@@ -60,12 +49,10 @@ def inclusion(
         >>> len(inclusion(network))
         2
     """
-    if layers is None:
-        names = list(network.layers)
-        spaced = np.linspace(0, len(names) - 1, min(len(names), _MOST_LAYERS))
-        layers = [names[i] for i in spaced.round().astype(int)]
-    if axes is None:
-        axes = [row[0] for row in grid(len(layers), 1, height=1.9)]
+    names = list(network.layers)
+    spaced = np.linspace(0, len(names) - 1, min(len(names), _MOST_LAYERS))
+    layers = [names[i] for i in spaced.round().astype(int)]
+    axes = [row[0] for row in grid(len(layers), 1, height=1.9)]
     edges = np.linspace(0, 1, check_count("bins", bins) + 1)
     for ax, name in zip(axes, layers, strict=True):
         p = network.layers[name].probability().double().cpu().numpy().ravel()
@@ -80,20 +67,18 @@ def inclusion(
     return axes
 
 
-def sparse_history(history: Mapping[str, Any], *, axes: list[Axes] | None = None) -> list[Axes]:
+def sparse_history(history: Mapping[str, Any]) -> list[Axes]:
     """ELBO, density and, for classes, accuracy on training rows per epoch.
 
     Args:
         history: of a `SparseNetwork`.
-        axes: two axes to draw on, of the ELBO and of the shares.
 
     Example:
         >>> axes = sparse_history({"elbo": [-9.0, -5.0], "kl": [1.0, 2.0], "density": [0.9, 0.2]})
         >>> axes[1].get_xlabel()
         'epoch'
     """
-    if axes is None:
-        axes = [row[0] for row in grid(2, 1, height=2.4)]
+    axes = [row[0] for row in grid(2, 1, height=2.4)]
     above, below = axes
     epoch = np.arange(1, len(history["elbo"]) + 1)
     elbo = drawable(history["elbo"])

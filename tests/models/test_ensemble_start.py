@@ -103,7 +103,7 @@ def test_every_sampler_starts_there(engine, monkeypatch):
     seen = []
     monkeypatch.setattr(
         "subbayes.inference.samplers.chains._run",
-        lambda kernel, posterior, sampling, groups, finishes_warmup: (
+        lambda kernel, posterior, sampling, groups: (
             seen.append(sampling.initial) or start_of(posterior, sampling)
         ),
     )

@@ -27,14 +27,13 @@ def cross_validate_prior(
     *,
     covariance: Form = "exact",
     prior_precisions: Sequence[float] = (1e-4, 1e-3, 1e-2, 0.1, 1.0, 10.0, 100.0, 1e3, 1e4),
-    noise_factors: Sequence[float] = (1.0,),
     validation: Any = None,
     retrain: Callable[[Data], Network] | None = None,
     folds: int = 5,
     seed: int = 0,
     **options: Any,
-) -> tuple[LinearisedPosterior, dict[tuple[float, float], float]]:
-    """The posterior whose prior precision (and noise) predicts held-out rows best.
+) -> tuple[LinearisedPosterior, dict[float, float]]:
+    """The posterior whose prior precision predicts held-out rows best.
 
     The held-out rows are those of `validation`, or each fold of the data in turn, for which
     `retrain` trains the network anew. Without either, the weights are fixed and only the
@@ -48,7 +47,6 @@ def cross_validate_prior(
         subspace: as for `linearised_laplace`.
         covariance: as for `linearised_laplace`.
         prior_precisions: candidates.
-        noise_factors: candidates for the factor of Gaussian noise.
         validation: pairs of rows and targets that the network was not trained on; replaces folds.
         retrain: a function from a fold's training data to the network trained on them, without a
             subspace: `lambda rows: train(module, likelihood, rows).network`.
@@ -80,7 +78,7 @@ def cross_validate_prior(
     likelihood = as_likelihood(likelihood)
     settings: dict[str, Any] = dict(subspace=subspace, covariance=covariance, **options)
     rows = Data.of(data).to(network.device)
-    scores = {(float(p), float(c)): 0.0 for p in prior_precisions for c in noise_factors}
+    scores = {float(p): 0.0 for p in prior_precisions}
     if validation is None:
         parts = _folds(rows, folds, seed)
     else:
@@ -88,32 +86,29 @@ def cross_validate_prior(
     n = 0.0
     for kept, held in parts:
         trained = network if retrain is None else _retrain(retrain, kept, network)
-        first = float(prior_precisions[0])
-        fitted = linearised_laplace(trained, likelihood, kept, prior_precision=first, **settings)
+        fitted = linearised_laplace(
+            trained, likelihood, kept, prior_precision=next(iter(scores)), **settings
+        )
         weighted = held_out_has_weights(likelihood, rows, held)
         n += float(split_targets(held.targets(), weighted).counts.sum())
-        for p, c in scores:
-            scores[p, c] += _score(fitted.with_prior_and_noise(p, c), held, weighted)
-    scores = {pair: score / n for pair, score in scores.items()}
-    best, factor = max(scores, key=lambda pair: scores[pair])
+        for p in scores:
+            scores[p] += _score(fitted.with_prior_precision(p), held, weighted)
+    scores = {p: score / n for p, score in scores.items()}
+    best = max(scores, key=lambda p: scores[p])
     if validation is None and retrain is None:
         warn_user(
             "data: the weights were trained on the held-out rows, whose scores favour too narrow a "
             "prior; pass validation=, rows that were not used in training, or retrain=, a function "
             "from a fold's training data to a network trained on them"
         )
-    for name, value, tried in (
-        ("prior_precisions", best, prior_precisions),
-        ("noise_factors", factor, noise_factors),
-    ):
-        if len(tried) > 1 and value in (min(tried), max(tried)):
-            end = "smallest" if value == min(tried) else "largest"
-            warn_user(
-                f"{name}: {value:g} is the {end} of those tried, and others beyond it "
-                "may be better; widen the grid"
-            )
+    if len(scores) > 1 and best in (min(scores), max(scores)):
+        end = "smallest" if best == min(scores) else "largest"
+        warn_user(
+            f"prior_precisions: {best:g} is the {end} of those tried, and others beyond it may be "
+            "better; widen the grid"
+        )
     fitted = linearised_laplace(network, likelihood, rows, prior_precision=best, **settings)
-    return fitted.with_prior_and_noise(best, factor), scores
+    return fitted, scores
 
 
 def _check_held_out(validation: Any, retrain: Any, subspace: Subspace | None) -> None:

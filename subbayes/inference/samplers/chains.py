@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -38,7 +38,6 @@ from subbayes.priors import Normal
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar
-from subbayes.utils.warning import warn_user
 
 KIND = "sampling-checkpoint"
 _OF_TRANSITIONS = ("divergent", "energy")  # statistics of which all transitions count
@@ -244,7 +243,6 @@ class Checkpoint:
 
 Rngs = list[np.random.Generator]
 _RETRIES = 100
-_LEAST_DRAWS = 4  # of each chain, which a time limit leaves
 _STATS, _COPIES = 4, 16  # numbers per draw and vectors per chain that every kernel holds
 
 
@@ -343,7 +341,6 @@ class Sampler(Engine):
     """An engine that runs a kernel on several Markov chains."""
 
     uses_initial: ClassVar[bool] = True
-    finishes_warmup: ClassVar[bool] = False  # beyond a time limit, which is an error otherwise
 
     @abstractmethod
     def kernel(self, posterior: Any, warmup: int) -> Kernel:
@@ -358,12 +355,10 @@ class Sampler(Engine):
         warmup = self.default_warmup(sampling) if sampling.warmup is None else sampling.warmup
         kernel = self.kernel(posterior, warmup)
         sampling = replace(sampling, warmup=warmup)
-        return run(kernel, posterior, sampling, finishes_warmup=self.finishes_warmup)
+        return run(kernel, posterior, sampling)
 
 
-def run(
-    kernel: Kernel, posterior: Density, sampling: Sampling, *, finishes_warmup: bool = False
-) -> Draws:
+def run(kernel: Kernel, posterior: Density, sampling: Sampling) -> Draws:
     """Run a kernel until every chain has its draws.
 
     A checkpoint is written every `checkpoint_seconds`, and on Ctrl-C and SIGTERM. A run that finds
@@ -374,25 +369,18 @@ def run(
         kernel: the transition.
         posterior: the density.
         sampling: the settings; a `warmup` of None is 0.
-        finishes_warmup: continue a warm-up that is not over at the time limit.
 
     Raises:
-        InputError: a checkpoint of another posterior or other settings, start points where the
-            density is not finite, or a warm-up that is not over at the time limit.
+        InputError: a checkpoint of another posterior or other settings, or start points where the
+            density is not finite.
     """
     check_folder(sampling.checkpoint)
     check_same_run(kernel.name, posterior, sampling)
     with divided_chains(posterior, sampling.chains, sampling.chain_groups) as groups:
-        return _run(kernel, posterior, sampling, groups, finishes_warmup)
+        return _run(kernel, posterior, sampling, groups)
 
 
-def _run(
-    kernel: Kernel,
-    posterior: Density,
-    sampling: Sampling,
-    groups: ChainGroups,
-    finishes_warmup: bool,
-) -> Draws:
+def _run(kernel: Kernel, posterior: Density, sampling: Sampling, groups: ChainGroups) -> Draws:
     """Run the chains of this process, and return those of all."""
     draws, thin, seed = sampling.draws, sampling.thin, sampling.seed
     warmup = sampling.warmup or 0
@@ -437,14 +425,10 @@ def _run(
                         finished_chains[int(c)] = FinishedChain.of(state, rngs, c)
                     steps.update(done)
                 active = store.count < needed
-            late = _is_late(started, store, sampling, finishes_warmup)
             now = time.monotonic()
             due = saved is not None and now - last > sampling.checkpoint_seconds
             stop, due, goes_on, round_steps = groups.exchange(
-                max(interrupted, default=0),
-                due,
-                bool(active.any()) and not late,
-                (now - begun) / round_steps,
+                max(interrupted, default=0), due, bool(active.any()), (now - begun) / round_steps
             )
             if saved and (stop or due):
                 saved.write(state, store, rngs, finished_chains)
@@ -457,15 +441,6 @@ def _run(
     if store.z.shape[1] > draws:
         store = store.resized(draws)
     gathered = store.gathered(groups)
-    kept = _kept(gathered, sampling)
-    if kept < min(_LEAST_DRAWS, draws):
-        _fail_late(gathered, sampling)
-    if kept < draws:
-        warn_user(
-            f"sampling stopped at its time limit of {sampling.time_limit:g} s after {kept} of "
-            f"{draws} draws of each chain: raise time_limit, or set it to None"
-        )
-        gathered = gathered.resized(kept)
     return Draws(
         gathered.z,
         gathered.all_stats(thin),
@@ -478,37 +453,6 @@ def _run(
         },
         engine=kernel.name,
         temperature=posterior.temperature,
-    )
-
-
-def _kept(store: Store, sampling: Sampling) -> int:
-    """Number of draws that every chain has kept."""
-    kept = (int(store.count.min()) - (sampling.warmup or 0)) // sampling.thin
-    return min(max(kept, 0), sampling.draws)
-
-
-def _is_late(started: float, store: Store, sampling: Sampling, finishes_warmup: bool) -> bool:
-    """Whether the time limit is over, in the warm-up or when every chain has some draws."""
-    limit = sampling.time_limit
-    if limit is None or time.perf_counter() - started < limit:
-        return False
-    if not finishes_warmup and int(store.count.min()) < (sampling.warmup or 0):
-        return True
-    return _kept(store, sampling) >= min(_LEAST_DRAWS, sampling.draws)
-
-
-def _fail_late(store: Store, sampling: Sampling) -> NoReturn:
-    """Report a warm-up that is not over at the time limit."""
-    done, warmup = int(store.count.min()), sampling.warmup or 0
-    remedy = "Raise it, or lower warmup"
-    if sampling.checkpoint is not None:
-        remedy += ", or run again from the checkpoint"
-    fail(
-        "time_limit",
-        f"seconds in which each chain makes {warmup} draws of warm-up and then at least "
-        f"{min(_LEAST_DRAWS, sampling.draws)}",
-        f"{sampling.time_limit:g} s, in which one made {done}",
-        remedy,
     )
 
 
