@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from subbayes.utils.types import Coordinates, LogDensity
 
@@ -30,7 +30,7 @@ _GOOD = 0.93  # efficiency with which one component is enough
 _LEAST_TO_REFIT = 8.0  # effective draws a coordinate from which moments are estimated
 _PILOT_SEED = 11  # of all pilots: which sampler is used does not depend on the seed of the draws
 _FAR, _CENTRES, _LARGE_WEIGHT = 4.0, 16, 8.0  # standard deviations; evaluations of an estimate
-DIFFERENCE = 1e-3  # of the points of differences
+_DIFFERENCE = 1e-3  # of the points of differences
 _MAX_STEPS = 60
 _COMPONENTS, _MIXTURES, _ITERATIONS = 4, 3, 20
 _PRIOR_DRAWS = 5.0  # with the covariance of all draws, in the covariance of a component
@@ -284,44 +284,53 @@ def mixture_around(
 
 
 def laplace_proposals(target: LogDensityFunction, start: Float[np.ndarray, "d"]) -> Proposals:
-    """Proposals around the mode of a smooth density, by Newton steps with differences."""
-    h, d = start.copy(), len(start)
-    pairs, shifts = difference_shifts(d)
-    precision = np.eye(d)
-    for _ in range(_MAX_STEPS):
-        value = target(h + shifts)
-        centre, ahead, behind = value[0], value[1 : 1 + d], value[1 + d : 1 + 2 * d]
-        gradient = (ahead - behind) / (2 * DIFFERENCE)
-        hessian = np.diag((ahead + behind - 2 * centre) / DIFFERENCE**2)
-        for (i, j), v in zip(pairs, value[1 + 2 * d :].reshape(-1, 4), strict=True):
-            hessian[i, j] = hessian[j, i] = v @ [1, -1, -1, 1] / (4 * DIFFERENCE**2)
-        values, vectors = np.linalg.eigh(-hessian)
-        precision = (vectors * np.maximum(np.abs(values), 1e-3)) @ vectors.T
-        step = np.linalg.solve(precision, gradient)
-        step /= max(1.0, float(np.abs(step).max()) / 2)
-        shares = 0.5 ** np.arange(12)
-        found = target(h + shares[:, None] * step)
-        found = np.where(np.isnan(found), -np.inf, found)
-        best = int(found.argmax())
-        if not found[best] > centre:
-            break
-        h = h + shares[best] * step
-        if np.abs(step).max() < 1e-3:
-            break
-    return Proposals.of_precision(h, precision)
+    """Proposals around the mode of a smooth density."""
+    modes, precisions = difference_modes(lambda h, _: target(h[0])[None], start[None])
+    return Proposals.of_precision(modes[0], precisions[0])
 
 
-def difference_shifts(d: int) -> tuple[list[tuple[int, int]], Float[np.ndarray, "m d"]]:
-    """Pairs of coordinates, and where a function is evaluated for its second derivatives.
+def difference_modes(
+    targets: Callable[[Float[np.ndarray, "S m d"], Int[np.ndarray, "S"]], Float[np.ndarray, "S m"]],
+    starts: Float[np.ndarray, "K d"],
+) -> tuple[Float[np.ndarray, "K d"], Float[np.ndarray, "K d d"]]:
+    """Modes of smooth densities, and the precisions there, by Newton steps with differences.
 
-    At the centre, ahead and behind in each coordinate, and at the four corners of each pair:
-    (+, +), (+, -), (-, +), (-, -).
+    Each search ends by itself, so that a mode does not depend on the other densities.
+
+    Args:
+        targets: log densities at m points of each, and which of the densities these are.
+        starts: where the searches start.
     """
+    modes, d = starts.copy(), starts.shape[1]
+    precisions = np.tile(np.eye(d), (len(modes), 1, 1))
     pairs = [(i, j) for i in range(d) for j in range(i)]
-    steps, signs = DIFFERENCE * np.eye(d), ((1, 1), (1, -1), (-1, 1), (-1, -1))
+    steps, signs = _DIFFERENCE * np.eye(d), ((1, 1), (1, -1), (-1, 1), (-1, -1))
     corners = [a * steps[i] + b * steps[j] for i, j in pairs for a, b in signs]
-    shifts = [np.zeros((1, d)), steps, -steps, np.array(corners).reshape(-1, d)]
-    return pairs, np.concatenate(shifts)
+    shifts = np.concatenate([np.zeros((1, d)), steps, -steps, np.reshape(corners, (-1, d))])
+    shares, left = 0.5 ** np.array([0, 1, 2, 5, 11]), np.arange(len(modes))
+    for _ in range(_MAX_STEPS):
+        h = modes[left, None]
+        value = targets(h + shifts, left)
+        centre, ahead, behind = value[:, :1], value[:, 1 : 1 + d], value[:, 1 + d : 1 + 2 * d]
+        gradient = (ahead - behind) / (2 * _DIFFERENCE)
+        hessian = np.eye(d) * ((ahead + behind - 2 * centre) / _DIFFERENCE**2)[:, None]
+        for k, (i, j) in enumerate(pairs):
+            corner = value[:, 1 + 2 * d + 4 * k :][:, :4] @ [1, -1, -1, 1]
+            hessian[:, i, j] = hessian[:, j, i] = corner / (4 * _DIFFERENCE**2)
+        values, vectors = np.linalg.eigh(-hessian)
+        scaled = vectors * np.maximum(np.abs(values), 1e-3)[:, None]
+        precisions[left] = scaled @ vectors.transpose(0, 2, 1)
+        step = np.linalg.solve(precisions[left], gradient[..., None])[..., 0]
+        step /= np.maximum(1.0, np.abs(step).max(1, keepdims=True) / 2)
+        reached = targets(h + shares[:, None] * step[:, None], left)
+        reached = np.where(np.isnan(reached), -np.inf, reached)
+        best = reached.argmax(1)
+        better = reached.max(1) > centre[:, 0]
+        modes[left[better]] += (shares[best][:, None] * step)[better]
+        left = left[better & (np.abs(step).max(1) >= 1e-3)]
+        if not len(left):
+            break
+    return modes, precisions
 
 
 def _weights(log_w: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:

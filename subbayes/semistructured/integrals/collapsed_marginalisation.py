@@ -13,22 +13,17 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
-from subbayes.regression.integrals.proposals import DIFFERENCE, difference_shifts
+from subbayes.regression.integrals.proposals import difference_modes
 from subbayes.regression.shapes import EffectPoints, NetworkValues
 from subbayes.semistructured.integrals.collapsed_networks import ResponseRows
 from subbayes.semistructured.integrals.effect_density import EffectDensity
 
 _MOST = 12  # coordinates h, for differences of all pairs of them
-_STEPS = 40  # of Newton's method
-_CLOSE = 2e-3  # the last of Newton's steps
-_LONGEST = 2.0  # step
-_LEAST_CURVATURE = 1e-3
-_SHORTER = 0.3  # a step that lowers the density
 
 
 class CollapsedDensity:
@@ -44,8 +39,6 @@ class CollapsedDensity:
         self.collapsed = collapsed
         self.rows = ResponseRows.of(collapsed.rows, density)
         self.size = len(collapsed.rest)
-        self._pairs, shifts = difference_shifts(self.size)
-        self._shifts = torch.from_numpy(shifts)
         self.start = torch.zeros(self.size, dtype=torch.float64)
         self.start = self.find(torch.zeros(1, *density.offset.shape, dtype=torch.float64))[0][0]
 
@@ -77,48 +70,17 @@ class CollapsedDensity:
         return torch.cat(values).reshape(h.shape[:2]) - 0.5 * h.square().sum(-1)
 
     def find(self, deep: NetworkValues) -> tuple[Float[Tensor, "S d"], Float[Tensor, "S d d"]]:
-        """The mode of h, and a factor of the covariance there, for each contribution.
-
-        Newton steps with differences; each contribution stops by itself, so that the density does
-        not depend on the others.
-        """
+        """The mode of h, and a factor of the covariance there, for each contribution."""
         rows = self.rows.beside(deep[..., 0])
-        mode = self.start.repeat(len(deep), 1)
-        step, value = torch.zeros_like(mode), mode.new_full((len(deep),), -torch.inf)
-        factor = torch.eye(self.size, dtype=torch.float64).repeat(len(deep), 1, 1)
-        active = torch.arange(len(deep))
-        for number in range(_STEPS):
-            ahead = mode[active] + step[active]
-            reached, gradient, precision = self._derivatives(ahead, rows.at_points(active))
-            better = reached > value[active]
-            last = step[active].abs().amax(1) < _CLOSE
-            step[active[~better]] *= _SHORTER
-            moved = active[better]
-            mode[moved], value[moved] = ahead[better], reached[better]
-            values, vectors = torch.linalg.eigh(precision[better])
-            values = values.abs().clamp_min(_LEAST_CURVATURE)
-            covariance = (vectors / values.unsqueeze(1)) @ vectors.mT
-            factor[moved] = torch.linalg.cholesky(covariance)
-            newton = (covariance @ gradient[better].unsqueeze(-1)).squeeze(-1)
-            longest = newton.abs().amax(1, keepdim=True)
-            step[moved] = newton / (longest / _LONGEST).clamp_min(1.0)
-            if number and not len(active := active[~last]):
-                break
-        return mode, factor
 
-    def _derivatives(
-        self, at: Float[Tensor, "S d"], rows: NormalStatistics
-    ) -> tuple[Float[Tensor, "S"], Float[Tensor, "S d"], Float[Tensor, "S d d"]]:
-        """Value, gradient and negative Hessian of the log density, by differences."""
-        d = self.size
-        value = self._log_joint(at[:, None] + self._shifts, rows)
-        centre, ahead, behind = value[:, 0], value[:, 1 : 1 + d], value[:, 1 + d : 1 + 2 * d]
-        precision = torch.diag_embed((2 * centre[:, None] - ahead - behind) / DIFFERENCE**2)
-        signs = torch.tensor([1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
-        for k, (i, j) in enumerate(self._pairs):
-            corners = value[:, 1 + 2 * d + 4 * k :][:, :4]
-            precision[:, i, j] = precision[:, j, i] = -(corners @ signs) / (4 * DIFFERENCE**2)
-        return centre, (ahead - behind) / (2 * DIFFERENCE), precision
+        def targets(
+            h: Float[np.ndarray, "S m d"], which: Int[np.ndarray, "S"]
+        ) -> Float[np.ndarray, "S m"]:
+            return self._log_joint(torch.from_numpy(h), rows.at_points(torch.tensor(which))).numpy()
+
+        modes, precisions = difference_modes(targets, self.start.repeat(len(deep), 1).numpy())
+        factors = np.linalg.cholesky(np.linalg.inv(precisions))
+        return torch.from_numpy(modes), torch.from_numpy(factors)
 
     def complete(
         self, h: Float[Tensor, "S d"], deep: NetworkValues, rng: np.random.Generator
