@@ -45,11 +45,11 @@ from experiments.ssr_coverage_data import simulate
 from subbayes import diagnostics
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.nuts import NUTS
-from subbayes.networks.tracing.tracer import Mode
 from subbayes.semistructured import SemiStructuredRegression
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.specification import JointModel
 from subbayes.semistructured.subspace import train_networks
+from subbayes.utils.types import Mode
 
 DEGREES = (0, 1, 3, 7, 15)
 IMAGES, BATCH = 1600, 64

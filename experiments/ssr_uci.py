@@ -34,10 +34,10 @@ from subbayes.artifacts.files import atomic_write_bytes
 from subbayes.diagnostics import rhat
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.nuts import NUTS
-from subbayes.networks.tracing.tracer import Mode
 from subbayes.semistructured import Deep, SemiStructuredRegression
 from subbayes.semistructured.subspace import SUBSPACES
 from subbayes.utils.checks import check_count
+from subbayes.utils.types import Mode
 
 DATASETS = ("DS", "DI", "DR", "airfoil", "concrete", "diabetes", "energy", "forest_fire", "yacht")
 NETS = {"f1": (3,), "f2": (16, 16, 16)}
