@@ -57,12 +57,23 @@ def counts(n=80, seed=0):
 # --- scikit-learn's own checks ------------------------------------------------------------------
 
 
+def with_quick_checks(estimators):
+    """Parametrise by the checks of scikit-learn; those repeated on read-only memory are slow."""
+    marked = parametrize_with_checks(estimators, expected_failed_checks=without_equal_weights)
+    names, cases = marked.args
+    found = []
+    for case in cases:
+        estimator, check = getattr(case, "values", case)
+        marks = [*getattr(case, "marks", ())]
+        if getattr(check, "keywords", {}).get("readonly_memmap"):
+            marks.append(pytest.mark.slow)
+        found.append(pytest.param(estimator, check, marks=marks))
+    return pytest.mark.parametrize(names, found, **marked.kwargs)
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.filterwarnings("ignore")
-@parametrize_with_checks(
-    [SubspaceRegressor(**nested(**SMALL)), SubspaceClassifier(**nested(**SMALL))],
-    expected_failed_checks=without_equal_weights,
-)
+@with_quick_checks([SubspaceRegressor(**nested(**SMALL)), SubspaceClassifier(**nested(**SMALL))])
 def test_scikit_learns_checks(estimator, check):
     check(estimator)
 
