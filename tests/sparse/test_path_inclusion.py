@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import subbayes
+from experiments.sparse_baselines import convert
 from subbayes import sparse
 from subbayes.sparse.dependency_graph import edges
 from subbayes.sparse.path_inclusion import path_probability
@@ -18,7 +19,7 @@ from subbayes.sparse.path_inclusion import path_probability
 
 def network(module, posterior="mean-field", inclusion=0.4, seed=0, **options):
     """A sparse network whose probabilities differ from weight to weight."""
-    made = sparse.convert(module, posterior, inclusion=inclusion, **options)
+    made = convert(module, posterior, inclusion=inclusion, **options)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in made.named_parameters():

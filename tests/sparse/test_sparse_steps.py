@@ -104,7 +104,7 @@ def test_traced_steps_of_convolutions_and_of_learned_noise():
 
 @pytest.mark.few(1)
 @pytest.mark.usefixtures("traced_at_once")
-@pytest.mark.parametrize(("posterior", "mode"), [("mean-field", "eager"), ("dropout", "trace")])
+@pytest.mark.parametrize(("posterior", "mode"), [("mean-field", "eager"), ("all", "trace")])
 def test_channels_last_has_no_effect(posterior, mode):
     generator = torch.Generator().manual_seed(3)
     x, y = torch.randn(40, 2, 4, 4, generator=generator), torch.arange(40) % 3
