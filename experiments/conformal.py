@@ -220,9 +220,9 @@ def markdown(records: list[Record], in_time: list[Record]) -> str:
             "median width",
             "infinite",
         ]
-        keys = ("coverage", "worst", "width", "infinite")
+        columns = ("coverage", "worst", "width", "infinite")
         rows = [
-            [r["label"], *(number(r[k], 0 if k == "width" else 3) for k in keys)]
+            [r["label"], *(number(r[k], 0 if k == "width" else 3) for k in columns)]
             for r in record["rows"]
         ]
         alarm = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 import numpy as np
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Bool, Float
 from msgspec import structs
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from subbayes import diagnostics
 from subbayes.artifacts.arrays import LARGEST, Array, Arrays
 from subbayes.artifacts.facts import Count, Facts, Line, Positive, check_known
 from subbayes.artifacts.tensors import strip_prefix
+from subbayes.data.arrays import evenly_spaced
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.registry import ENGINES
 from subbayes.utils.text_table import printable
@@ -23,16 +24,7 @@ from subbayes.utils.text_table import printable
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "MAX_PARETO_K",
-    "Draws",
-    "DrawsFacts",
-    "Moments",
-    "Prediction",
-    "Validity",
-    "evenly_spaced",
-    "round_up",
-]
+__all__ = ["MAX_PARETO_K", "Draws", "DrawsFacts", "Moments", "Prediction", "Validity", "round_up"]
 
 MAX_PARETO_K = 0.7
 """Above it, importance sampling is unreliable (Vehtari et al. 2024)."""
@@ -42,25 +34,6 @@ _IMPROPER = 1e15  # coordinates of chains that disagree, where the density has n
 
 Validity = Literal["exact", "approximation", "ensemble"]
 Prediction = Literal["network", "linearised", "linearised-draws"]
-
-
-def evenly_spaced(rows: Shaped[np.ndarray, "S *k"], n: int) -> Shaped[np.ndarray, "m *k"]:
-    """At most n of the rows, evenly spaced: the middle ones of n parts of the same length.
-
-    Of the draws of several chains, one chain after the other, the same number is from each chain
-    if n is a multiple of their number.
-
-    Args:
-        rows: draws, one per row.
-        n: number of rows; all are returned if there are fewer.
-
-    Example:
-        >>> evenly_spaced(np.arange(5.0)[:, None], 3).ravel()
-        array([0., 2., 4.])
-    """
-    if check_count("n_draws", n) >= len(rows):
-        return rows
-    return rows[(2 * np.arange(n) + 1) * len(rows) // (2 * n)]
 
 
 @dataclass(frozen=True)

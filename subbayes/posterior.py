@@ -22,13 +22,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from subbayes.data.arrays import evenly_spaced
 from subbayes.data.data import Data, split_batches
 from subbayes.data.digests import batch_digests
 from subbayes.distributed.blocks import Blocks, BlockSize, BlockSums
 from subbayes.distributed.divided_rows import every_row, exchanged, gathered
 from subbayes.distributed.processes import current
 from subbayes.distributed.sharded_weights import joined_processes
-from subbayes.draws import Draws, evenly_spaced
+from subbayes.draws import Draws
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.target_parts import has_weights, one_copy_log_prob, split_targets
 from subbayes.networks.network import Network, check_network

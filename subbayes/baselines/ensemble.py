@@ -21,9 +21,9 @@ from subbayes.artifacts.facts import Line
 from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import KindFacts, artifact
 from subbayes.artifacts.tensors import add_prefix, strip_prefix
+from subbayes.data.arrays import evenly_spaced
 from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
-from subbayes.draws import evenly_spaced
 from subbayes.likelihoods import (
     CommonParameters,
     Gaussian,

@@ -62,7 +62,7 @@ def load_table_model(folder: Path) -> Any:
         InputError: no model there, a damaged one, or one that does not take a table.
     """
     from subbayes.artifacts.folder import read
-    from subbayes.cli.calibrate import CalibratedModel
+    from subbayes.cli.calibrated_model import CalibratedModel
     from subbayes.cli.regression_model import KINDS, RegressionModel
 
     path = model_path(folder)

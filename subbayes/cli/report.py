@@ -56,7 +56,7 @@ def report(
     calibration; with --train, the log density of the posterior over its first two coordinates with
     the draws. The page needs no network connection and contains no scripts.
     """
-    from subbayes.cli.calibrate import CalibratedModel
+    from subbayes.cli.calibrated_model import CalibratedModel
     from subbayes.cli.regression_model import RegressionModel
 
     check_output_file(out, overwrite, ".html", ".htm")

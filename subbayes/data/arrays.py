@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 
 from subbayes.data.to_pandas import to_pandas
-from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.checks import check_count, fail, fail_type
 from subbayes.utils.types import Inputs, Targets
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # with which torch does not compute
@@ -162,3 +163,22 @@ def join_dicts(rows: Sequence[Mapping[str, Any]], argument: str) -> dict[str, Te
             fail(name, "rows of one shape", got, "Pad or cut the rows")
         found[str(key)] = torch.stack(parts)
     return found
+
+
+def evenly_spaced(rows: Shaped[np.ndarray, "S *k"], n: int) -> Shaped[np.ndarray, "m *k"]:
+    """At most n of the rows, evenly spaced: the middle ones of n parts of the same length.
+
+    Of the draws of several chains, one chain after the other, the same number is from each chain
+    if n is a multiple of their number.
+
+    Args:
+        rows: draws, one per row.
+        n: number of rows; all are returned if there are fewer.
+
+    Example:
+        >>> evenly_spaced(np.arange(5.0)[:, None], 3).ravel()
+        array([0., 2., 4.])
+    """
+    if check_count("n_draws", n) >= len(rows):
+        return rows
+    return rows[(2 * np.arange(n) + 1) * len(rows) // (2 * n)]

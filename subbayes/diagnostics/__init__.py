@@ -3,7 +3,7 @@
 from subbayes.utils.registry import lazy_imports
 
 _NAMES = {
-    "AdaptiveConformal": "adaptive_conformal",
+    "AdaptiveConformal": "conformal",
     "CalibrationCurve": "calibration",
     "Conformal": "conformal",
     "CoverageTest": "coverage",

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from subbayes.draws import evenly_spaced
+from subbayes.data.arrays import evenly_spaced
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import InputError
 from subbayes.utils.warning import warn_user

@@ -41,9 +41,10 @@ from subbayes.curvature.jacobian import Jacobian, curvature_root
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.precision import cholesky
 from subbayes.curvature.subspace_precision import subspace_jacobian
+from subbayes.data.arrays import evenly_spaced
 from subbayes.diagnostics.surprise import MOST_DRAWS, MOST_ROWS, Update, surprise
 from subbayes.distributed.processes import current
-from subbayes.draws import MAX_PARETO_K, Draws, Moments, evenly_spaced
+from subbayes.draws import MAX_PARETO_K, Draws, Moments
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.importance_sampling import pareto_k, systematic_resampling
 from subbayes.inference.samplers.smc import SMC

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from scipy.spatial import KDTree
 
-from subbayes.draws import evenly_spaced
+from subbayes.data.arrays import evenly_spaced
 from subbayes.plots.drawn import DrawnEffect
 from subbayes.plots.style import INK, grid, label_axes, legend, styled
 from subbayes.utils.checks import fail

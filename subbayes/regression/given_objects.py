@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from subbayes.draws import Draws, evenly_spaced
+from subbayes.data.arrays import evenly_spaced
+from subbayes.draws import Draws
 from subbayes.likelihoods.families import Family, family_from_config
 from subbayes.regression.posterior import RegressionPosterior
 from subbayes.utils.checks import fail, fail_type

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from subbayes.artifacts.saving import artifact, read, save
 from subbayes.artifacts.saving import rebuild as rebuild_model
+from subbayes.data.arrays import evenly_spaced
 from subbayes.diagnostics.surprise import MOST_DRAWS, MOST_ROWS, Update, surprise
 from subbayes.distributed.processes import current
-from subbayes.draws import Draws, evenly_spaced
+from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
 from subbayes.inference.samplers.chains import Sampler, check_folder

@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.data.arrays import evenly_spaced
 from subbayes.data.data import check_rows
 from subbayes.diagnostics.surprise import Update
-from subbayes.draws import Draws, evenly_spaced
+from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.predictions.predictive import OUTPUTS_AT_ONCE

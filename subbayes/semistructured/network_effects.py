@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.draws import evenly_spaced
+from subbayes.data.arrays import evenly_spaced
 from subbayes.regression.design.design import Term
 from subbayes.regression.formula.checks import has_numbers
 from subbayes.regression.questions.partial_effects import Partial, grid_of

@@ -14,8 +14,7 @@ from subbayes import Predictive, Sampling, Training
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.baselines.map import point_estimate
 from subbayes.data.data import Data
-from subbayes.diagnostics.adaptive_conformal import RATES
-from subbayes.diagnostics.conformal import Calibratable, Conformal, class_scores
+from subbayes.diagnostics.conformal import RATES, Calibratable, Conformal, class_scores
 from subbayes.diagnostics.coverage import CoverageTest
 from subbayes.diagnostics.metrics import score
 from subbayes.likelihoods import Bernoulli, Categorical, Gaussian, Poisson

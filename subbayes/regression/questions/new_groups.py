@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from subbayes.draws import evenly_spaced
+from subbayes.data.arrays import evenly_spaced
 from subbayes.predictions.predictive import Predictive
 from subbayes.regression.design.design import NewLevels
 from subbayes.regression.formula.checks import check_columns, plain_columns

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from subbayes.draws import Draws, evenly_spaced
+from subbayes.data.arrays import evenly_spaced
+from subbayes.draws import Draws
 from subbayes.regression.design.model_priors import priors_of_columns
 from subbayes.regression.priors.normal import is_normal
 from subbayes.regression.specification import PreparedModel
