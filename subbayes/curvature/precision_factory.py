@@ -73,7 +73,7 @@ def precision(
         >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).double()
         >>> found = precision(net, Gaussian(0.5), (x, torch.zeros(2)))
         >>> found.form, found.covariance(x).diagonal()
-        ('primal', tensor([0.2197, 0.2370], dtype=torch.float64))
+        ('dual', tensor([0.2197, 0.2370], dtype=torch.float64))
     """
     check_choice("covariance", covariance, FORMS)
     check_options(covariance, options)

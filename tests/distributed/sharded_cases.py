@@ -198,11 +198,11 @@ def sharded_fit(inference: str, draws: int, size: str = "float64") -> dict[str, 
     }
 
 
-def _trajectories(steps: int, **options: Any) -> tuple[Any, Any, TrajectoryRecorder, Any]:
+def _trajectories(steps: int) -> tuple[Any, Any, TrajectoryRecorder, Any]:
     """Snapshots of the same weights, sharded and whole: modules and recorders."""
     module, whole = sharded(plain()), plain()
     network = subbayes.Network(whole)
-    recorders = TrajectoryRecorder(**options), TrajectoryRecorder(**options)
+    recorders = TrajectoryRecorder(), TrajectoryRecorder()
     generator = torch.Generator().manual_seed(4)
     layout = ShardedNetwork(module).layout
     for step in range(steps):
@@ -215,9 +215,9 @@ def _trajectories(steps: int, **options: Any) -> tuple[Any, Any, TrajectoryRecor
     return module, whole, *recorders
 
 
-def sharded_trajectory(steps: int, rank: int | None) -> dict[str, Any]:
+def sharded_trajectory(steps: int) -> dict[str, Any]:
     """Differences of moments, spectrum and directions, and of draws in their subspace."""
-    module, whole, recorder, expected = _trajectories(steps, rank=rank)
+    module, whole, recorder, expected = _trajectories(steps)
     spaces = recorder.pca(2), expected.pca(2)
     slices = spaces[0].layout.slices
 

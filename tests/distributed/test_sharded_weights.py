@@ -37,7 +37,7 @@ SCORES = [
     ["sharded_scores", [0, 50], "noise"],
     slow(["sharded_scores", [40, 20], "loader"]),
 ]
-TRAJECTORIES = [["sharded_trajectory", 6, None], ["sharded_trajectory", 11, 3]]
+TRAJECTORIES = [["sharded_trajectory", 6], ["sharded_trajectory", 11]]
 ROUNDING = {"float64": 1e-12, "float32": 1e-5}
 MESSAGES = {
     "sparse": "module: expected weights in one process, got weights sharded by fully_shard.",

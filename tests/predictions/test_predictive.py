@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any
 
 import cases
@@ -707,18 +706,6 @@ def test_properties_of_another_kind_are_absent():
         _ = regression.probabilities
     classes = Predictive(torch.zeros(2, 3, 2), Categorical(2))
     assert hasattr(classes, "probabilities")
-
-
-@pytest.mark.parametrize("values", [[0.0, 0.0, 0.0], [0.0, 0.0, 800.0]])
-def test_parameters_of_draws_that_are_checked_in_parts(monkeypatch, values):
-    monkeypatch.setattr("subbayes.predictions.predictive._CHECKED_AT_ONCE", 8)
-    own = torch.tensor(values, dtype=torch.float64).reshape(3, 1, 1)
-    likelihood = CommonParameters(NegativeBinomialFamily(), own)
-    outputs = torch.zeros(3, 4, 1, dtype=torch.float64)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        check_outputs(outputs, likelihood)
-    assert len(said) == (max(values) > 700)
 
 
 @pytest.mark.parametrize(

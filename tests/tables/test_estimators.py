@@ -675,7 +675,6 @@ OF_SCIKIT_LEARN = {
     "no rows": (lambda m: m.fit(X3[:0], Y3[:0]), r"Found array with 0 sample\(s\)"),
     "no columns": (lambda m: m.fit(X3[:, :0], Y3), r"Found array with 0 feature\(s\)"),
     "no targets": (lambda m: m.fit(X3, None), "requires y to be passed"),
-    "two targets": (lambda m: m.fit(X3, X3), "y should be a 1d array"),
     "a parameter": (lambda m: m.set_params(foo=1), "Invalid parameter 'foo'"),
     "random state": (lambda m: m.set_params(random_state="a").fit(X3, Y3), "'a' cannot be used to"),
     "sparse": (lambda m: m.fit(sparse.csr_matrix(X3), Y3), "Sparse data was passed"),

@@ -495,6 +495,8 @@ class ParallelTempering(Sampler):
     def warnings(cls, draws: Draws) -> list[str]:
         doubt = "the evidence and the shares of modes are not to be trusted"
         last = {name: values[:, -1] for name, values in draws.stats.items()}
+        if not {"least_swap_rate", "barrier", "round_trips"} <= last.keys():
+            return []
         if (least := float(last["least_swap_rate"].min())) < 0.2:
             rungs = math.ceil(2 * float(last["barrier"].max())) + 1
             return [
@@ -512,6 +514,8 @@ class ParallelTempering(Sampler):
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
         draws = super().run(posterior, sampling)
         last = {name: values[:, -1] for name, values in draws.stats.items()}
+        if not {"least_swap_rate", "barrier", "round_trips"} <= last.keys():
+            return []
         summary = {
             "swap_rate": float(last["swap_rate"].mean()),
             "least_swap_rate": float(last["least_swap_rate"].min()),
