@@ -514,8 +514,6 @@ class ParallelTempering(Sampler):
     def run(self, posterior: Density, sampling: Sampling) -> Draws:
         draws = super().run(posterior, sampling)
         last = {name: values[:, -1] for name, values in draws.stats.items()}
-        if not {"least_swap_rate", "barrier", "round_trips"} <= last.keys():
-            return []
         summary = {
             "swap_rate": float(last["swap_rate"].mean()),
             "least_swap_rate": float(last["least_swap_rate"].min()),
