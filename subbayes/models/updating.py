@@ -137,9 +137,8 @@ def forgotten(
         return m, A
     precision = forgetting * A + (1 - forgetting) * before
     natural = forgetting * A @ m + (1 - forgetting) * before @ m_before
-    return torch.cholesky_solve(natural[:, None], cholesky(precision, "forgetting"))[
-        :, 0
-    ], precision
+    mean = torch.cholesky_solve(natural[:, None], cholesky(precision, "forgetting"))[:, 0]
+    return mean, precision
 
 
 # --- the linear model -----------------------------------------------------------------------------
