@@ -13,7 +13,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from typing_extensions import override
 
 from subbayes.likelihoods.curvature_blocks import CurvatureBlocks, DenseBlocks
 from subbayes.utils.checks import InputError, fail
@@ -490,117 +489,72 @@ class LearnedParameter(Likelihood):
         return self._with_value(self._value[index]) if per_draw else self
 
 
+def property_of(part: str, name: str) -> Any:
+    """A property that is that of a part of the object."""
+    return property(lambda self: getattr(getattr(self, part), name))
+
+
+def method_of(part: str, name: str) -> Any:
+    """A method that is that of a part of the object."""
+
+    def method(self: Any, *arguments: Any) -> Any:
+        return getattr(getattr(self, part), name)(*arguments)
+
+    return method
+
+
+def _at_inner(name: str) -> Any:
+    """A method of the likelihood within, at the outputs that it takes."""
+
+    def method(self: Any, outputs: Outputs, *others: Any) -> Any:
+        return getattr(self.likelihood, name)(self._inner(outputs), *others)
+
+    return method
+
+
+def _around_inner(name: str) -> Any:
+    """A method whose result for the likelihood within is wrapped as that is."""
+
+    def method(self: Any, *arguments: Any) -> Any:
+        return replace(self, likelihood=getattr(self.likelihood, name)(*arguments))
+
+    return method
+
+
 @dataclass(frozen=True)
 class WrappedLikelihood(Likelihood):
     """Base class of likelihoods around another one, which answers what they leave unchanged."""
 
     likelihood: Likelihood
 
+    kind = property_of("likelihood", "kind")
+    bounds = property_of("likelihood", "bounds")
+    atoms = property_of("likelihood", "atoms")
+    per_position = property_of("likelihood", "per_position")
+    has_cdf = property_of("likelihood", "has_cdf")
+    takes_weights = property_of("likelihood", "takes_weights")
+    takes_noise = property_of("likelihood", "takes_noise")
+    is_linear_gaussian = property_of("likelihood", "is_linear_gaussian")
+    is_complete = property_of("likelihood", "is_complete")
+
+    n_outputs = method_of("likelihood", "n_outputs")
+    check_parameters = method_of("likelihood", "check_parameters")
+
+    mean = _at_inner("mean")
+    variance = _at_inner("variance")
+    has_moment = _at_inner("has_moment")
+    sample = _at_inner("sample")
+    cdf = _at_inner("cdf")
+    quantiles = _at_inner("quantiles")
+    components = _at_inner("components")
+    classes = _at_inner("classes")
+
+    scale_noise = _around_inner("scale_noise")
+    with_parameters = _around_inner("with_parameters")
+    detach = _around_inner("detach")
+    select_draws = _around_inner("select_draws")
+    select_rows = _around_inner("select_rows")
+
     def _inner(self, outputs: Outputs) -> Outputs:
         """The outputs that the likelihood within takes."""
         return outputs
-
-    @property
-    def kind(self) -> Kind:  # type: ignore[override]
-        """The kind of the likelihood."""
-        return self.likelihood.kind
-
-    @property
-    @override
-    def bounds(self) -> tuple[float, float]:  # type: ignore[override]
-        return self.likelihood.bounds
-
-    @property
-    def atoms(self) -> tuple[float, ...]:  # type: ignore[override]
-        """Those of the likelihood."""
-        return self.likelihood.atoms
-
-    @override
-    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        return self.likelihood.cdf(self._inner(outputs), y)
-
-    @override
-    def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
-        return self.likelihood.quantiles(self._inner(outputs), q)
-
-    @override
-    def components(self, outputs: Outputs) -> tuple[Tensor, Tensor] | None:
-        return self.likelihood.components(self._inner(outputs))
-
-    @override
-    def mean(self, outputs: Outputs) -> Moments:
-        return self.likelihood.mean(self._inner(outputs))
-
-    @override
-    def variance(self, outputs: Outputs) -> Moments:
-        return self.likelihood.variance(self._inner(outputs))
-
-    @property
-    @override
-    def takes_weights(self) -> bool:
-        return self.likelihood.takes_weights
-
-    @property
-    @override
-    def takes_noise(self) -> bool:
-        return self.likelihood.takes_noise
-
-    @property
-    @override
-    def is_linear_gaussian(self) -> bool:
-        return self.likelihood.is_linear_gaussian
-
-    @override
-    def scale_noise(self, factor: float) -> Likelihood:
-        return replace(self, likelihood=self.likelihood.scale_noise(factor))
-
-    @override
-    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
-        return self.likelihood.has_moment(self._inner(outputs), order)
-
-    @override
-    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        return self.likelihood.sample(self._inner(outputs), generator)
-
-    @override
-    def n_outputs(self, y: Targets) -> int:
-        return self.likelihood.n_outputs(y)
-
-    @override
-    def classes(self, outputs: Outputs) -> Float[Tensor, "*rows K"]:
-        return self.likelihood.classes(self._inner(outputs))
-
-    @property
-    def has_cdf(self) -> bool:
-        """Whether the likelihood has a distribution function."""
-        return self.likelihood.has_cdf
-
-    @property
-    def per_position(self) -> bool:  # type: ignore[override]
-        """Whether a target has a label for each position."""
-        return self.likelihood.per_position
-
-    @override
-    def check_parameters(self, n_outputs: int) -> None:
-        self.likelihood.check_parameters(n_outputs)
-
-    @property
-    @override
-    def is_complete(self) -> bool:
-        return self.likelihood.is_complete
-
-    @override
-    def with_parameters(self, values: ParameterVector) -> Likelihood:
-        return replace(self, likelihood=self.likelihood.with_parameters(values))
-
-    @override
-    def detach(self) -> Likelihood:
-        return replace(self, likelihood=self.likelihood.detach())
-
-    @override
-    def select_draws(self, index: Tensor) -> Likelihood:
-        return replace(self, likelihood=self.likelihood.select_draws(index))
-
-    def select_rows(self, index: Tensor) -> Likelihood:
-        """The likelihood of a subset of the rows, if each has its own noise scale."""
-        return replace(self, likelihood=self.likelihood.select_rows(index))

@@ -147,6 +147,7 @@ class Family(Likelihood):
     is_hazard: ClassVar[bool] = False
     is_working: ClassVar[bool] = False
     is_for_networks: ClassVar[bool] = True
+    takes_weights = True
 
     def __post_init__(self) -> None:
         chosen = self.links or tuple(self.allowed[name][0] for name in self.parameters)
@@ -461,11 +462,6 @@ class Family(Likelihood):
         value, weight = responses_and_weights(y)
         terms = partial(self._terms_at, value)
         return terms(outputs) if weight is None else weighted_terms(terms, outputs, weight)
-
-    @property
-    @override
-    def takes_weights(self) -> bool:
-        return True
 
     def _terms_at(self, value: Tensor, outputs: Tensor) -> Tensor:
         wide = in_float64(outputs)

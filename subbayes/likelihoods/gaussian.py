@@ -147,6 +147,7 @@ class Gaussian(_OneParameter):
 
     noise: float | tuple[float, ...] | Tensor | str = "learned"
     parameter: ClassVar[str] = "noise"
+    is_linear_gaussian = True
 
     def __post_init__(self) -> None:
         if isinstance(self.noise, str) and self.noise not in ("learned", "per-observation"):
@@ -171,11 +172,6 @@ class Gaussian(_OneParameter):
     @override
     def takes_noise(self) -> bool:
         return self._per_observation
-
-    @property
-    def is_linear_gaussian(self) -> bool:
-        """Always."""
-        return True
 
     @override
     def scale_noise(self, factor: float) -> Likelihood:

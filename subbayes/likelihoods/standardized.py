@@ -18,12 +18,13 @@ from subbayes.likelihoods.base import (
     Moments,
     WrappedLikelihood,
     column,
+    method_of,
     n_targets,
+    property_of,
     target_values,
 )
-from subbayes.likelihoods.curvature_blocks import CurvatureBlocks
 from subbayes.utils.checks import check_positive, fail, fail_type
-from subbayes.utils.types import Curvatures, Outputs, ParameterVector, PerPoint, Targets
+from subbayes.utils.types import Outputs, ParameterVector, PerPoint, Targets
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ class Standardized(WrappedLikelihood):
     shift: tuple[float, ...]
     scale: tuple[float, ...]
     kind: ClassVar[Kind] = "regression"
+    # what does not depend on the units of y
+    curvature = method_of("likelihood", "curvature")
+    curvature_blocks = method_of("likelihood", "curvature_blocks")
+    check_outputs = method_of("likelihood", "check_outputs")
+    of_standardized = property_of("likelihood", "of_standardized")
 
     def __post_init__(self) -> None:
         if self.likelihood.kind != "regression":
@@ -106,11 +112,6 @@ class Standardized(WrappedLikelihood):
     def _units(self, like: Tensor) -> tuple[Tensor, Tensor]:
         return like.new_tensor(self.shift), like.new_tensor(self.scale)
 
-    @property
-    @override
-    def of_standardized(self) -> Likelihood:
-        return self.likelihood
-
     def standardize(self, y: Targets) -> Targets:
         """Standardised targets, with noise scales in the same units, and weights unchanged."""
         if isinstance(y, Tensor):
@@ -153,14 +154,6 @@ class Standardized(WrappedLikelihood):
         shift, scale = self._units(outputs)
         return shift + scale * self.likelihood.sample(outputs, generator)
 
-    def curvature(self, outputs: Outputs) -> Curvatures:
-        """The curvature in f, which does not depend on the units of y."""
-        return self.likelihood.curvature(outputs)
-
-    @override
-    def curvature_blocks(self, outputs: Outputs) -> CurvatureBlocks:
-        return self.likelihood.curvature_blocks(outputs)
-
     @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         shift, scale = self._units(outputs)
@@ -192,10 +185,6 @@ class Standardized(WrappedLikelihood):
     @override
     def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
         return replace(self, likelihood=self.likelihood.for_outputs(n_outputs, self.standardize(y)))
-
-    @override
-    def check_outputs(self, n_outputs: int, y: Targets) -> None:
-        self.likelihood.check_outputs(n_outputs, y)
 
     def components(self, outputs: Outputs) -> tuple[Tensor, Tensor] | None:
         """Mean and standard deviation in units of y, if y | f is Gaussian."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.data.data import check_weights
-from subbayes.likelihoods.base import Likelihood, Moments, WrappedLikelihood
+from subbayes.likelihoods.base import Likelihood, WrappedLikelihood, method_of, property_of
 from subbayes.likelihoods.curvature_blocks import CurvatureBlocks
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import take
@@ -39,16 +39,10 @@ class Weighted(WrappedLikelihood):
 
     weights: Tensor | None = None
     unsaved = ("weights",)
-
-    @property
-    @override
-    def takes_weights(self) -> bool:
-        return True
-
-    @property
-    @override
-    def unweighted(self) -> Likelihood:
-        return self.likelihood
+    takes_weights = True
+    unweighted = property_of("likelihood", "unweighted")
+    moments = method_of("likelihood", "moments")
+    count_probabilities = method_of("likelihood", "count_probabilities")
 
     @property
     @override
@@ -99,16 +93,6 @@ class Weighted(WrappedLikelihood):
     def select_rows(self, index: Tensor) -> Weighted:
         weights = None if self.weights is None else self.weights[index]
         return replace(self, likelihood=self.likelihood.select_rows(index), weights=weights)
-
-    @override
-    def moments(self, outputs: Outputs) -> tuple[Moments, Moments]:
-        return self.likelihood.moments(outputs)
-
-    @override
-    def count_probabilities(
-        self, outputs: Float[Tensor, "S N C"], most: float
-    ) -> tuple[Float[Tensor, "N"], Float[Tensor, "counts N"]] | None:
-        return self.likelihood.count_probabilities(outputs, most)
 
     def n_outputs(self, y: Targets) -> int:
         """Number of network outputs for these targets."""

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Kind
+from subbayes.likelihoods.base import method_of, property_of
 from subbayes.likelihoods.family import Family, family_from_name
 from subbayes.likelihoods.tails.tails import Tails
 from subbayes.utils.checks import fail, fail_type
-from subbayes.utils.types import Predictors, RowNumbers, RowTargets, RowWeights
+from subbayes.utils.types import Predictors, RowTargets
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,6 +26,20 @@ class AroundFamily(Family):
     family: Any = field(kw_only=True)  # a name becomes a family
     unsaved = ("links",)
     is_for_networks = False
+
+    innermost = property_of("family", "innermost")
+    kind = property_of("family", "kind")
+    bounds = property_of("family", "bounds")
+    allowed = property_of("family", "allowed")
+    support = property_of("family", "support")
+    parameters = property_of("family", "parameters")
+    known = property_of("family", "known")
+    check_given = method_of("family", "check_given")
+    check_known = method_of("family", "check_known")
+    allows = method_of("family", "allows")
+    level = method_of("family", "level")
+    level_values = method_of("family", "level_values")
+    location_values = method_of("family", "location_values")
 
     def __post_init__(self) -> None:
         if isinstance(self.family, str):
@@ -52,65 +64,6 @@ class AroundFamily(Family):
     @override
     def with_link(self, link: str) -> Family:
         return replace(self, family=self.family.with_link(link))
-
-    @property
-    @override
-    def innermost(self) -> Family:
-        return self.family.innermost
-
-    @property
-    @override
-    def kind(self) -> Kind:  # type: ignore[override]
-        return self.family.kind
-
-    @property
-    @override
-    def bounds(self) -> tuple[float, float]:  # type: ignore[override]
-        return self.family.bounds
-
-    @property
-    def allowed(self) -> dict[str, tuple[str, ...]]:  # type: ignore[override]
-        """Links by parameter."""
-        return self.family.allowed
-
-    @property
-    def support(self) -> str:
-        """Description of the allowed responses."""
-        return self.family.support
-
-    @property
-    @override
-    def parameters(self) -> tuple[str, ...]:
-        return self.family.parameters
-
-    @property
-    @override
-    def known(self) -> dict[str, float | str]:
-        return self.family.known
-
-    def check_given(self, known: Mapping[str, np.ndarray]) -> None:
-        """As of the family within."""
-        self.family.check_given(known)
-
-    @override
-    def check_known(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> None:
-        self.family.check_known(y, known)
-
-    @override
-    def level_values(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> RowNumbers:
-        return self.family.level_values(y, known)
-
-    @override
-    def allows(self, y: Tensor) -> Tensor:
-        return self.family.allows(y)
-
-    @override
-    def location_values(self, y: RowNumbers) -> RowNumbers:
-        return self.family.location_values(y)
-
-    @override
-    def level(self, y: RowNumbers, weights: RowWeights = None) -> float:
-        return self.family.level(y, weights)
 
     def initial_predictors(self, y: RowTargets) -> tuple[float, ...]:
         """As the family, from the values of the responses."""

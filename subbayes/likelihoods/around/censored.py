@@ -19,19 +19,11 @@ from typing_extensions import override
 
 from subbayes.likelihoods.around.around import AroundFamily
 from subbayes.likelihoods.around.truncated import TruncatedFamily
-from subbayes.likelihoods.base import Moments
+from subbayes.likelihoods.base import method_of, property_of
 from subbayes.likelihoods.family import Family, Side, family
-from subbayes.likelihoods.tails.tails import Tails, log_between
+from subbayes.likelihoods.tails.tails import log_between
 from subbayes.utils.checks import fail
-from subbayes.utils.types import (
-    Curvatures,
-    Outputs,
-    Predictors,
-    RowNumbers,
-    RowTargets,
-    RowWeights,
-    Targets,
-)
+from subbayes.utils.types import Predictors, RowNumbers, RowTargets, RowWeights, Targets
 from subbayes.utils.warning import warn_user
 
 _STATUS = {"left": -1, "none": 0, "right": 1, "interval": 2}
@@ -66,6 +58,19 @@ class CensoredFamily(AroundFamily):
     status: str = "censored"
     upper: str | None = None
     example = "Pass CensoredFamily(family=WeibullFamily(), status='column')"
+
+    # of responses that are seen
+    log_density = method_of("family", "log_density")
+    log_tails = method_of("family", "log_tails")
+    mean = method_of("family", "mean")
+    averaged = method_of("family", "averaged")
+    average_name = property_of("family", "average_name")
+    variance = method_of("family", "variance")
+    has_moment = method_of("family", "has_moment")
+    cdf = method_of("family", "cdf")
+    quantiles = method_of("family", "quantiles")
+    sample = method_of("family", "sample")
+    curvature = method_of("family", "curvature")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -217,51 +222,6 @@ class CensoredFamily(AroundFamily):
         upper = torch.where(status == 2, value[:, 2], (y + end) / 2 if end < math.inf else y + 1)
         inside = log_between((below, above), self._tails(upper, eta))
         return torch.where(status == 2, inside, terms)
-
-    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
-        """Log density of responses that are seen."""
-        return self.family.log_density(y, eta)
-
-    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
-        """As the family."""
-        return self._tails(y, eta)
-
-    def mean(self, outputs: Outputs) -> Moments:
-        """Mean without censoring."""
-        return self.family.mean(outputs)
-
-    @override
-    def averaged(self, outputs: Outputs) -> Moments:
-        return self.family.averaged(outputs)
-
-    @property
-    @override
-    def average_name(self) -> str:
-        return self.family.average_name
-
-    def variance(self, outputs: Outputs) -> Moments:
-        """Variance without censoring."""
-        return self.family.variance(outputs)
-
-    @override
-    def has_moment(self, outputs: Outputs, order: int) -> Tensor:
-        return self.family.has_moment(outputs, order)
-
-    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        """P(Y <= y) without censoring."""
-        return self.family.cdf(outputs, y)
-
-    def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
-        """Quantiles without censoring."""
-        return self.family.quantiles(outputs, q)
-
-    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """Responses without censoring."""
-        return self.family.sample(outputs, generator)
-
-    def curvature(self, outputs: Outputs) -> Curvatures:
-        """The Fisher information of responses without censoring."""
-        return self.family.curvature(outputs)
 
 
 def _refuse(
