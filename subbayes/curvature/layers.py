@@ -317,7 +317,7 @@ class Layers:
 
         if self._vectorised:
             try:
-                with attention_without_fused_kernels():
+                with attention_without_fused_kernels(), self.network.states_by_row():
                     return vmap(gradient)(inputs, cotangents)
             except RuntimeError as error:
                 self._vectorised = False

@@ -59,6 +59,18 @@ if TYPE_CHECKING:
     from subbayes.subspace import Subspace
 
 
+def _start_states(layer: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Zero states made from the input of a recurrent layer, where it is called without states."""
+    if len(args) != 1 or not isinstance(args[0], Tensor) or args[0].ndim != 3:
+        return None
+    rows = args[0].shape[0 if layer.batch_first else 1]
+    runs = layer.num_layers * (2 if layer.bidirectional else 1)
+    state = args[0].new_zeros(runs, rows, layer.proj_size or layer.hidden_size)
+    if not isinstance(layer, nn.LSTM):
+        return args[0], state
+    return args[0], (state, args[0].new_zeros(runs, rows, layer.hidden_size))
+
+
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 _LARGE = 64 * 2**20  # bytes of frozen tensors
 
@@ -288,6 +300,21 @@ class Network(CopiedUnderLock):
                 modules[name].register_forward_hook(hook, with_kwargs=True)
                 for name, hook in hooks.items()
             ]
+            try:
+                yield
+            finally:
+                for handle in handles:
+                    handle.remove()
+
+    @contextmanager
+    def states_by_row(self) -> Iterator[None]:
+        """Start recurrent layers from states that are batched by `vmap` as their inputs are.
+
+        The layers add the inputs to their states in place, which states without rows refuse.
+        """
+        layers = [part for part in self._module.modules() if isinstance(part, nn.RNNBase)]
+        with torch_lock:
+            handles = [layer.register_forward_pre_hook(_start_states) for layer in layers]
             try:
                 yield
             finally:

@@ -117,6 +117,33 @@ def test_gradients_of_layers_that_run_several_times():
     torch.testing.assert_close(rows.gram(), J.flatten(0, 1) @ J.flatten(0, 1).T)
 
 
+@pytest.mark.filterwarnings("error:vectorising over rows")
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.LSTM(2, 3, num_layers=2, batch_first=True, bidirectional=True),
+        nn.LSTM(2, 3, batch_first=True, proj_size=2),
+        nn.GRU(2, 3, batch_first=True),
+        nn.RNN(2, 3, batch_first=True),
+    ],
+    ids=lambda layer: repr(layer),
+)
+def test_recurrent_layers_are_differentiated_for_all_rows_at_once(layer):
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps, self.head = layer, nn.LazyLinear(2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.steps(x)[0][:, -1])
+
+    torch.manual_seed(0)
+    module, x = Recurrent().double(), torch.randn(5, 4, 2).double()
+    module(x)
+    check(Network(module), x)
+    assert not module.steps._forward_pre_hooks
+
+
 def test_module_has_no_hooks_or_gradients_afterwards():
     module = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1))
     network = Network(module)
