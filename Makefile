@@ -81,7 +81,7 @@ $(CORE): $(RECIPE)
 
 $(DEV): $(CORE)
 	@echo "[dev] installing the extras and the developers' tools"
-	@$(PIP) install -e ".[dev,experiments,adapters,arviz,parquet,lightning,flows,onnx]" "torch==$(TORCH)" -c $(CONSTRAINTS)
+	@$(PIP) install -e ".[dev,experiments,adapters,arviz,parquet,lightning,flows,onnx,botorch]" "torch==$(TORCH)" -c $(CONSTRAINTS)
 	@touch $@
 	@echo "[dev] done: $(BIN)/subbayes --help"
 

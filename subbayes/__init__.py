@@ -38,6 +38,7 @@ _NAMES = {
     "recommend": "recommendation.recommend",
 }
 _ROOMS = (
+    "active",
     "baselines",
     "comparison",
     "curvature",

@@ -26,6 +26,8 @@ OPTIONAL = [
     "dynesty",
     "emcee",
     "nutpie",
+    "botorch",
+    "gpytorch",
 ]
 HEAVY = [
     *("sklearn", "pandas", "matplotlib", "scipy.stats", "scoringrules", "typer", "rich"),
@@ -66,7 +68,8 @@ print("torch._dynamo" in sys.modules)
 
 
 def test_every_module_imports_without_the_extras_and_leaves_global_state_alone():
-    modules = [m.name for m in pkgutil.walk_packages(subbayes.__path__, "subbayes.")]
+    walked = pkgutil.walk_packages(subbayes.__path__, "subbayes.")
+    modules = [m.name for m in walked if m.name != "subbayes.botorch"]  # which is an extra
     code = f"""
 import importlib, signal, sys
 import numpy as np
@@ -82,8 +85,14 @@ before = state()
 for module in {modules}:
     importlib.import_module(module)
 print(state() == before)
+try:
+    import subbayes.botorch
+except ImportError as error:
+    print(error)
 """
-    assert run(code) == "True"
+    lines = run(code).splitlines()
+    assert lines[0] == "True"
+    assert lines[1].endswith("pip install 'subbayes[botorch]'")
 
 
 @pytest.mark.parametrize("name", subbayes.__all__)

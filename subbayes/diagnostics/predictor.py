@@ -34,7 +34,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.token_outputs import check_decoder_inputs
 from subbayes.predictions.averaging import count_known_rows, input_batches, with_noise
 from subbayes.predictions.exporting import exported, write_graph
-from subbayes.predictions.modules import LEVELS, Component, PredictiveModule
+from subbayes.predictions.modules import LEVELS, Component, DrawnFunctions, PredictiveModule
 from subbayes.predictions.predictive import OUTPUTS_AT_ONCE, Predictive
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
@@ -213,6 +213,34 @@ class Predictor(Calibratable, ABC):
         """
         module, rows = self.predictive_module(inputs, n_draws=n_draws, levels=levels)
         return exported(module, rows).module()
+
+    def functions(self, inputs: Any = None, *, n_draws: int | None = None) -> DrawnFunctions:
+        """Functions drawn from the posterior, as a module that differentiates in its inputs.
+
+        It takes inputs as the network does, and returns E[y] under each draw, shape (S, N, T), or
+        probabilities of classes, (S, N, K). One draw is one function, the same in every call. Of
+        linearised Laplace draws are made, whose mean is the closed form.
+
+        Args:
+            inputs: as for `to_module`.
+            n_draws: number of draws: by default all, or 256 of linearised Laplace.
+
+        Raises:
+            InputError: a model whose predictions are no graph of tensors; no inputs, where they are
+                needed.
+
+        Example:
+            >>> import torch, subbayes
+            >>> likelihood = subbayes.likelihoods.Gaussian(0.1)
+            >>> model = subbayes.baselines.point_estimate(torch.nn.Linear(2, 1), likelihood)
+            >>> x = torch.ones(5, 2, requires_grad=True)
+            >>> values = model.functions(x)(x)
+            >>> values.shape, torch.autograd.grad(values.sum(), x)[0].shape
+            (torch.Size([1, 5, 1]), torch.Size([5, 2]))
+        """
+        module, rows = self.predictive_module(inputs, n_draws=n_draws, levels=())
+        parts: Any = module.parts
+        return DrawnFunctions([part.drawn(n_draws) for part in parts], rows)
 
     def export(
         self,

@@ -186,6 +186,10 @@ class LinearisedModule(NetworkModule):
         rows = arguments(to_device(self._rows, self.weights.device))
         self.graph = traced(*rows, self.weights, self.directions, self._frozen())
 
+    def shifted(self, directions: Float[Tensor, "r D"]) -> ShiftedModule:
+        """Outputs of the same linearised network at steps of its weights."""
+        return ShiftedModule(self._network, directions, self._rows)
+
     def _frozen(self) -> dict[str, Tensor]:
         return {name: self._kept(name) for name in self._names}
 

@@ -26,6 +26,7 @@ LEVELS = (0.025, 0.5, 0.975)
 
 _HALVINGS = 16  # of the interval that holds a quantile, before linear interpolation
 _LOGIT_DRAWS, _SEED = 200, 0  # of Gaussian logits, as predictions have by default
+_FUNCTIONS = 256  # drawn from a Gaussian, by default
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,10 @@ class Component(nn.Module, ABC):
     @abstractmethod
     def scaled(self, factor: float, likelihood: Likelihood) -> Component:
         """The same part with outputs times a factor, under another likelihood."""
+
+    @abstractmethod
+    def drawn(self, count: int | None = None) -> Sampled:
+        """The same part by draws of functions: its own, or this many of a Gaussian."""
 
 
 class Sampled(Component):
@@ -95,6 +100,10 @@ class Sampled(Component):
     def scaled(self, factor: float, likelihood: Likelihood) -> Sampled:
         """The same draws, with outputs times a factor."""
         return Sampled(self.outputs, likelihood, self.count, self.factor * factor, self.pooled)
+
+    def drawn(self, count: int | None = None) -> Sampled:
+        """The part itself."""
+        return self
 
     def averaged(self) -> Sampled:
         """One component: the averaged class probabilities."""
@@ -138,6 +147,18 @@ class Linearised(Component):
         scaled = self.factor * factor
         return Linearised(self.outputs, likelihood, self.n_outputs, self.has_step, scaled)
 
+    def drawn(self, count: int | None = None) -> Sampled:
+        """Draws of the linearised network, whose mean is that of the Gaussian."""
+        count = count or _FUNCTIONS
+        directions = self.outputs.directions
+        mean, half = (directions[0], directions[1:]) if self.has_step else (0.0, directions)
+        generator = torch.Generator().manual_seed(_SEED)
+        noise = torch.randn(count, len(half), generator=generator, dtype=torch.float64)
+        if count > 1:
+            noise = noise - noise.mean(0)
+        outputs = self.outputs.shifted(mean + noise.to(half) @ half)
+        return Sampled(outputs, self.likelihood, count, self.factor)
+
     def forward(self, *args: Tensor, **kwargs: Tensor) -> Components:
         """The components at inputs."""
         mean, changes = (self.factor * part.double() for part in self.outputs(*args, **kwargs))
@@ -154,6 +175,46 @@ class Linearised(Component):
             return Components(draws, self.likelihood)
         covariance = torch.einsum("rnc,rnd->ncd", changes, changes)
         return Components(draws, self.likelihood, averaged=extended_probit(mean, covariance))
+
+
+class DrawnFunctions(nn.Module):
+    r"""Functions drawn from a posterior, which differentiate with respect to their inputs.
+
+    One draw is one function $x \mapsto E[y \mid x, w_s]$, the same in every call and jointly at all
+    rows; of classes it has their probabilities.
+
+    Args:
+        parts: draws, each a function.
+        rows: some rows that it takes.
+        before: a module that makes inputs of the network, such as the encoding of a table.
+
+    Attributes:
+        classes: whether the functions are probabilities of classes.
+    """
+
+    def __init__(
+        self, parts: Sequence[Sampled], rows: Any, before: nn.Module | None = None
+    ) -> None:
+        super().__init__()
+        self.parts, self.before, self.rows = nn.ModuleList(parts), before, rows
+        self.classes = parts[0].likelihood.kind == "classification"
+
+    def moments(
+        self, *args: Tensor, **kwargs: Tensor
+    ) -> tuple[Float[Tensor, "S N T"], Float[Tensor, "S N T"]]:
+        """The functions at inputs, and the variances of the noise around them, in float64."""
+        if self.before is not None:
+            args, kwargs = (self.before(*args, **kwargs),), {}
+        found = [part(*args, **kwargs) for part in self.parts]
+        if self.classes:
+            p = torch.cat([one.likelihood.classes(one.outputs) for one in found])
+            return p, p * (1 - p)
+        means, variances = zip(*(one.likelihood.moments(one.outputs) for one in found), strict=True)
+        return torch.cat(means), torch.cat(variances)
+
+    def forward(self, *args: Tensor, **kwargs: Tensor) -> Float[Tensor, "S N T"]:
+        """The functions at inputs."""
+        return self.moments(*args, **kwargs)[0]
 
 
 class PredictiveModule(nn.Module):

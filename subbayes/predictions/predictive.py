@@ -323,16 +323,41 @@ class Predictive:
         gap = torch.special.entr(each.mean(0)).sum(-1) - torch.special.entr(each).sum(-1).mean(0)
         return gap.masked_fill(gap < _ROUNDING, 0.0).numpy()
 
-    def decide(self, threshold: float = 0.95) -> np.ndarray:
-        """Class labels, with -1 where no class has a probability above `threshold`.
+    def decide(
+        self, threshold: float = 0.95, *, costs: Any = None, abstain: float | None = None
+    ) -> np.ndarray:
+        r"""Class labels, with -1 where no class has a probability above `threshold`.
+
+        With costs, or a cost of abstaining, it is the decision of the least expected cost,
+        $\arg\min_a \sum_k p_k C_{ka}$, or -1 where abstaining costs less (Chow 1970).
+
+        Args:
+            threshold: a probability; not used with costs.
+            costs: of each decision, in columns, where the class is that of the row, shape (K, A):
+                usually A = K with zeros on the diagonal. By default a wrong class costs 1.
+            abstain: cost of no decision.
 
         Source: Hubin and Storvik (2024), section 4.1, after Posch et al.
+
+        Example:
+            >>> from subbayes.likelihoods import Bernoulli
+            >>> predictive = Predictive(torch.tensor([[[-3.0], [-1.0], [1.0]]]), Bernoulli())
+            >>> predictive.decide(costs=[[0, 1], [5, 0]]), predictive.decide(abstain=0.1)
+            (array([0, 1, 1]), array([ 0, -1, -1]))
         """
-        number = isinstance(threshold, (int, float, np.floating, Tensor))
-        if not number or not 0 <= float(threshold) < 1:
-            fail("threshold", "a probability in [0, 1)", repr(threshold))
         p = self.probabilities
-        return np.where(p.max(-1) > threshold, p.argmax(-1), -1)
+        if costs is None and abstain is None:
+            number = isinstance(threshold, (int, float, np.floating, Tensor))
+            if not number or not 0 <= float(threshold) < 1:
+                fail("threshold", "a probability in [0, 1)", repr(threshold))
+            return np.where(p.max(-1) > threshold, p.argmax(-1), -1)
+        k = p.shape[-1]
+        table = 1.0 - np.eye(k) if costs is None else np.asarray(costs, dtype=float)
+        if table.ndim != 2 or len(table) != k or not np.isfinite(table).all():
+            fail("costs", f"{k} rows of finite numbers, one for each class", f"shape {table.shape}")
+        expected = p @ table
+        decision = expected.argmin(-1)
+        return decision if abstain is None else np.where(expected.min(-1) > abstain, -1, decision)
 
     def scaled(self, factor: float, likelihood: Likelihood | None = None) -> Predictive:
         """The same predictions, with network outputs times a factor.

@@ -41,7 +41,7 @@ from subbayes.models.configuration import change
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings, configured, encode_parameters
 from subbayes.predictions.exporting import write_graph
-from subbayes.predictions.modules import LEVELS
+from subbayes.predictions.modules import LEVELS, DrawnFunctions
 from subbayes.predictions.predictive import Predictive
 from subbayes.tables.array_model import fit_arrays, labelled, predict_matrix
 from subbayes.utils.checks import (
@@ -351,6 +351,22 @@ class Estimator(Calibratable, BaseEstimator):
         from subbayes.tables.cross_conformal import cross_conformal
 
         return cross_conformal(self, X, y, folds, **settings)
+
+    def functions(self, *, n_draws: int | None = None) -> DrawnFunctions:
+        """Functions drawn from the posterior, as a module that differentiates in X.
+
+        It takes X in its own units, as a tensor in float64 (n, n_features_in_), and returns what
+        `Predictor.functions` does; that of `TableRegressor` and `TableClassifier` takes "numbers"
+        and "categories", see `DataFrameModel.export`.
+
+        Args:
+            n_draws: number of draws, all by default.
+        """
+        check_is_fitted(self)
+        before, rows, _ = self._encoding()
+        features = before(**rows) if isinstance(rows, dict) else before(rows)
+        inner = self.model_.functions(features, n_draws=n_draws or self._n_draws)
+        return DrawnFunctions(list(inner.parts), rows, before)
 
     # --- saving -----------------------------------------------------------------------------
 

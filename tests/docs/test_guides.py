@@ -18,6 +18,7 @@ from subbayes.likelihoods.families import FAMILIES
 from subbayes.models.settings import LIKELIHOODS
 
 DOCS = ROOT / "docs"
+needs_botorch = pytest.mark.skipif(find_spec("botorch") is None, reason="no botorch")
 needs_peft = pytest.mark.skipif(find_spec("peft") is None, reason="peft is not installed")
 ADAPTERS = pytest.param("adapters", marks=needs_peft)
 GUIDES = (
@@ -32,6 +33,7 @@ GUIDES = (
     "counts-in-space",
     "survival",
     "update",
+    pytest.param("decide", marks=needs_botorch),
 )
 OTHERS = (
     "diagnostics",

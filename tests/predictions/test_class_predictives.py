@@ -271,3 +271,23 @@ def test_linearised_laplace_of_a_network_that_masks_classes():
         del scores["auroc"]  # which is not defined without rows of other classes
         assert np.isfinite(list(scores.values())).all()
         assert scores["log_likelihood"] == pytest.approx(np.log(p[np.arange(30), y]).mean())
+
+
+def test_decisions_have_the_least_expected_cost_of_all():
+    rng = np.random.default_rng(0)
+    outputs = torch.from_numpy(rng.normal(size=(5, 40, 3)))
+    found = Predictive(outputs, Categorical(3))
+    costs = rng.uniform(size=(3, 4))
+    p = found.probabilities
+    expected = [[sum(p[i, k] * costs[k, a] for k in range(3)) for a in range(4)] for i in range(40)]
+    best = np.argmin(expected, 1)
+    np.testing.assert_array_equal(found.decide(costs=costs), best)
+    limit = np.median(np.min(expected, 1))
+    abstained = np.where(np.min(expected, 1) > limit, -1, best)
+    assert 0 < (abstained == -1).sum() < 40
+    np.testing.assert_array_equal(found.decide(costs=costs, abstain=limit), abstained)
+    # Chow's rule
+    np.testing.assert_array_equal(found.decide(abstain=0.5), found.decide(0.5))
+    for bad in (np.ones((2, 3)), np.ones(3), np.full((3, 3), np.nan)):
+        with pytest.raises(InputError, match="costs"):
+            found.decide(costs=bad)
