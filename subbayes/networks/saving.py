@@ -26,6 +26,7 @@ from subbayes.networks.adapters.in_use import (
     without_unused,
 )
 from subbayes.networks.adapters.names import check_active, has_adapters, settings_digest
+from subbayes.networks.hierarchical.fourier_process import FourierProcess, FourierProcessSettings
 from subbayes.networks.hierarchical.mlp import HierarchicalMLP, HierarchicalMLPSettings
 from subbayes.networks.identity.architecture import architecture_of
 from subbayes.networks.identity.attributes import as_complex, as_real
@@ -73,6 +74,9 @@ class BaseFacts(Facts):
     model: Name
 
 
+ModuleSettings = MLPSettings | HierarchicalMLPSettings | FourierProcessSettings
+
+
 class NetworkFacts(Facts):
     """A network but for its tensors.
 
@@ -86,7 +90,7 @@ class NetworkFacts(Facts):
 
     architecture: str
     names: list[str]
-    module: MLPSettings | HierarchicalMLPSettings | None = None
+    module: ModuleSettings | None = None
     base: BaseFacts | None = None
     dtypes: list[Float] | None = None
 
@@ -145,10 +149,12 @@ def network_facts(network: Network) -> NetworkFacts:
     return facts
 
 
-def _settings_of(module: nn.Module) -> MLPSettings | HierarchicalMLPSettings | None:
+def _settings_of(module: nn.Module) -> ModuleSettings | None:
     """The settings of a module that can be rebuilt from them; None of others."""
     if isinstance(module, HierarchicalMLP):
         return as_facts(module.settings, HierarchicalMLPSettings)
+    if isinstance(module, FourierProcess):
+        return as_facts(module.settings, FourierProcessSettings)
     return MLPSettings(**module.settings) if isinstance(module, MLP) else None
 
 

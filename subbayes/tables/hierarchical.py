@@ -19,12 +19,20 @@ from jaxtyping import Float, Int, Shaped
 
 from subbayes.data.arrays import to_tensor
 from subbayes.data.data import Data
+from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.mclmc import MCLMC
-from subbayes.likelihoods import Categorical, Likelihood, Weighted, families
+from subbayes.likelihoods import Categorical, Likelihood, Standardized, Weighted, families
 from subbayes.models.fitted import FittedModel
 from subbayes.models.table_networks import in_units
+from subbayes.networks.hierarchical.fourier_process import (
+    FourierProcess,
+    basis,
+    draw_weights,
+    maximise_evidence,
+    orthogonal_frequencies,
+)
 from subbayes.networks.hierarchical.mlp import HierarchicalMLP, Shape
 from subbayes.networks.hierarchical.rank_features import RankFeatures
 from subbayes.networks.network import Network
@@ -57,6 +65,10 @@ _START = 0.3  # standard deviation of the points from which chains climb
 _MOST_FEATURES = 1000  # with more, columns have no ranks
 _SIGMA, _NU = (-1.5, 1.5), (2.0, 1.5)  # prior of the log of a noise scale, and of log(nu - 1)
 _LEAST_NU = 1.5  # nu - 1, so that variances are finite
+_FREQUENCIES = 512  # of a Gaussian process
+_PROCESS_ROWS, _EVIDENCE_ROWS = 2000, 500  # at most, of a process and of those for its evidence
+_WITH_PROCESS = (None, "student-t", "gaussian", "heteroscedastic")  # likelihoods
+_NORMAL = 10.0  # log(nu - 1) of t noise that is normal
 
 
 @dataclass(frozen=True)
@@ -64,7 +76,8 @@ class Candidate:
     """A network of the stack.
 
     Attributes:
-        hidden: widths of its layers.
+        hidden: widths of its layers; none for a Gaussian process, of numbers with normal or t noise
+            and at most 2000 rows.
         harmonics: of the ranks of its columns; None for columns without ranks.
     """
 
@@ -108,10 +121,13 @@ class Effort:
 
 
 _SMOOTH, _PLAIN, _WIDE = Candidate(), Candidate(harmonics=None), Candidate((32, 32))
+_PROCESS = Candidate((), None)
 EFFORTS = {
     "quick": Effort((_SMOOTH,), chains=4, steps=1000, most_rows=5000),
-    "standard": Effort((_SMOOTH, _PLAIN)),
-    "long": Effort((_SMOOTH, _PLAIN, _WIDE), steps=12_000, compared=3000, most_rows=100_000),
+    "standard": Effort((_SMOOTH, _PLAIN, _PROCESS)),
+    "long": Effort(
+        (_SMOOTH, _PLAIN, _PROCESS, _WIDE), steps=12_000, compared=3000, most_rows=100_000
+    ),
 }
 """Sizes by name."""
 
@@ -198,6 +214,8 @@ def fit_network(
     """
     inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     matrix = features(inputs)
+    if not candidate.hidden:
+        return _fit_process(head, inputs, matrix, y, weights, sampling, features)
     arguments = (matrix.shape[1], candidate.hidden, head.outputs, head.shapes, head.offset)
     whole = HierarchicalMLP(*arguments, features=features, seed=sampling.seed)
     inner = Network(HierarchicalMLP(*arguments, seed=sampling.seed))
@@ -229,6 +247,45 @@ def fit_network(
         starts=start,
     )
     return model.with_data(rows(inputs))
+
+
+def _fit_process(
+    head: Head,
+    inputs: torch.Tensor,
+    matrix: torch.Tensor,
+    y: Shaped[np.ndarray, "n"],
+    weights: Float[np.ndarray, "n"] | None,
+    sampling: Sampling,
+    features: RankFeatures,
+) -> FittedModel:
+    """Draw the weights of a Gaussian process, with hyper-parameters of the largest evidence."""
+    rng = np.random.default_rng(derive_seed(sampling.seed, 4))
+    likelihood, inputs_of_process = head.likelihood, matrix.double()
+    assert isinstance(likelihood, Standardized)
+    shift, scale = likelihood.shift[0], likelihood.scale[0]
+    target = (torch.from_numpy(np.asarray(y, np.float64)) - shift) / scale
+    own = torch.ones_like(target) if weights is None else torch.from_numpy(weights)
+    rows = np.sort(rng.permutation(len(y))[:_EVIDENCE_ROWS])
+    hyper = maximise_evidence(inputs_of_process[rows], target[rows], own[rows], rng)
+    *relevance, amplitude, noise = hyper.exp().tolist()
+    frequencies = orthogonal_frequencies(_FREQUENCIES, len(relevance), rng) * hyper[:-2].exp()
+    design = amplitude * basis(inputs_of_process, frequencies)
+    z = draw_weights(design, target, own / noise**2, sampling.draws * sampling.chains, rng)
+    constants = [math.log(noise), _NORMAL][: len(head.shapes)]
+    module = FourierProcess(len(relevance), _FREQUENCIES, amplitude, constants, features)
+    module.frequencies.copy_(frequencies)
+    network = Network(module)
+    draws = Draws(
+        z.reshape(sampling.chains, sampling.draws, -1),
+        meta={"seed": sampling.seed},
+        engine="laplace",
+        independent=True,
+    )
+    space = FullSubspace(torch.zeros(network.size))
+    settings = {"subspace": "full", "inference": "laplace"}
+    model = FittedModel(network, likelihood, space, Normal(1.0), draws=draws, settings=settings)
+    data = Data.of((inputs, to_tensor("y", y, keep_double=True)))
+    return model.with_data(data if weights is None else data.weighted(weights))
 
 
 def _climb(
@@ -289,6 +346,8 @@ def fit_hierarchical(
         )
         x, y = x[rows], y[rows]
         weights = None if weights is None else weights[rows]
+    if task != "regression" or likelihood not in _WITH_PROCESS or len(y) > _PROCESS_ROWS:
+        effort = replace(effort, candidates=tuple(c for c in effort.candidates if c.hidden))
     every = [_features(candidate, x) for candidate in effort.candidates]
     shares, starts, record = np.ones(1), [None], dict[str, Any]()
     if len(effort.candidates) > 1:
@@ -335,7 +394,8 @@ def _compare(
         run = _sized(sampling, effort.chains, effort.compared, f"candidate-{m}")
         one = fit_network(candidate, head, x[kept], y[kept], own, run, effort.climb, features[m])
         found.append(one.predict(x[out].astype(np.float32)))
-        ends.append(one.sampled.z[_likely_chains(found[-1], y[out], one.sampled.n_chains), -1])
+        likely = _likely_chains(found[-1], y[out], one.sampled.n_chains)
+        ends.append(one.sampled.z[likely, -1])
     terms = np.stack([predictive.log_prob(y[out]) for predictive in found], 1)
     rows = None if weights is None else weights[out]
     shares = stacking_weights(terms, rows)

@@ -110,6 +110,35 @@ def test_a_seed_determines_the_model_and_an_interrupted_run_resumes(stack, tmp_p
         np.testing.assert_array_equal(other.predict(x).mean, model.predict(x).mean)
 
 
+@pytest.mark.parametrize("likelihood", [None, "gaussian"])
+def test_a_gaussian_process_is_a_member_and_predicts_as_the_exact_one(likelihood, tmp_path):
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+    rng = np.random.default_rng(6)
+    x = rng.normal(size=(80, 2))
+    y = 50 + 4 * np.sin(x[:, 0]) + 0.5 * rng.normal(size=80)
+    effort = replace(TINY, candidates=(Candidate((), None),), steps=1200, chains=8)
+    model = fit_hierarchical(x, y, "regression", effort, likelihood=likelihood, sampling=QUIET)
+    kernel = ConstantKernel() * RBF([1.0, 1.0]) + WhiteKernel(0.1)
+    exact = GaussianProcessRegressor(kernel, normalize_y=True).fit((x - x.mean(0)) / x.std(0), y)
+    new = rng.normal(size=(100, 2))
+    mean, sd = exact.predict((new - x.mean(0)) / x.std(0), return_std=True)
+    found = model.predict(new)
+    assert np.sqrt(np.mean((found.mean - mean) ** 2)) < 0.15 * 0.5
+    assert abs(np.log(np.sqrt(found.variance) / sd)).mean() < 0.1
+    loaded = subbayes.load(model.save(tmp_path / "model"))
+    np.testing.assert_array_equal(loaded.predict(new).mean, found.mean)
+
+
+def test_a_gaussian_process_is_left_out_where_it_does_not_apply():
+    x = np.random.default_rng(7).normal(size=(60, 1))
+    effort = replace(TINY, candidates=(Candidate((3,), None), Candidate((), None)))
+    counts = np.random.default_rng(8).poisson(3, 60)
+    model = fit_hierarchical(x, counts, "count", effort, sampling=QUIET)
+    assert not model.record  # one network, with which nothing is compared
+
+
 def test_line_is_found_with_its_noise():
     rng = np.random.default_rng(5)
     x = rng.uniform(-2, 2, size=(150, 1))
