@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from subbayes.networks.network import Network
 from subbayes.networks.selection import select
 from subbayes.priors import Normal
-from subbayes.regression.posterior import Space, as_start
+from subbayes.regression.posterior import Space, most_probable_effects
 from subbayes.regression.shapes import EffectPoint
 from subbayes.semistructured.predictors import DeepPredictor, Predictors, pad_thresholds
 from subbayes.semistructured.specification import JointModel
@@ -145,35 +145,6 @@ def with_best_epoch(training: Training) -> Training:
     if training.validation is None or training.patience is not None:
         return training
     return replace(training, patience=training.epochs)
-
-
-def most_probable_effects(model: JointModel) -> EffectPoint:
-    """Coordinates of the most probable effects without networks, where training starts."""
-    batches = []
-    for inputs, y in model.data.batches(4096):
-        assert isinstance(inputs, dict)
-        batches.append((inputs["design"].double(), inputs["offset"].double(), y))
-    zeta = torch.zeros(model.structured.size, dtype=torch.float64, requires_grad=True)
-    optimizer = torch.optim.LBFGS(
-        [zeta],
-        max_iter=300,
-        tolerance_grad=1e-8,
-        tolerance_change=1e-12,
-        line_search_fn="strong_wolfe",
-    )
-    n = model.data.n
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = 0.5 * zeta.square().sum() / n
-        for design, offset, y in batches:
-            loss = loss - model.family.log_prob(model.structured(zeta, design, offset), y).sum() / n
-        loss.backward()
-        return loss
-
-    with torch.enable_grad():
-        optimizer.step(closure)
-    return as_start(zeta.detach().numpy().copy())
 
 
 # --- subspaces ----------------------------------------------------------------------------------

@@ -87,9 +87,3 @@ class InverseGaussianFamily(Family):
                 u <= values["mu"] / (values["mu"] + small), small, values["mu"].square() / small
             )
         )
-
-    @override
-    def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
-        from scipy import stats
-
-        return stats.invgauss(mu / shape, scale=shape)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -64,9 +63,3 @@ class LogNormalFamily(Family):
         r"""$1 / \sigma^2$ and 2 on the diagonal."""
         first = self.values(outputs)["sigma"].square().reciprocal()
         return diagonal(first, torch.full_like(first, 2.0))
-
-    @override
-    def distribution(self, mu: np.ndarray, sigma: np.ndarray) -> Any:  # type: ignore[override]
-        from scipy import stats
-
-        return stats.lognorm(sigma, scale=np.exp(mu))

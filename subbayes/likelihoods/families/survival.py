@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -119,12 +118,6 @@ class LogLogisticFamily(Family):
         second = self._moment(outputs, 2)
         found = second - self._moment(outputs, 1).square()
         return moment(torch.where(torch.isinf(second), second, found))
-
-    @override
-    def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
-        from scipy import stats
-
-        return stats.fisk(shape, scale=mu)
 
 
 @family("piecewise-exponential")

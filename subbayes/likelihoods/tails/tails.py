@@ -21,8 +21,13 @@ _TERMS = 8  # of continued fractions
 _MANY = 200.0  # degrees of freedom
 
 
-def _log_upper(z: Tensor) -> Tensor:
-    r"""$\log \Phi(-z)$, exact in both tails."""
+def normal_log_above(z: Tensor) -> Tensor:
+    r"""$\log \Phi(-z)$, exact in both tails; torch's own has no batching rule.
+
+    Example:
+        >>> round(float(normal_log_above(torch.tensor(1.0))), 4)
+        -1.841
+    """
     root = 2.0**-0.5
     right, left = z.clamp_min(0.0), z.clamp_max(0.0)
     far = (0.5 * torch.special.erfcx(root * right)).log() - 0.5 * right.square()
@@ -37,7 +42,7 @@ def normal_log_tails(z: Tensor) -> Tails:
         >>> [round(float(part), 4) for part in normal_log_tails(torch.tensor(1.0))]
         [-0.1728, -1.841]
     """
-    return _log_upper(-z), _log_upper(z)
+    return normal_log_above(-z), normal_log_above(z)
 
 
 def normal_from_log_tails(below: Tensor, above: Tensor) -> Tensor:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
+from subbayes.likelihoods.tails.tails import normal_log_above
 from subbayes.regression.priors.prior import EffectPrior
 from subbayes.utils.checks import check_positive
 
@@ -43,13 +43,4 @@ class Exponential(EffectPrior):
 
     def from_standard(self, zeta: Tensor) -> Tensor:
         r"""$-m \log \Phi(-\zeta)$, exact in both tails."""
-        return -self.mean * _log_upper_tail(zeta)
-
-
-def _log_upper_tail(zeta: Tensor) -> Tensor:
-    r"""$\log \Phi(-\zeta)$; torch's own has no batching rule."""
-    root = 2.0**-0.5
-    right, left = zeta.clamp_min(0.0), zeta.clamp_max(0.0)
-    far = (0.5 * torch.special.erfcx(root * right)).log() - 0.5 * right.square()
-    near = torch.log1p(-0.5 * torch.special.erfc(-root * left))
-    return torch.where(zeta > 0, far, near)
+        return -self.mean * normal_log_above(zeta)
