@@ -23,14 +23,14 @@ from subbayes.priors import Normal
 from subbayes.regression.integrals.effects_sampling import are_groups_alone, draw_effects
 from subbayes.regression.integrals.empirical_bayes import smoothing_coordinates
 from subbayes.regression.questions.working_likelihood import interval_warnings, score_correction
-from subbayes.regression.shapes import EffectPoint
+from subbayes.regression.shapes import ChainDraws, EffectDraws, EffectPoint
 from subbayes.regression.specification import PreparedModel
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar, say
 from subbayes.utils.trees import n_rows
-from subbayes.utils.types import Coordinates, LogDensity, Mode
+from subbayes.utils.types import Coordinates, LogDensity, Mode, WeightsBatch
 
 if TYPE_CHECKING:
     from subbayes.posterior import Posterior
@@ -168,11 +168,11 @@ class RegressionPosterior:
 
     # --- weights of draws -------------------------------------------------------------------
 
-    def weights(self, z: Coordinates | Tensor) -> Float[Tensor, "S D"]:
+    def weights(self, z: Coordinates | Tensor) -> WeightsBatch:
         """Coordinates of the effects, then weights of networks."""
         return self.space.subspace.weights(torch.as_tensor(z))
 
-    def effects_of(self, draws: Draws, n_draws: int | None = None) -> Float[np.ndarray, "S P"]:
+    def effects_of(self, draws: Draws, n_draws: int | None = None) -> EffectDraws:
         """Coordinates of the effects of all draws, or of evenly spaced ones."""
         return np.ascontiguousarray(draws.flat(n_draws))[:, self.space.rank :]
 
@@ -194,7 +194,7 @@ class RegressionPosterior:
 
     # --- log-likelihoods of saved draws ------------------------------------------------------
 
-    def saved_log_likelihoods(self, draws: Draws) -> Float[np.ndarray, "chains draws"] | None:
+    def saved_log_likelihoods(self, draws: Draws) -> ChainDraws | None:
         """The log-likelihoods that draws have, if they can be computed again.
 
         Ensembles and linearised Laplace have none, and minibatches give other values.

@@ -52,6 +52,7 @@ from subbayes.regression.questions.summary import (
     summary_table,
 )
 from subbayes.regression.questions.survival import survival_curve, times_of
+from subbayes.regression.shapes import ChainDraws
 from subbayes.utils.checks import (
     check_choice,
     check_count,
@@ -60,6 +61,7 @@ from subbayes.utils.checks import (
     fail,
     fail_type,
 )
+from subbayes.utils.types import RowNumbers
 from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
@@ -132,7 +134,7 @@ class Results(Calibratable):
         return weight_warnings(self.draws) + mixing
 
     # --- effects ----------------------------------------------------------------------------
-    def effects(self) -> dict[str, Float[np.ndarray, "chains draws"]]:
+    def effects(self) -> dict[str, ChainDraws]:
         """Draws of each effect by name, in the units of the data, shape (chains, draws).
 
         They are effects of the `estimand`.
@@ -141,7 +143,7 @@ class Results(Calibratable):
 
     def _effects(
         self, shift: Float[np.ndarray, "S p"] | None = None, names: Sequence[str] | None = None
-    ) -> dict[str, Float[np.ndarray, "chains draws"]]:
+    ) -> dict[str, ChainDraws]:
         """The same, without a shift those of the training rows, which the chains have sampled."""
         shape = self.draws.n_chains, self.draws.n_draws
         zeta = self.state.joint.effects_of(self.draws)
@@ -361,7 +363,7 @@ class Results(Calibratable):
         check_outputs(outputs, family)
         return Predictive(outputs, family.unweighted)
 
-    def score_samples(self, data: Any, **options: Any) -> Float[np.ndarray, "n"]:
+    def score_samples(self, data: Any, **options: Any) -> RowNumbers:
         """Log predictive density of one copy of each new row with its response, shape (n,).
 
         Args:

@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from subbayes.data.data import Data, join_targets
@@ -46,8 +46,10 @@ from subbayes.regression.formula.checks import (
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.integrals.empirical_bayes import with_default_smoothing
 from subbayes.regression.priors.prior import EffectPrior
+from subbayes.regression.shapes import RowValues
 from subbayes.regression.terms.updating import with_columns
 from subbayes.utils.checks import fail
+from subbayes.utils.types import RowNumbers
 from subbayes.utils.warning import warn_user
 
 
@@ -90,7 +92,7 @@ class PreparedModel:
         return self.data.inputs
 
     @property
-    def row_weights(self) -> Float[Tensor, "n"] | None:
+    def row_weights(self) -> RowValues | None:
         """How many times each row counts; None without a column of weights."""
         if self.specification.auxiliary.weights is None:
             return None
@@ -331,7 +333,7 @@ class Specification:
             frame = with_used_categories(frame[complete], of_rows)
         return frame.reset_index(drop=True), inputs, dropped
 
-    def _counts(self, frame: pd.DataFrame) -> Float[np.ndarray, "n"] | None:
+    def _counts(self, frame: pd.DataFrame) -> RowNumbers | None:
         """How many times each training row counts; None if each counts once."""
         if self.auxiliary.weights is None:
             return None
@@ -340,7 +342,7 @@ class Specification:
             fail("weights", f"{len(found)} numbers of at least 0", f"{found.min():g}")
         return found
 
-    def targets(self, frame: pd.DataFrame, y: Float[np.ndarray, "n"]) -> Any:
+    def targets(self, frame: pd.DataFrame, y: RowNumbers) -> Any:
         """Targets of rows from their responses: with their status if censored, and weights."""
         columns = {name: frame[name].to_numpy() for name in self.family.response_columns}
         values = torch.from_numpy(self.family.responses(y, columns))

@@ -20,6 +20,7 @@ from subbayes.regression.shapes import NetworkValues
 from subbayes.semistructured.orthogonal_columns import OrthogonalColumns, OrthogonalNetworks
 from subbayes.semistructured.predictors import DeepPredictor, sum_of
 from subbayes.utils.trees import n_rows, take
+from subbayes.utils.types import WeightsBatch
 
 _DRAWS_PER_BATCH = 64
 _BYTES_PER_BATCH = 2**30  # of activations
@@ -60,7 +61,7 @@ class Contributions:
         step = max(1, _BYTES_PER_BATCH // bytes_per_input)
         self._batches = [take(inputs, slice(i, i + step)) for i in range(0, n_rows(inputs), step)]
 
-    def _outputs(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S n G"]:
+    def _outputs(self, weights: WeightsBatch) -> Float[Tensor, "S n G"]:
         """The outputs of groups of networks, in float64, evaluated in batches of rows."""
 
         def outputs(part: Tensor) -> Tensor:
@@ -68,13 +69,13 @@ class Contributions:
 
         return torch.cat([outputs(part) for part in weights.split(_DRAWS_PER_BATCH)])
 
-    def _orthogonalised(self, weights: Float[Tensor, "S D"]) -> list[Float[Tensor, "S n"]]:
+    def _orthogonalised(self, weights: WeightsBatch) -> list[Float[Tensor, "S n"]]:
         outputs = list(self._outputs(weights).unbind(-1))
         for i, (_, _, columns) in enumerate(self._groups):
             outputs[i] = columns.residual(outputs[i])
         return outputs
 
-    def differentiable(self, weights: Float[Tensor, "S D"]) -> NetworkValues:
+    def differentiable(self, weights: WeightsBatch) -> NetworkValues:
         """Contributions orthogonal to the columns, in float64."""
         outputs = self._orthogonalised(weights)
         zero = torch.zeros_like(outputs[0])
@@ -84,20 +85,20 @@ class Contributions:
         return torch.stack(found, -1)
 
     @torch.no_grad()
-    def __call__(self, weights: Float[Tensor, "S D"]) -> NetworkValues:
+    def __call__(self, weights: WeightsBatch) -> NetworkValues:
         """As `differentiable`, without derivatives."""
         return self.differentiable(weights)
 
     @torch.no_grad()
     def remaining(
-        self, weights: Float[Tensor, "S D"]
+        self, weights: WeightsBatch
     ) -> list[tuple[OrthogonalColumns, Float[Tensor, "S n"]]]:
         """The columns of the networks that are made orthogonal, with their contributions."""
         outputs = self._orthogonalised(weights)
         return [(part[2], output) for part, output in zip(self._groups, outputs, strict=False)]
 
     @torch.no_grad()
-    def projections(self, weights: Float[Tensor, "S D"]) -> Float[Tensor, "S p"]:
+    def projections(self, weights: WeightsBatch) -> Float[Tensor, "S p"]:
         r"""The coefficients $\gamma$ of all columns; 0 for columns that are not projected."""
         gamma = torch.zeros(len(weights), self.width, dtype=torch.float64)
         if not self._groups:

@@ -25,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.semistructured.orthogonal_columns import OrthogonalColumns
+from subbayes.utils.types import RowNumbers
 
 NOTES = {
     "population": "the population of rows: the networks' projections on the columns vary with "
@@ -38,7 +39,7 @@ def bootstrap_projections(
     networks: Float[Tensor, "S n"],
     columns: OrthogonalColumns,
     seeds: Sequence[Sequence[int]],
-    weights: Float[np.ndarray, "n"] | None = None,
+    weights: RowNumbers | None = None,
 ) -> Float[Tensor, "S p"]:
     """The projection of each draw of the networks on the columns, with random weights of the rows.
 

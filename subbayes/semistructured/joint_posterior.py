@@ -24,7 +24,7 @@ from subbayes.regression.design.centring import Centring, Information
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.posterior import MAX_START, FittedState, RegressionPosterior
-from subbayes.regression.shapes import NetworkValues
+from subbayes.regression.shapes import ChainDraws, EffectDraws, NetworkValues
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.estimand import bootstrap_projections
 from subbayes.semistructured.integrals.collapsed_networks import CollapsedNetworks
@@ -41,7 +41,7 @@ from subbayes.semistructured.specification import JointModel
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.subspace import JointSubspace
 from subbayes.utils.checks import fail
-from subbayes.utils.types import Coordinates, LogDensity, Mode
+from subbayes.utils.types import Coordinates, LogDensity, Mode, WeightsBatch
 
 _MOST_CHECKED = 8  # trained networks at which the effects are integrated out first
 _MOST_COEFFICIENTS = 40  # to integrate out, beside those of eliminated groups
@@ -214,7 +214,7 @@ class JointPosterior(RegressionPosterior):
             self.mode,
         )
 
-    def _weights_at(self, networks: Float[Tensor, "S k"]) -> Float[Tensor, "S D"]:
+    def _weights_at(self, networks: Float[Tensor, "S k"]) -> WeightsBatch:
         """Weights of the networks at some coordinates, which effects have no part in."""
         assert isinstance(self.space.subspace, JointSubspace)
         return self.space.subspace.inner.weights(networks.to(self.model.dtype))
@@ -251,13 +251,13 @@ class JointPosterior(RegressionPosterior):
     # --- weights of draws -------------------------------------------------------------------
 
     @override
-    def effects_of(self, draws: Draws, n_draws: int | None = None) -> Float[np.ndarray, "S P"]:
+    def effects_of(self, draws: Draws, n_draws: int | None = None) -> EffectDraws:
         if not self.space.projected:
             return super().effects_of(draws, n_draws)
         flat = np.ascontiguousarray(draws.flat(n_draws))
         return self.weights(flat)[:, : self.model.structured.size].double().numpy()
 
-    def networks_of(self, draws: Draws, n_draws: int | None = None) -> Float[Tensor, "S D"]:
+    def networks_of(self, draws: Draws, n_draws: int | None = None) -> WeightsBatch:
         """Weights of the networks of all draws, or of evenly spaced ones."""
         flat = np.ascontiguousarray(draws.flat(n_draws))
         return self.weights(flat)[:, self.model.structured.size :]
@@ -275,9 +275,7 @@ class JointPosterior(RegressionPosterior):
         eta = self.model.structured(effects, inputs["design"], inputs["offset"], correction)
         return eta + pad_thresholds(self.network_values(networks, inputs).to(eta), eta)
 
-    def network_values(
-        self, weights: Float[Tensor, "S D"], inputs: dict[str, Tensor]
-    ) -> NetworkValues:
+    def network_values(self, weights: WeightsBatch, inputs: dict[str, Tensor]) -> NetworkValues:
         """What networks of some weights add to the predictors, without a projection."""
         deep = self.model.deep
         if deep.n_weights:
@@ -285,7 +283,7 @@ class JointPosterior(RegressionPosterior):
         with torch.no_grad():
             return deep(**inputs).expand(len(weights), -1, -1)
 
-    def projections(self, networks: Float[Tensor, "S D"]) -> Float[Tensor, "S q"] | None:
+    def projections(self, networks: WeightsBatch) -> Float[Tensor, "S q"] | None:
         """What is subtracted from the coefficients beside some networks; None for nothing."""
         if self.contributions is None or not self.orthogonal:
             return None
@@ -294,7 +292,7 @@ class JointPosterior(RegressionPosterior):
     # --- log-likelihoods of saved draws ------------------------------------------------------
 
     @override
-    def saved_log_likelihoods(self, draws: Draws) -> Float[np.ndarray, "chains draws"] | None:
+    def saved_log_likelihoods(self, draws: Draws) -> ChainDraws | None:
         """The same; of tempered networks those of the closed-form marginal likelihood."""
         tempered = draws.temperature != 1 and self.space.rank > 0
         if tempered and draws.meta.get("closed_form") is not True:

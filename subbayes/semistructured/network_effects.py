@@ -24,6 +24,7 @@ from subbayes.regression.design.design import Term
 from subbayes.regression.formula.checks import has_numbers
 from subbayes.regression.questions.partial_effects import Partial, grid_of
 from subbayes.regression.questions.summary import central
+from subbayes.regression.shapes import RowValues
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.joint_posterior import JointState
 from subbayes.utils.checks import check_count, fail
@@ -83,7 +84,7 @@ def partial_dependence(
     )
 
 
-def _mean(values: Float[Tensor, "*S n"], weights: Float[Tensor, "n"] | None) -> Float[Tensor, "*S"]:
+def _mean(values: Float[Tensor, "*S n"], weights: RowValues | None) -> Float[Tensor, "*S"]:
     """Means over rows, each of which counts as often as its weight says."""
     return values.mean(-1) if weights is None else values @ (weights / weights.sum()).to(values)
 

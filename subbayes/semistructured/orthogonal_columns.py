@@ -31,9 +31,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from subbayes.regression.shapes import RowValues
 from subbayes.semistructured.overlap import reads_formula
 from subbayes.semistructured.specification import JointModel
 from subbayes.utils.checks import fail
+from subbayes.utils.types import RowNumbers
 
 _ROUNDING = 1e-9  # of singular values
 _CONSTANT = 1e-6  # how far a constant of 1 may be from a combination of columns, in float32
@@ -67,7 +69,7 @@ class OrthogonalColumns:
         design: Float[Tensor, "n p"],
         effects: Sequence[int],
         groups: Sequence[int] = (),
-        weights: Float[Tensor, "n"] | None = None,
+        weights: RowValues | None = None,
         constant: bool = False,
     ) -> OrthogonalColumns:
         """The columns of a design at these positions.
@@ -111,9 +113,7 @@ class OrthogonalColumns:
         """Values at the rows without their projection on the columns."""
         return f - (f @ self.dual) @ self.basis.mT
 
-    def weighted(
-        self, f: Float[np.ndarray, "n"], weights: Float[np.ndarray, "n"]
-    ) -> Float[np.ndarray, "r"]:
+    def weighted(self, f: RowNumbers, weights: RowNumbers) -> Float[np.ndarray, "r"]:
         """Weighted least squares of f; `coefficients` has those of the columns.
 
         Args:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from subbayes.artifacts.tensors import fingerprint
 from subbayes.regression.design.predictor import StructuredPredictor
+from subbayes.regression.shapes import PointValues, RowPredictors
 
 _LEAST = 10.0  # prior variances in those of the likelihood; scales near 0 are unlikely above it
 _SMALL = 1e-3
@@ -61,7 +62,7 @@ class Centring:
         """The coordinates u of points z."""
         return self._times(z, self._log_factor(z).exp())
 
-    def inverse(self, u: Float[Tensor, "S k"]) -> tuple[Float[Tensor, "S k"], Float[Tensor, "S"]]:
+    def inverse(self, u: Float[Tensor, "S k"]) -> tuple[Float[Tensor, "S k"], PointValues]:
         r"""The points z, and $\log \lvert \det \partial z / \partial u \rvert$."""
         log = self._log_factor(u)
         return self._times(u, (-log).exp()), -log.sum(1)
@@ -108,7 +109,7 @@ class Information:
         first: int,
         zeta: Float[Tensor, "P"],
         design: Float[Tensor, "n w"],
-        rows: Float[Tensor, "n K"],
+        rows: RowPredictors,
     ) -> Information:
         """Information near a point.
 

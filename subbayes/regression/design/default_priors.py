@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from scipy import stats
 
 from subbayes.likelihoods.around.mixture import allowed_rows
@@ -22,6 +21,7 @@ from subbayes.regression.priors.prior import EffectPrior
 from subbayes.regression.terms.columns import column_means, column_scales
 from subbayes.regression.terms.law import Hyperparameter
 from subbayes.utils.checks import fail
+from subbayes.utils.types import RowNumbers
 
 _DEFAULT_SCALE = 2.5  # of priors, in standard deviations of the predictor over the column
 
@@ -29,9 +29,9 @@ _DEFAULT_SCALE = 2.5  # of priors, in standard deviations of the predictor over 
 def default_priors(
     design: Design,
     family: Family,
-    y: Float[np.ndarray, "n"],
-    offset: Float[np.ndarray, "n"] | float = 0.0,
-    weights: Float[np.ndarray, "n"] | None = None,
+    y: RowNumbers,
+    offset: RowNumbers | float = 0.0,
+    weights: RowNumbers | None = None,
 ) -> dict[str, EffectPrior]:
     r"""Weakly informative priors, scaled by the data as in rstanarm (Goodrich et al. 2024).
 
@@ -92,20 +92,20 @@ def default_priors(
 class ResponseRows:
     """Responses, offsets, and how many times each row counts."""
 
-    y: Float[np.ndarray, "n"]
-    offset: Float[np.ndarray, "n"] | float
-    weights: Float[np.ndarray, "n"] | None
+    y: RowNumbers
+    offset: RowNumbers | float
+    weights: RowNumbers | None
 
-    def mean(self, values: Float[np.ndarray, "n"] | float) -> float:
+    def mean(self, values: RowNumbers | float) -> float:
         """The mean of numbers of the rows."""
         return float(column_means(np.broadcast_to(values, self.y.shape), self.weights))
 
-    def sd(self, values: Float[np.ndarray, "n"]) -> float:
+    def sd(self, values: RowNumbers) -> float:
         """The standard deviation of numbers of the rows; 0 if it is rounding."""
         return float(column_scales(values[:, None], weights=self.weights)[0])
 
     @property
-    def values(self) -> tuple[Float[np.ndarray, "n"], ...]:
+    def values(self) -> tuple[RowNumbers, ...]:
         """The responses, and the weights that a family of the user need not accept."""
         return (self.y,) if self.weights is None else (self.y, self.weights)
 

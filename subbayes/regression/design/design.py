@@ -29,6 +29,7 @@ from subbayes.regression.formula.checks import check_columns, check_complete, ch
 from subbayes.regression.formula.grammar import check_size
 from subbayes.regression.formula.names import written_as
 from subbayes.regression.formula.splitting import sides_of, without_r_names
+from subbayes.regression.shapes import DesignColumns, Points, TermColumns
 from subbayes.regression.terms.columns import (
     FormulaColumns,
     check_defined,
@@ -42,6 +43,7 @@ from subbayes.regression.terms.layout import Layout, stored_width
 from subbayes.regression.terms.parsing import RightSide
 from subbayes.regression.terms.reference_levels import references_of, with_references
 from subbayes.utils.checks import InputError, check_choice, closest, fail, fail_type, one_of
+from subbayes.utils.types import RowNumbers
 from subbayes.utils.warning import warn_user
 
 NewLevels = Literal["error", "reference", "sample"]
@@ -180,7 +182,7 @@ class Design:
         frame: pd.DataFrame,
         without_intercept: Iterable[str] = (),
         most: int | None = None,
-        weights: Float[np.ndarray, "n"] | None = None,
+        weights: RowNumbers | None = None,
     ) -> None:
         without_intercept = tuple(without_intercept)
         self.parameters = tuple(right)
@@ -227,7 +229,7 @@ class Design:
         text: str,
         frame: pd.DataFrame,
         intercept: bool,
-        weights: Float[np.ndarray, "n"] | None,
+        weights: RowNumbers | None,
     ) -> None:
         """Add the columns and terms of one parameter's formula."""
         argument = f"formula of {parameter!r}"
@@ -347,7 +349,7 @@ class Design:
 
     def matrix(
         self, frame: pd.DataFrame, new_levels: NewLevels = "error"
-    ) -> tuple[Float[np.ndarray, "n p"], Float[np.ndarray, "n K"]]:
+    ) -> tuple[DesignColumns, Float[np.ndarray, "n K"]]:
         """Centred columns (n, p) and offsets of the predictors (n, K) of new rows.
 
         Args:
@@ -412,9 +414,7 @@ class Design:
         design.layout = design._layout()
         return design, columns
 
-    def _prior_scale(
-        self, columns: Float[np.ndarray, "n d"], weights: Float[np.ndarray, "n"] | None
-    ) -> Float[np.ndarray, "p"]:
+    def _prior_scale(self, columns: Points, weights: RowNumbers | None) -> Float[np.ndarray, "p"]:
         """The scale of each column in default priors.
 
         That of linear effects and factors is what the other ones of the same variables leave of it;
@@ -514,7 +514,7 @@ class Design:
             offsets.append(values[:, formula.offsets].sum(1))
         return np.column_stack([*columns, *of_groups]), np.column_stack(offsets)
 
-    def _stored(self, term: Term, frame: pd.DataFrame) -> Float[np.ndarray, "n c"]:
+    def _stored(self, term: Term, frame: pd.DataFrame) -> TermColumns:
         """The numbers of a term in stored rows."""
         assert term.learned is not None
         if self.layout.term_of(term.columns[0]) is None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float
 
 from subbayes.regression.design.design import Design
 from subbayes.regression.design.model_priors import priors_of_columns
@@ -14,6 +13,7 @@ from subbayes.regression.priors.exponential import Exponential
 from subbayes.regression.priors.flat import Flat, FlatLimit
 from subbayes.regression.priors.normal import NormalPrior, is_normal
 from subbayes.regression.priors.prior import EffectPrior
+from subbayes.regression.shapes import EffectDraws
 from subbayes.utils.checks import fail
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def flat_columns(design: Design, priors: Mapping[str, EffectPrior]) -> list[int]
     ]
 
 
-def check_determined(structured: StructuredPredictor, zeta: Float[np.ndarray, "S P"]) -> None:
+def check_determined(structured: StructuredPredictor, zeta: EffectDraws) -> None:
     """Raise for effects with flat priors that the rows do not determine.
 
     Args:

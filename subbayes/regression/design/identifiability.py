@@ -16,20 +16,22 @@ from subbayes.regression.design.flat_effects import flat_columns
 from subbayes.regression.design.model_priors import priors_of_columns
 from subbayes.regression.design.separation import check_separation
 from subbayes.regression.priors.prior import EffectPrior
+from subbayes.regression.shapes import DesignColumns
 from subbayes.regression.terms.columns import are_constant
 from subbayes.utils.checks import fail
+from subbayes.utils.types import RowNumbers
 from subbayes.utils.warning import warn_user
 
 
 def check_identified(
     design: Design,
-    columns: Float[np.ndarray, "n p"],
+    columns: DesignColumns,
     y: Float[np.ndarray, "n *m"],
     family: Family,
     priors: Mapping[str, EffectPrior],
     defaults: Mapping[str, EffectPrior],
     given: Mapping[str, Any],
-    trials: Float[np.ndarray, "n"] | None = None,
+    trials: RowNumbers | None = None,
 ) -> None:
     """Raise or warn where the rows do not determine effects.
 
@@ -81,9 +83,7 @@ def check_identified(
         warn_user(line)
 
 
-def collinear(
-    design: Design, centred: Float[np.ndarray, "n p"], among: Collection[int]
-) -> list[str]:
+def collinear(design: Design, centred: DesignColumns, among: Collection[int]) -> list[str]:
     """Describe the columns that are sums of other columns of their predictor.
 
     Args:

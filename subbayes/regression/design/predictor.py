@@ -28,6 +28,7 @@ from subbayes.regression.design.model_priors import priors_of_columns
 from subbayes.regression.priors.normal import is_normal
 from subbayes.regression.priors.prior import EffectPrior
 from subbayes.regression.priors.truncated import within_range
+from subbayes.regression.shapes import ColumnValues, EffectDraws, EffectPoints
 from subbayes.regression.terms.group_effects import GroupLaw
 from subbayes.regression.terms.law import Law
 from subbayes.regression.terms.layout import Layout
@@ -204,7 +205,7 @@ class StructuredPredictor(nn.Module):
             start = at.stop
         return torch.cat([*parts, beta[..., start:]], -1)
 
-    def scaled(self, slope: Float[Tensor, "S q C"]) -> Float[Tensor, "S P"]:
+    def scaled(self, slope: Float[Tensor, "S q C"]) -> EffectPoints:
         """The slope in coordinates of which coefficients are affine, from that by predictor."""
         return (slope[:, :-1] * self.placement).sum(-1) * self._scale
 
@@ -279,7 +280,7 @@ class StructuredPredictor(nn.Module):
                 found[..., at] = law.at_zero(beta[..., at])
         return found
 
-    def threshold_values(self, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S c"]:
+    def threshold_values(self, zeta: Float[Tensor, "*S P"]) -> ColumnValues:
         """Thresholds of an ordinal response, increasing."""
         own = zeta[..., self.thresholds[0] : self.thresholds[-1] + 1]
         first = self.priors["threshold"].from_standard(own[..., :1])
@@ -333,7 +334,7 @@ class StructuredPredictor(nn.Module):
 
     def reported(
         self,
-        zeta: Float[np.ndarray, "S P"],
+        zeta: EffectDraws,
         shift: Float[np.ndarray, "S q"] | None = None,
         names: Collection[str] | None = None,
     ) -> dict[str, Float[np.ndarray, "S"]]:
@@ -361,10 +362,7 @@ class StructuredPredictor(nn.Module):
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     def _reported(
-        self,
-        zeta: Float[np.ndarray, "S P"],
-        shift: Float[np.ndarray, "S q"] | None,
-        columns: Collection[str],
+        self, zeta: EffectDraws, shift: Float[np.ndarray, "S q"] | None, columns: Collection[str]
     ) -> dict[str, Float[np.ndarray, "S"]]:
         """As `reported`, all at once; of the coefficients of columns some alone."""
         at = torch.from_numpy(np.ascontiguousarray(zeta, dtype=np.float64))

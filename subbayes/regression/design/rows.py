@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.likelihoods.families import Family
 from subbayes.regression.design.design import Design, NewLevels
 from subbayes.regression.formula.checks import check_columns, plain_columns
 from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.types import RowNumbers
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class AuxiliaryColumns:
         """The columns that are set."""
         return tuple(column for column in vars(self).values() if column is not None)
 
-    def total_offset(self, frame: pd.DataFrame, family: Family) -> Float[np.ndarray, "n"]:
+    def total_offset(self, frame: pd.DataFrame, family: Family) -> RowNumbers:
         """Offset plus log exposure, added to the location's predictor."""
         total = np.zeros(len(frame))
         if self.offset is not None:
@@ -62,7 +62,7 @@ class AuxiliaryColumns:
         return total
 
 
-def column_numbers(name: str, frame: pd.DataFrame) -> Float[np.ndarray, "n"]:
+def column_numbers(name: str, frame: pd.DataFrame) -> RowNumbers:
     """A column as numbers in float64.
 
     Raises:
@@ -79,7 +79,7 @@ def column_numbers(name: str, frame: pd.DataFrame) -> Float[np.ndarray, "n"]:
         fail(name, "numbers", f"values such as {frame[name].iloc[0]!r}")
 
 
-def given_values(family: Family, frame: pd.DataFrame) -> dict[str, Float[np.ndarray, "n"]]:
+def given_values(family: Family, frame: pd.DataFrame) -> dict[str, RowNumbers]:
     """Values of the parameters that are given, such as the number of trials, by parameter."""
     return {
         name: column_numbers(value, frame)

@@ -13,7 +13,9 @@ from subbayes.regression.design.design import Design
 from subbayes.regression.design.flat_effects import flat_columns
 from subbayes.regression.design.model_priors import priors_of_columns
 from subbayes.regression.priors.prior import EffectPrior
+from subbayes.regression.shapes import DesignColumns
 from subbayes.utils.checks import fail
+from subbayes.utils.types import RowNumbers
 from subbayes.utils.warning import warn_user
 
 _ROWS, _ROUNDS = 2000, 6  # of a linear program, to which rows are added that its solution misses
@@ -24,11 +26,11 @@ _SMALL = 1e-6  # of columns of unit size
 
 def check_separation(
     design: Design,
-    columns: Float[np.ndarray, "n p"],
+    columns: DesignColumns,
     y: Float[np.ndarray, "n *m"],
     family: Family,
     priors: Mapping[str, EffectPrior],
-    trials: Float[np.ndarray, "n"] | None,
+    trials: RowNumbers | None,
 ) -> None:
     """Warn of columns that separate rows which bound effects on one side, or raise if flat.
 
@@ -99,9 +101,7 @@ def _check_places(
         )
 
 
-def separating_columns(
-    columns: Float[np.ndarray, "n p"], side: Float[np.ndarray, "n"]
-) -> list[int]:
+def separating_columns(columns: DesignColumns, side: RowNumbers) -> list[int]:
     r"""Positions of columns with a combination that separates the rows of two classes; or none.
 
     Rows are separated if there is b with $s_i x_i^\top b \ge 0$ for all, above 0 for some, and

@@ -32,7 +32,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from subbayes.likelihoods.families import Family
-from subbayes.regression.shapes import ByPredictor, Groups, PointValues, StoredRows
+from subbayes.regression.shapes import (
+    ByPredictor,
+    Groups,
+    PointValues,
+    RowPredictors,
+    RowValues,
+    StoredRows,
+)
 from subbayes.regression.terms.group_elimination import GroupedMatrix
 from subbayes.regression.terms.layout import Layout
 from subbayes.utils.types import Targets
@@ -49,7 +56,7 @@ def coefficient_likelihood(
     layout: Layout,
     groups: Groups,
     design: StoredRows,
-    offset: Float[Tensor, "n K"],
+    offset: RowPredictors,
     y: Targets,
     *,
     join: bool = True,
@@ -116,8 +123,8 @@ class NormalStatistics:
         groups: Groups,
         design: StoredRows,
         offset: Float[Tensor, "n 2"],
-        y: Float[Tensor, "n"],
-        weights: Float[Tensor, "n"],
+        y: RowValues,
+        weights: RowValues,
     ) -> NormalStatistics:
         """Two passes over blocks of rows: the least-squares coefficients, then their residuals."""
         p = layout.size
@@ -256,9 +263,9 @@ class CanonicalRows:
         layout: Layout,
         groups: Groups,
         design: StoredRows,
-        offset: Float[Tensor, "n"],
-        y: Float[Tensor, "n"],
-        weights: Float[Tensor, "n"],
+        offset: RowValues,
+        y: RowValues,
+        weights: RowValues,
         *,
         join: bool = True,
     ) -> CanonicalRows:
@@ -363,10 +370,7 @@ def _weighted_gram(
 
 
 def _joined(
-    design: StoredRows,
-    offset: Float[Tensor, "n"],
-    weights: Float[Tensor, "n"],
-    response: Float[Tensor, "n"],
+    design: StoredRows, offset: RowValues, weights: RowValues, response: RowValues
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Different rows with summed weights and responses, if there are much fewer of them."""
     whole = torch.cat([design, offset[:, None]], 1).numpy()
@@ -393,7 +397,7 @@ class GeneralRows:
     layout: Layout
     groups: Groups
     design: StoredRows
-    offset: Float[Tensor, "n K"]
+    offset: RowPredictors
     y: Targets
 
     def _blocks(self) -> Iterator[tuple[Tensor, Tensor, Targets]]:

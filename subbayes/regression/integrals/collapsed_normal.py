@@ -33,7 +33,14 @@ from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.effect_map import EffectMap, placed_by_predictor
 from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
-from subbayes.regression.shapes import ByPredictor, EffectPoints, PointValues
+from subbayes.regression.shapes import (
+    ByPredictor,
+    ColumnValues,
+    EffectDraws,
+    EffectPoints,
+    PointValues,
+    RestPoints,
+)
 from subbayes.regression.terms.group_elimination import BlockFactor, block_cholesky, block_solve
 from subbayes.utils.types import Coordinates, LogDensity
 
@@ -62,15 +69,11 @@ class _Coefficients:
     def _places(self) -> Int[Tensor, "P"]:
         return torch.cat([self.rest, self.linear]).argsort()
 
-    def whole(
-        self, h: Float[Tensor, "*S d"], linear: Float[Tensor, "*S c"]
-    ) -> Float[Tensor, "*S P"]:
+    def whole(self, h: Float[Tensor, "*S d"], linear: ColumnValues) -> Float[Tensor, "*S P"]:
         """All coordinates."""
         return torch.cat([h, linear], -1).index_select(-1, self._places)
 
-    def coefficients(
-        self, h: Float[Tensor, "S d"]
-    ) -> tuple[Float[Tensor, "o S p"], Float[Tensor, "o S P"]]:
+    def coefficients(self, h: RestPoints) -> tuple[Float[Tensor, "o S p"], Float[Tensor, "o S P"]]:
         """Coefficients at the reference and one unit of each order away, and these points."""
         points = self.points[:, None].expand(-1, len(h), -1)
         at = self.whole(h.expand(len(points), *h.shape), points)
@@ -290,17 +293,17 @@ class CollapsedNormal:
                 one = self._coefficients.of_one_group(effects)
                 self._sums = _SumsOfGroups.around(level, rows, one, effects.left)
 
-    def _whole(self, h: Float[Tensor, "S d"], linear: Float[Tensor, "*S c"]) -> EffectPoints:
+    def _whole(self, h: RestPoints, linear: ColumnValues) -> EffectPoints:
         return self._coefficients.whole(h, linear.expand(len(h), -1))
 
-    def _affine(self, h: Float[Tensor, "S d"]) -> tuple[ByPredictor, Float[Tensor, "S o p"]]:
+    def _affine(self, h: RestPoints) -> tuple[ByPredictor, Float[Tensor, "S o p"]]:
         """B at the reference, and derivatives of the coefficients in those of each order."""
         found, at = self._coefficients.coefficients(h)
         placed = placed_by_predictor(self.map.structured, found[0], at[0])
         return placed, (found[1:] - found[:1]).transpose(0, 1)
 
     def _factorised(
-        self, h: Float[Tensor, "S d"], rows: NormalStatistics | QuadraticRows
+        self, h: RestPoints, rows: NormalStatistics | QuadraticRows
     ) -> tuple[Tensor, BlockFactor, tuple[Tensor, Tensor]]:
         r"""B at the reference, the factor L of P, and $L^{-1} P (\tilde\zeta - \zeta_0)$."""
         placed, slopes = self._affine(h)
@@ -351,7 +354,7 @@ class CollapsedNormal:
         return factor, factor.forward(right, right_others)
 
     def _conditional(
-        self, h: Float[Tensor, "S d"], rows: NormalStatistics | QuadraticRows
+        self, h: RestPoints, rows: NormalStatistics | QuadraticRows
     ) -> tuple[Tensor, Tensor, BlockFactor]:
         """Coordinates with the conditional means, these means, and the factor of P."""
         _, factor, solved = self._factorised(h, rows)
@@ -415,7 +418,7 @@ class CollapsedNormal:
         """The log-likelihood at all coordinates."""
         return self.rows.value(self.map.coefficients(zeta))
 
-    def _beside_groups(self, h: Float[Tensor, "S d"], sums: _SumsOfGroups) -> _BesideGroups:
+    def _beside_groups(self, h: RestPoints, sums: _SumsOfGroups) -> _BesideGroups:
         """The density, at a cost for each point that depends on the different blocks alone.
 
         Quadratics are expanded around a point with effects of groups of 0, so that the gradient in
@@ -455,7 +458,7 @@ class CollapsedNormal:
         )
 
     def _with_groups(
-        self, h: Float[Tensor, "S d"], eps: Float[Tensor, "S c"], sums: _SumsOfGroups
+        self, h: RestPoints, eps: Float[Tensor, "S c"], sums: _SumsOfGroups
     ) -> tuple[EffectPoints, PointValues]:
         """As `coordinates`: the effects of groups given the other coefficients."""
         given, first = self._beside_groups(h, sums), self.groups.numel()
@@ -473,7 +476,7 @@ class CollapsedNormal:
         others = self._reference[first:] + moved[..., 0]
         return self._whole(h, torch.cat([effects, others], 1)), -given.half_log_det
 
-    def log_marginal(self, h: Float[Tensor, "S d"], rows: NormalStatistics) -> PointValues:
+    def log_marginal(self, h: RestPoints, rows: NormalStatistics) -> PointValues:
         """Log of p(D | h) with other statistics of the rows at each point; differentiable."""
         placed, factor, (groups, others) = self._factorised(h, rows)
         squares = groups.square().sum((1, 2)) + others.square().sum(1)
@@ -483,7 +486,7 @@ class CollapsedNormal:
 
     def coordinates(
         self,
-        h: Float[Tensor, "S d"],
+        h: RestPoints,
         eps: Float[Tensor, "S c"],
         rows: NormalStatistics | QuadraticRows | None = None,
     ) -> tuple[EffectPoints, PointValues]:
@@ -508,7 +511,7 @@ class CollapsedNormal:
 
     def with_coefficients(
         self, h: Coordinates, eps: Float[np.ndarray, "S c"]
-    ) -> tuple[Float[np.ndarray, "S P"], LogDensity]:
+    ) -> tuple[EffectDraws, LogDensity]:
         """As `coordinates`, of few points at once."""
         at, noise = torch.from_numpy(h), torch.from_numpy(eps)
         step = self.at_once

@@ -43,8 +43,8 @@ from subbayes.regression.integrals.proposals import (
     standard_proposals,
 )
 from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
-from subbayes.regression.shapes import EffectPoint
-from subbayes.utils.types import Coordinates, LogDensity
+from subbayes.regression.shapes import ChainDraws, EffectDraws, EffectPoint, Point
+from subbayes.utils.types import Coordinates, LogDensity, RowNumbers
 
 __all__ = ["CorrectedProposals", "corrected_proposals"]
 
@@ -71,9 +71,7 @@ class _Approximation:
     of_h: Distribution | None
     count: int
 
-    def draw(
-        self, n: int, rng: np.random.Generator
-    ) -> tuple[Float[np.ndarray, "n z"], Float[np.ndarray, "n"]]:
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[Float[np.ndarray, "n z"], RowNumbers]:
         """Proposals and their log densities."""
         eps, log_q = standard_proposals(n, self.count, rng)
         if self.of_h is None:
@@ -98,11 +96,7 @@ class CorrectedProposals:
     """
 
     def __init__(
-        self,
-        likelihood: EffectsLikelihood,
-        collapsed: CollapsedNormal,
-        at: Float[np.ndarray, "d"],
-        free: list[int],
+        self, likelihood: EffectsLikelihood, collapsed: CollapsedNormal, at: Point, free: list[int]
     ) -> None:
         self.likelihood, self.collapsed = likelihood, collapsed
         self.at, self.free = at, free
@@ -114,7 +108,7 @@ class CorrectedProposals:
             )
         self.distribution = _Approximation(of_h, len(collapsed.linear))
 
-    def effects(self, z: Coordinates) -> tuple[Float[np.ndarray, "S P"], Float[np.ndarray, "S"]]:
+    def effects(self, z: Coordinates) -> tuple[EffectDraws, Float[np.ndarray, "S"]]:
         """The coordinates of effects, and the log determinant of their derivative."""
         f = len(self.free)
         h = with_fixed(self.at, self.free, z[:, :f])
@@ -131,7 +125,7 @@ class CorrectedProposals:
 
     def draw(
         self, sampling: Sampling, repeats: int
-    ) -> tuple[Draws, Float[np.ndarray, "chains draws P"], Float[np.ndarray, "chains draws"]]:
+    ) -> tuple[Draws, Float[np.ndarray, "chains draws P"], ChainDraws]:
         """Draws, the coordinates of effects there, and their log-likelihood."""
         draws = independence_chains(
             self.log_density, self.distribution, sampling, repeats, self.efficiency

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from subbayes.regression.design.predictor import StructuredPredictor
-from subbayes.regression.shapes import ByPredictor, EffectPoints, Groups
+from subbayes.regression.shapes import ByPredictor, EffectPoints, Groups, RowValues
 from subbayes.regression.terms.group_elimination import GroupedMatrix
 
 _ELEMENTS = 2**20  # of copies of a point at once
@@ -146,7 +146,7 @@ class EffectMap:
     def _bend(
         self,
         few: Float[Tensor, "m"],
-        slope: Float[Tensor, "n"],
+        slope: RowValues,
         mixed: Float[Tensor, "q q"] | None,
         chosen: Int[Tensor, "s"],
     ) -> Float[Tensor, "s s"]:

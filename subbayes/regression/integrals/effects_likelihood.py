@@ -17,7 +17,7 @@ from subbayes.regression.integrals.coefficient_likelihood import (
     coefficient_likelihood,
 )
 from subbayes.regression.integrals.effect_map import EffectMap
-from subbayes.regression.shapes import EffectPoints, PointValues, StoredRows
+from subbayes.regression.shapes import EffectPoints, PointValues, RowPredictors, StoredRows
 from subbayes.regression.terms.group_elimination import GroupedMatrix, eliminated_groups
 from subbayes.utils.types import Targets
 
@@ -42,7 +42,7 @@ class EffectsLikelihood:
         structured: StructuredPredictor,
         family: Family,
         design: StoredRows,
-        offset: Float[Tensor, "n K"],
+        offset: RowPredictors,
         y: Targets,
         *,
         join: bool = True,
@@ -53,7 +53,7 @@ class EffectsLikelihood:
         self._offset, self._y = offset, y
         self.rows: CoefficientLikelihood = self._rows_of(offset, y, join=join)
 
-    def shifted(self, contributions: Float[Tensor, "n K"]) -> EffectsLikelihood:
+    def shifted(self, contributions: RowPredictors) -> EffectsLikelihood:
         """The likelihood beside something that is added to the predictors of the rows."""
         found = copy.copy(self)
         found.rows = self._rows_of(self._offset + contributions, self._y, join=False)

@@ -57,7 +57,7 @@ from subbayes.regression.integrals.proposals import (
     pilot_generator,
 )
 from subbayes.regression.questions.summary import examined_names, have_mixed
-from subbayes.regression.shapes import EffectPoint
+from subbayes.regression.shapes import ChainDraws, EffectDraws, EffectPoint
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import say
@@ -177,7 +177,7 @@ def _draws_around_the_mode(
     """Draws of all coordinates by independent proposals around the mode, of few or many pilots."""
     mode, precision = likelihood.mode(torch.from_numpy(start.copy()))
 
-    def target(zeta: Float[np.ndarray, "S P"]) -> LogDensity:
+    def target(zeta: EffectDraws) -> LogDensity:
         value = likelihood.value(torch.from_numpy(zeta)).numpy()
         return np.asarray(value - 0.5 * np.square(zeta).sum(1))
 
@@ -366,7 +366,7 @@ class _TakenGroups:
 def _with_densities(
     draws: Draws,
     zeta: Float[np.ndarray, "chains draws P"],
-    log_likelihood: Float[np.ndarray, "chains draws"],
+    log_likelihood: ChainDraws,
     integrated_out: str | None = None,
 ) -> Draws:
     """Draws of all coordinates with their log-likelihood and log density."""

@@ -33,7 +33,7 @@ from subbayes.regression.integrals.given_coordinates import with_fixed
 from subbayes.regression.integrals.proposals import LogDensityFunction
 from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
 from subbayes.regression.priors.prior import EffectPrior
-from subbayes.regression.shapes import EffectPoint
+from subbayes.regression.shapes import EffectPoint, Point
 from subbayes.utils.types import Coordinates, LogDensity
 
 _FURTHEST = 6.0  # of a standard normal coordinate; at -6 a standard deviation is 0 to rounding
@@ -108,9 +108,7 @@ def singular_warnings(structured: StructuredPredictor, zeta: EffectPoint) -> lis
     return lines
 
 
-def reml_of_collapsed(
-    collapsed: CollapsedNormal, start: Float[np.ndarray, "d"]
-) -> Float[np.ndarray, "d"]:
+def reml_of_collapsed(collapsed: CollapsedNormal, start: Point) -> Point:
     """The coordinates h at the maximum, of a normal response.
 
     Args:
@@ -149,7 +147,7 @@ def reml_of_rows(likelihood: EffectsLikelihood, start: EffectPoint) -> EffectPoi
         if float((at[fixed] - before).abs().max()) < _NEAR:
             break
 
-    def value(tau: Float[np.ndarray, "d"]) -> float:
+    def value(tau: Point) -> float:
         nonlocal at
         at[fixed] = torch.from_numpy(tau)
         at, precision = likelihood.mode(at, fixed)
@@ -166,9 +164,7 @@ def reml_of_rows(likelihood: EffectsLikelihood, start: EffectPoint) -> EffectPoi
     return at.numpy()
 
 
-def _maximum_near(
-    likelihood: EffectsLikelihood, at: Float[Tensor, "P"], fixed: list[int]
-) -> Float[np.ndarray, "d"]:
+def _maximum_near(likelihood: EffectsLikelihood, at: Float[Tensor, "P"], fixed: list[int]) -> Point:
     """The maximum for the quadratic approximation around a point, with all else as there."""
     collapsed = CollapsedNormal(likelihood.map, QuadraticRows.around(likelihood, at[None]))
     h = at.numpy()[collapsed.rest]
@@ -183,10 +179,10 @@ def _maximum_near(
 
 def _maximum(
     target: LogDensityFunction,
-    start: Float[np.ndarray, "d"],
+    start: Point,
     largest: Sequence[float],
     others: Sequence[float] = _STARTS,
-) -> Float[np.ndarray, "d"]:
+) -> Point:
     """The maximum of a smooth function, with gradients by central differences.
 
     Args:
@@ -197,12 +193,12 @@ def _maximum(
     """
     steps = _STEP * np.eye(len(start))
 
-    def negative(h: Float[np.ndarray, "d"]) -> tuple[float, Float[np.ndarray, "d"]]:
+    def negative(h: Point) -> tuple[float, Point]:
         found = target(h + np.concatenate([np.zeros((1, len(h))), steps, -steps]))
         slope = (found[1 : 1 + len(h)] - found[1 + len(h) :]) / (2 * _STEP)
         return -float(found[0]), -slope
 
-    def search(place: Float[np.ndarray, "d"], ends: Sequence[float]) -> optimize.OptimizeResult:
+    def search(place: Point, ends: Sequence[float]) -> optimize.OptimizeResult:
         limits = [(-_FURTHEST, end) for end in ends]
         return optimize.minimize(negative, place, jac=True, method="L-BFGS-B", bounds=limits)
 

@@ -11,12 +11,12 @@ from jaxtyping import Float
 from subbayes.artifacts.tensors import fingerprint
 from subbayes.priors import Normal
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
-from subbayes.regression.shapes import EffectPoint
+from subbayes.regression.shapes import EffectPoint, Point
 from subbayes.utils.types import Coordinates, LogDensity
 
 
 def with_fixed(
-    at: Float[np.ndarray, "d"], free: list[int], h: Float[np.ndarray, "*S f"]
+    at: Point, free: list[int], h: Float[np.ndarray, "*S f"]
 ) -> Float[np.ndarray, "*S d"]:
     """Points with the coordinates `free`, and others as at a point."""
     found = np.broadcast_to(at, (*h.shape[:-1], len(at))).copy()

@@ -43,6 +43,14 @@ from subbayes.regression.integrals.proposals import (
     mixture_around,
     pilot_generator,
 )
+from subbayes.regression.shapes import (
+    GroupPoints,
+    GroupValues,
+    Point,
+    PointValues,
+    RestPoints,
+    RowValues,
+)
 from subbayes.regression.terms.group_elimination import block_cholesky, block_solve
 from subbayes.utils.types import Coordinates, LogDensity
 
@@ -87,7 +95,7 @@ class _Points(NamedTuple):
         factor: of the covariance of the effects of a group.
     """
 
-    h: Float[Tensor, "S d"]
+    h: RestPoints
     zeta: Float[Tensor, "S m"]
     level: Float[Tensor, "S p"]
     factor: Float[Tensor, "S q q"]
@@ -107,8 +115,8 @@ class _Given(NamedTuple):
 
     eta: Float[Tensor, "n S"] | Float[Tensor, ""]
     slopes: Float[Tensor, "q n S"]
-    linear: Float[Tensor, "S"]
-    pulled: Float[Tensor, "q J S"]
+    linear: PointValues
+    pulled: GroupPoints
     weights: Float[Tensor, "n S"] | Float[Tensor, "n one"] | None = None
     predictors: Float[Tensor, "S n C"] | None = None
 
@@ -130,17 +138,17 @@ class _Tangent(NamedTuple):
     log_factors: Float[Tensor, "J one"]
     log_slopes: Float[Tensor, "J d"]
 
-    def mode(self, h: Float[Tensor, "S d"]) -> Float[Tensor, "m S"]:
+    def mode(self, h: RestPoints) -> Float[Tensor, "m S"]:
         """Modes at other points."""
         moved = self._along(self.slopes, h).clamp_(-_FURTHEST, _FURTHEST)
         return moved.add_(self.modes)
 
-    def factor(self, h: Float[Tensor, "S d"]) -> Float[Tensor, "J S"]:
+    def factor(self, h: RestPoints) -> GroupValues:
         """Factors of scalar effects at other points."""
         moved = self._along(self.log_slopes, h).clamp_(-_WIDEST, _WIDEST)
         return moved.add_(self.log_factors).exp_()
 
-    def _along(self, slopes: Float[Tensor, "m d"], h: Float[Tensor, "S d"]) -> Float[Tensor, "m S"]:
+    def _along(self, slopes: Float[Tensor, "m d"], h: RestPoints) -> Float[Tensor, "m S"]:
         """By NumPy, whose products are faster where there are few columns of either."""
         return torch.from_numpy(slopes.numpy() @ (h.T - self.centre).numpy())
 
@@ -209,7 +217,7 @@ class GroupedImportance:
         codes = own.abs().sum(2).argmax(1)
         return codes, own[torch.arange(len(own)), codes]
 
-    def shifted(self, contributions: Float[Tensor, "n"]) -> GroupedImportance:
+    def shifted(self, contributions: RowValues) -> GroupedImportance:
         """The likelihood with something added to the predictor of each row, of rows not joined."""
         assert isinstance(self.rows, CanonicalRows)
         found = copy.copy(self)
@@ -259,13 +267,13 @@ class GroupedImportance:
         pulled = level.new_zeros(len(slopes), len(self.groups), len(level))
         return _Given(predictors[..., 0].T, slopes, linear, pulled, predictors=predictors)
 
-    def _summed(self, values: Float[Tensor, "n S"]) -> Float[Tensor, "J S"]:
+    def _summed(self, values: Float[Tensor, "n S"]) -> GroupValues:
         """Sums over the rows of each group."""
         if self._one_cell_each:
             return values
         return torch.from_numpy(self._members @ values.numpy())
 
-    def _predictor(self, given: _Given, zeta: Float[Tensor, "q J S"]) -> Float[Tensor, "n S"]:
+    def _predictor(self, given: _Given, zeta: GroupPoints) -> Float[Tensor, "n S"]:
         """Predictors of rows, or what groups add to those of joined rows."""
         eta = given.eta
         for part, own in zip(given.slopes, zeta, strict=True):
@@ -280,7 +288,7 @@ class GroupedImportance:
         predictors = torch.cat([eta.T.unsqueeze(-1), given.predictors[..., 1:]], -1)
         return self.rows.family.log_prob(predictors, self._y).T
 
-    def _group_values(self, given: _Given, zeta: Float[Tensor, "q J S"]) -> Float[Tensor, "J S"]:
+    def _group_values(self, given: _Given, zeta: GroupPoints) -> GroupValues:
         """Log of likelihood times prior of each group, without terms linear in other effects."""
         eta = self._predictor(given, zeta)
         if isinstance(self.rows, GeneralRows):
@@ -318,8 +326,8 @@ class GroupedImportance:
         return mean, variance
 
     def _derivatives(
-        self, given: _Given, zeta: Float[Tensor, "q J S"]
-    ) -> tuple[Float[Tensor, "q J S"], Float[Tensor, "J S q q"]]:
+        self, given: _Given, zeta: GroupPoints
+    ) -> tuple[GroupPoints, Float[Tensor, "J S q q"]]:
         """The gradient of each group's value, and its negative Hessian."""
         mean, variance = self._row_derivatives(given, self._predictor(given, zeta))
         slopes = given.slopes
@@ -338,7 +346,7 @@ class GroupedImportance:
 
     def _modes(
         self, h: Tensor, given: _Given, steps: int = _STEPS
-    ) -> tuple[Float[Tensor, "q J S"], Float[Tensor, "J S q q"]]:
+    ) -> tuple[GroupPoints, Float[Tensor, "J S q q"]]:
         """Modes of all groups, and Cholesky factors of their precisions.
 
         A few steps, as many for all points whatever the others are, are enough for estimates, whose
@@ -359,7 +367,7 @@ class GroupedImportance:
                 break
         return zeta, factor
 
-    def _guess(self, h: Float[Tensor, "S d"]) -> Float[Tensor, "q J S"]:
+    def _guess(self, h: RestPoints) -> GroupPoints:
         """Where Newton's method starts: the tangent at a point near the posterior, or 0."""
         groups, q = self.groups.shape
         if self._tangent is None:
@@ -367,8 +375,8 @@ class GroupedImportance:
         return self._tangent.mode(h).reshape(q, groups, -1)
 
     def _centres(
-        self, h: Float[Tensor, "S d"], given: _Given
-    ) -> tuple[Float[Tensor, "q J S"], Float[Tensor, "J S q q"]]:
+        self, h: RestPoints, given: _Given
+    ) -> tuple[GroupPoints, Float[Tensor, "J S q q"]]:
         """About the modes of all groups and the factors of their precisions, for estimates."""
         groups, q = self.groups.shape
         if self._has_moved:
@@ -379,7 +387,7 @@ class GroupedImportance:
             return self._modes(h, given, 1)
         return self._guess(h), self._tangent.factor(h)[:, :, None, None]
 
-    def start_near(self, h: Float[np.ndarray, "d"]) -> None:
+    def start_near(self, h: Point) -> None:
         """Set the point near the posterior, which has no influence on the distribution of draws."""
         points = torch.from_numpy(np.concatenate([h[None], h + _STEP * np.eye(len(h))]))
         with torch.no_grad():
@@ -398,7 +406,7 @@ class GroupedImportance:
         if q == 1 and groups >= _MANY:
             self._choose_lattice(h)
 
-    def _choose_lattice(self, h: Float[np.ndarray, "d"]) -> None:
+    def _choose_lattice(self, h: Point) -> None:
         """Take as few points as give estimates a small variance at a point near the posterior."""
         for count in _COUNTS_OF_MANY:
             self._lattice = _Lattice(1, count)
@@ -409,7 +417,7 @@ class GroupedImportance:
 
     # --- densities --------------------------------------------------------------------------
 
-    def _parts(self, h: Float[Tensor, "S d"]) -> Iterator[_Points]:
+    def _parts(self, h: RestPoints) -> Iterator[_Points]:
         """As many points at once as memory close to the processor holds."""
         zeta = h.new_zeros(len(h), self._one.size)
         zeta[:, self._h_places] = h
@@ -469,7 +477,7 @@ class GroupedImportance:
         drawn = rng.integers(0, _SHIFTS, (q, groups, points), dtype=np.uint8)
         shift = torch.from_numpy(drawn).int()
 
-        def effects(standard: Float[Tensor, "q J S"]) -> Float[Tensor, "q J S"]:
+        def effects(standard: GroupPoints) -> GroupPoints:
             if q == 1:
                 return torch.addcmul(mode, standard, inverse)
             noise = standard.permute(1, 2, 0).unsqueeze(-1)
@@ -523,16 +531,12 @@ class _Lattice:
         derivative = 2 * product + _POWER * (2 * u - 1) ** 2
         self._log_jacobian = (scale * derivative * product ** (-_POWER - 1)).log()
 
-    def standard(
-        self, k: int | Int[Tensor, "J S"], shift: Int[Tensor, "q J S"]
-    ) -> Float[Tensor, "q J S"]:
+    def standard(self, k: int | Int[Tensor, "J S"], shift: Int[Tensor, "q J S"]) -> GroupPoints:
         """The places of points with these shifts."""
         found = self._at(self._standard, k, shift)
         return found[0][None] if len(found) == 1 else torch.stack(found)
 
-    def log_jacobian(
-        self, k: int | Int[Tensor, "J S"], shift: Int[Tensor, "q J S"]
-    ) -> Float[Tensor, "J S"]:
+    def log_jacobian(self, k: int | Int[Tensor, "J S"], shift: Int[Tensor, "q J S"]) -> GroupValues:
         """The log determinants of their derivatives."""
         found = self._at(self._log_jacobian, k, shift)
         return found[0] if len(found) == 1 else torch.stack(found).sum(0)
@@ -542,7 +546,7 @@ class _Lattice:
         table: Float[Tensor, "count q shifts"],
         k: int | Int[Tensor, "J S"],
         shift: Int[Tensor, "q J S"],
-    ) -> list[Float[Tensor, "J S"]]:
+    ) -> list[GroupValues]:
         """Entries of a table along each axis."""
         if isinstance(k, int):
             return [_entries(table[k, i], own) for i, own in enumerate(shift)]
@@ -559,7 +563,7 @@ def _sums_over(
     return csr_array((values, places), shape=(count, len(codes)))
 
 
-def _sum_of_logs(values: Float[Tensor, "J S"]) -> Float[Tensor, "S"]:
+def _sum_of_logs(values: GroupValues) -> PointValues:
     """Of numbers from 1 to $10^{38}$, by logarithms of products of eight, which take far longer."""
     for _ in range(3):
         half = len(values) // 2
@@ -567,7 +571,7 @@ def _sum_of_logs(values: Float[Tensor, "J S"]) -> Float[Tensor, "S"]:
     return values.log_().sum(0)
 
 
-def _entries(table: Float[Tensor, "m"], places: Int[Tensor, "J S"]) -> Float[Tensor, "J S"]:
+def _entries(table: Float[Tensor, "m"], places: Int[Tensor, "J S"]) -> GroupValues:
     """As `take`, in a third of the time."""
     return table.index_select(0, places.flatten()).view(places.shape)
 

@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.chains import chain_generators
 from subbayes.regression.integrals.proposals import Distribution, LogDensityFunction
+from subbayes.utils.types import RowNumbers
 
 Take = Callable[
     [Int[np.ndarray, "m"], Int[np.ndarray, "chains m"], Int[np.ndarray, "chains"]], None
@@ -142,10 +143,7 @@ def mixed_draws(
 
 
 def _accepted(
-    log_w: Float[np.ndarray, "n"],
-    log_u: Float[np.ndarray, "n"],
-    start: int,
-    state: tuple[int, float],
+    log_w: RowNumbers, log_u: RowNumbers, start: int, state: tuple[int, float]
 ) -> tuple[np.ndarray, tuple[int, float]]:
     """The position of the proposal at which a chain is, after each of those from `start` on.
 

@@ -17,7 +17,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Float, Int
 
-from subbayes.utils.types import Coordinates, LogDensity
+from subbayes.regression.shapes import Point, Points
+from subbayes.utils.types import Coordinates, LogDensity, RowNumbers
 
 LogDensityFunction = Callable[[Coordinates], LogDensity]
 
@@ -40,9 +41,7 @@ _PRIOR_DRAWS = 5.0  # with the covariance of all draws, in the covariance of a c
 class Distribution(Protocol):
     """What proposals are drawn from."""
 
-    def draw(
-        self, n: int, rng: np.random.Generator
-    ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"]]:
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[Points, RowNumbers]:
         """Proposals and their log densities, up to a constant."""
 
 
@@ -55,25 +54,21 @@ class Proposals:
         factor: L with V = LL'.
     """
 
-    mean: Float[np.ndarray, "d"]
+    mean: Point
     factor: Float[np.ndarray, "d d"]
 
     @classmethod
-    def of_precision(
-        cls, mean: Float[np.ndarray, "d"], precision: Float[np.ndarray, "d d"]
-    ) -> Proposals:
+    def of_precision(cls, mean: Point, precision: Float[np.ndarray, "d d"]) -> Proposals:
         """Proposals with the inverse of a positive definite matrix as V."""
         upper = np.linalg.cholesky(precision[::-1, ::-1])[::-1, ::-1]
         return cls(mean, np.linalg.inv(upper).T)
 
-    def draw(
-        self, n: int, rng: np.random.Generator
-    ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"]]:
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[Points, RowNumbers]:
         """Proposals and their log densities, up to a constant."""
         eps, log_q = standard_proposals(n, len(self.mean), rng)
         return self.mean + eps @ self.factor.T, log_q
 
-    def squares(self, z: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n"]:
+    def squares(self, z: Points) -> RowNumbers:
         """Squared lengths of the standard numbers of points."""
         from scipy.linalg import solve_triangular
 
@@ -137,16 +132,14 @@ class Proposals:
 
 def pilot(
     proposals: Distribution, target: LogDensityFunction, rng: np.random.Generator, n: int = PILOT
-) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"], float]:
+) -> tuple[Points, RowNumbers, float]:
     r"""Draws, their log weights, and the efficiency $(\sum w)^2 / (n \sum w^2)$."""
     z, log_q = proposals.draw(n, rng)
     log_w = target(z) - log_q
     return z, log_w, 1 / (n * float(np.square(_weights(log_w)).sum()))
 
 
-def standard_proposals(
-    n: int, d: int, rng: np.random.Generator
-) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"]]:
+def standard_proposals(n: int, d: int, rng: np.random.Generator) -> tuple[Points, RowNumbers]:
     """Draws of the mixture with m = 0 and V = I, and their log densities."""
     eps = rng.standard_normal((n, d))
     heavy = rng.random(n) < _SHARE
@@ -155,7 +148,7 @@ def standard_proposals(
     return eps, _standard_log_density(np.square(eps).sum(1), d)
 
 
-def _standard_log_density(squares: Float[np.ndarray, "n"], d: int) -> Float[np.ndarray, "n"]:
+def _standard_log_density(squares: RowNumbers, d: int) -> RowNumbers:
     """The log density of the mixture.
 
     Args:
@@ -185,9 +178,7 @@ class Mixture:
     shares: Float[np.ndarray, "K"]
     parts: tuple[Proposals, ...]
 
-    def draw(
-        self, n: int, rng: np.random.Generator
-    ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, "n"]]:
+    def draw(self, n: int, rng: np.random.Generator) -> tuple[Points, RowNumbers]:
         """Proposals and their log densities."""
         own = rng.choice(len(self.parts), n, p=self.shares)
         z = standard_proposals(n, len(self.parts[0].mean), rng)[0]
@@ -195,7 +186,7 @@ class Mixture:
             z[own == k] = part.mean + z[own == k] @ part.factor.T
         return z, self.log_density(z)
 
-    def log_density(self, z: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n"]:
+    def log_density(self, z: Points) -> RowNumbers:
         """The log density at each point."""
         logs = [
             np.log(share) + _standard_log_density(part.squares(z), z.shape[1]) - part.log_det()
@@ -204,9 +195,7 @@ class Mixture:
         return np.asarray(np.logaddexp.reduce(logs))
 
     @classmethod
-    def of_draws(
-        cls, z: Float[np.ndarray, "n d"], w: Float[np.ndarray, "n"], rng: np.random.Generator
-    ) -> Mixture:
+    def of_draws(cls, z: Points, w: RowNumbers, rng: np.random.Generator) -> Mixture:
         """Expectation and maximisation for weighted draws, from components at some of them."""
         mean, prior = w @ z, _PRIOR_DRAWS * float(np.square(w).sum())
         whole = _products(z - mean, w)
@@ -228,15 +217,11 @@ class Mixture:
         return cls(shares, tuple(parts))
 
 
-def _products(
-    centred: Float[np.ndarray, "n d"], w: Float[np.ndarray, "n"]
-) -> Float[np.ndarray, "d d"]:
+def _products(centred: Points, w: RowNumbers) -> Float[np.ndarray, "d d"]:
     return np.asarray((centred * w[:, None]).T @ centred)
 
 
-def fitted_proposals(
-    target: LogDensityFunction, start: Float[np.ndarray, "d"]
-) -> tuple[Distribution, float]:
+def fitted_proposals(target: LogDensityFunction, start: Point) -> tuple[Distribution, float]:
     """The proposals that fit a cheap density, and the efficiency of their weights.
 
     One component around the mode, or a mixture where that does not fit well.
@@ -283,7 +268,7 @@ def mixture_around(
     return found, best
 
 
-def laplace_proposals(target: LogDensityFunction, start: Float[np.ndarray, "d"]) -> Proposals:
+def laplace_proposals(target: LogDensityFunction, start: Point) -> Proposals:
     """Proposals around the mode of a smooth density."""
     modes, precisions = difference_modes(lambda h, _: target(h[0])[None], start[None])
     return Proposals.of_precision(modes[0], precisions[0])
@@ -333,7 +318,7 @@ def difference_modes(
     return modes, precisions
 
 
-def _weights(log_w: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+def _weights(log_w: RowNumbers) -> RowNumbers:
     """Normalised weights; 0 where the target is not finite."""
     log_w = np.where(np.isnan(log_w), -np.inf, log_w)
     if not np.isfinite(log_w).any():
@@ -348,7 +333,7 @@ def pilot_generator(stream: int = 0) -> np.random.Generator:
     return np.random.default_rng([_PILOT_SEED, stream])
 
 
-def _tempered_weights(log_w: Float[np.ndarray, "n"], least: float) -> Float[np.ndarray, "n"]:
+def _tempered_weights(log_w: RowNumbers, least: float) -> RowNumbers:
     """Normalised weights, or powers of them of which at least so many draws count, if any are."""
     power = 1.0
     while True:

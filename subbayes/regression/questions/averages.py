@@ -21,6 +21,7 @@ from subbayes.regression.formula.checks import has_numbers
 from subbayes.regression.questions.conditional import Conditional
 from subbayes.regression.questions.summary import central
 from subbayes.utils.checks import check_choice, closest, fail
+from subbayes.utils.types import RowNumbers
 
 Predict = Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]
 """From rows to the draws of a quantity of each."""
@@ -181,7 +182,7 @@ class RowAverage:
         return self._drawn
 
 
-def _counts(rows: pd.DataFrame, column: str) -> Float[np.ndarray, "n"]:
+def _counts(rows: pd.DataFrame, column: str) -> RowNumbers:
     """How many times each row counts."""
     check_choice("weights", column, tuple(map(str, rows.columns)))
     w = rows[column]

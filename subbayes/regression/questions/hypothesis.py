@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Num
 from subbayes.diagnostics.convergence import mcse_mean
 from subbayes.regression.formula.names import pattern_of, written_as
 from subbayes.regression.questions.summary import central
+from subbayes.regression.shapes import EffectPoint
 from subbayes.utils.checks import check_fraction, closest, fail, fail_type
 from subbayes.utils.warning import warn_user
 
@@ -55,7 +56,7 @@ class Hypothesis:
     expression: str
     sign: str
     draws: Float[np.ndarray, "S"]
-    prior: Float[np.ndarray, "P"] | None
+    prior: EffectPoint | None
     level: float
     chains: int = 1
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float, Num
-from torch import Tensor
+from jaxtyping import Bool, Num
 
 from subbayes.regression.design.flat_effects import flat_columns
+from subbayes.regression.shapes import NetworkValues
 from subbayes.regression.specification import PreparedModel, Specification
 from subbayes.utils.checks import check_count, check_seed, fail
 from subbayes.utils.warning import warn_user
@@ -133,7 +133,7 @@ def draw_prior(specification: Specification, data: Any, n: int = 100, seed: int 
 
 
 def replicate(
-    model: PreparedModel, outputs: Float[Tensor, "S n K"], generator: torch.Generator, source: str
+    model: PreparedModel, outputs: NetworkValues, generator: torch.Generator, source: str
 ) -> Replicates:
     """Replicates of the training responses, one for each draw of the predictors.
 

@@ -16,6 +16,7 @@ from subbayes.draws import Draws, round_up
 from subbayes.likelihoods.families import Family
 from subbayes.regression.design.design import Design
 from subbayes.regression.design.predictor import StructuredPredictor
+from subbayes.regression.shapes import ChainDraws, EffectDraws
 from subbayes.utils.text_table import printable
 
 MOST_OF_GROUPS = 200
@@ -57,9 +58,9 @@ def beside_statistics(
 
 
 def summary_table(
-    effects: Mapping[str, Float[np.ndarray, "chains draws"]],
+    effects: Mapping[str, ChainDraws],
     level: float = 0.95,
-    sampled: Mapping[str, Float[np.ndarray, "chains draws"]] | None = None,
+    sampled: Mapping[str, ChainDraws] | None = None,
 ) -> pd.DataFrame:
     """Mean, sd, highest-density interval, probability of direction and diagnostics by effect.
 
@@ -203,7 +204,7 @@ def rhat_limits(
 
 
 def examined_names(
-    structured: StructuredPredictor, zeta: Float[np.ndarray, "S P"], length: int
+    structured: StructuredPredictor, zeta: EffectDraws, length: int
 ) -> tuple[list[str], int]:
     """Names of the effects whose chains are examined, and the number of all effects.
 
@@ -224,9 +225,7 @@ def examined_names(
 
 
 def mixing_warnings(
-    effects: Mapping[str, Float[np.ndarray, "chains draws"]],
-    sampler: str = "",
-    among: int | None = None,
+    effects: Mapping[str, ChainDraws], sampler: str = "", among: int | None = None
 ) -> list[str]:
     """Problems of the chains of the effects, with a remedy; empty if there are none.
 
@@ -262,9 +261,7 @@ def mixing_warnings(
     ]
 
 
-def have_mixed(
-    effects: Mapping[str, Float[np.ndarray, "chains draws"]], among: int | None = None
-) -> bool:
+def have_mixed(effects: Mapping[str, ChainDraws], among: int | None = None) -> bool:
     r"""Whether chains have mixed as well as `mixing_warnings` asks, or are too short for it.
 
     Chains of less than 200 draws hardly reach an effective sample size of 100 whatever the sampler.
@@ -288,7 +285,7 @@ def have_mixed(
 
 
 def _mixing_problems(
-    effects: Mapping[str, Float[np.ndarray, "chains draws"]], enough: int, among: int | None
+    effects: Mapping[str, ChainDraws], enough: int, among: int | None
 ) -> tuple[list[str], float]:
     """What chains do not reach, and the least effective sample size.
 

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from subbayes.likelihoods.family import Family
 from subbayes.regression.questions.averages import RowAverage
+from subbayes.regression.shapes import NetworkValues
 from subbayes.utils.checks import fail
+from subbayes.utils.types import RowNumbers
 
 _POINTS = 50
 
 
-def log_survival(
-    family: Family, outputs: Float[Tensor, "S n K"], time: float
-) -> Float[np.ndarray, "S n"]:
+def log_survival(family: Family, outputs: NetworkValues, time: float) -> Float[np.ndarray, "S n"]:
     """Log P(Y > t), without censoring and before truncation.
 
     Raises:
@@ -47,9 +47,7 @@ def log_survival(
     return above.numpy()
 
 
-def times_of(
-    times: Sequence[float] | np.ndarray | None, y: Float[np.ndarray, "n"]
-) -> Float[np.ndarray, "m"]:
+def times_of(times: Sequence[float] | np.ndarray | None, y: RowNumbers) -> Float[np.ndarray, "m"]:
     """The given times, or 50 from the start to the longest time of the training rows.
 
     Raises:
@@ -71,10 +69,7 @@ def times_of(
 
 
 def survival_curve(
-    family: Family,
-    outputs: Float[Tensor, "S n K"],
-    times: Float[np.ndarray, "m"],
-    average: RowAverage,
+    family: Family, outputs: NetworkValues, times: Float[np.ndarray, "m"], average: RowAverage
 ) -> Float[np.ndarray, "S m"]:
     """The average of P(Y > t) over rows, for each draw and time.
 

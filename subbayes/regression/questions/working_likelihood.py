@@ -24,6 +24,7 @@ from subbayes.data.arrays import evenly_spaced
 from subbayes.draws import Draws
 from subbayes.regression.design.model_priors import priors_of_columns
 from subbayes.regression.priors.normal import is_normal
+from subbayes.regression.shapes import EffectDraws
 from subbayes.regression.specification import PreparedModel
 
 _DRAWS = 200  # over which the variance of the score is averaged
@@ -49,7 +50,7 @@ def interval_warnings(
 
 
 def score_correction(
-    model: PreparedModel, draws: Draws, zeta: Float[np.ndarray, "S P"]
+    model: PreparedModel, draws: Draws, zeta: EffectDraws
 ) -> Float[np.ndarray, "S p"] | None:
     """What the correction adds to draws of the coefficients; None where there is none.
 

@@ -26,7 +26,9 @@ from scipy.interpolate import BSpline, CubicSpline
 from scipy.linalg import solve_triangular
 from scipy.spatial.distance import cdist
 
+from subbayes.regression.shapes import Point, Points, TermColumns
 from subbayes.utils.checks import fail
+from subbayes.utils.types import RowNumbers
 
 BASES = ("ps", "cr", "cc", "tp")
 _SPLINES, _FEWEST = 10, 4  # P-splines by default, and the fewest distinct values of a column
@@ -55,15 +57,15 @@ class Basis(ABC):
         return len(self.root) - self.periodic
 
     @abstractmethod
-    def evaluate(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n K"]:
+    def evaluate(self, x: Points) -> Float[np.ndarray, "n K"]:
         """The functions of the basis at rows, continued outside the training rows."""
 
-    def linear(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n l"]:
+    def linear(self, x: Points) -> Float[np.ndarray, "n l"]:
         """The functions apart from constants that the penalty does not see."""
         return x[:, :0] if self.periodic else x
 
 
-def basis_of(kind: str, x: Float[np.ndarray, "n d"], k: int, call: str, degree: int = 3) -> Basis:
+def basis_of(kind: str, x: Points, k: int, call: str, degree: int = 3) -> Basis:
     """A basis of k functions for training rows.
 
     Args:
@@ -103,13 +105,13 @@ class PSpline(Basis):
     degree: int
 
     @classmethod
-    def of(cls, x: Float[np.ndarray, "n"], k: int, degree: int) -> PSpline:
+    def of(cls, x: RowNumbers, k: int, degree: int) -> PSpline:
         """K splines over the range of x."""
         step = float(np.ptp(x)) / (k - degree)
         knots = x.min() + step * np.arange(-degree, k + 1)
         return cls(knots, np.diff(np.eye(k), 2, axis=0), degree)
 
-    def evaluate(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n K"]:
+    def evaluate(self, x: Points) -> Float[np.ndarray, "n K"]:
         """B-splines, continued linearly."""
         low, high = self.knots[self.degree], self.knots[-self.degree - 1]
         spline = BSpline(self.knots, np.eye(self.root.shape[1]), self.degree)
@@ -143,7 +145,7 @@ class Cubic(Basis):
         half = np.linalg.cholesky(second.T @ mass @ second)
         return cls(knots, solve_triangular(half, difference, lower=True), periodic)
 
-    def evaluate(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n K"]:
+    def evaluate(self, x: Points) -> Float[np.ndarray, "n K"]:
         """The splines, continued linearly or periodically."""
         spline, (low, high) = _cardinal(self.knots, self.periodic), self.knots[[0, -1]]
         values = x[:, 0]
@@ -179,11 +181,11 @@ class ThinPlate(Basis):
     centres: Float[np.ndarray, "c d"]
     turn: Float[np.ndarray, "c r"]
     root: Float[np.ndarray, "m K"]
-    middle: Float[np.ndarray, "d"]
+    middle: Point
     size: float
 
     @classmethod
-    def of(cls, x: Float[np.ndarray, "n d"], k: int) -> ThinPlate:
+    def of(cls, x: Points, k: int) -> ThinPlate:
         """The space of dimension k that approximates the full spline best."""
         distinct = np.unique(x, axis=0)
         middle, size = distinct.mean(0), float(distinct.std(0).max())
@@ -201,14 +203,12 @@ class ThinPlate(Basis):
         root = np.sqrt(own.clip(0.0))[:, None] * turn.T
         return cls(centres, vectors @ null, root, middle, size)
 
-    def evaluate(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n K"]:
+    def evaluate(self, x: Points) -> Float[np.ndarray, "n K"]:
         """The functions apart from linear ones."""
         return _radial((x - self.middle) / self.size, self.centres) @ self.turn
 
 
-def _radial(
-    x: Float[np.ndarray, "n d"], centres: Float[np.ndarray, "c d"]
-) -> Float[np.ndarray, "n c"]:
+def _radial(x: Points, centres: Float[np.ndarray, "c d"]) -> TermColumns:
     r = cdist(x, centres)
     if x.shape[1] == 1:
         return np.asarray(r**3 / 12)

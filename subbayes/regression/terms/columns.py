@@ -15,7 +15,9 @@ from jaxtyping import Bool, Float, Int
 
 from subbayes.regression.formula.grammar import check_formula, formula_errors
 from subbayes.regression.formula.numbers import factor_column, model_matrix
+from subbayes.regression.shapes import DesignColumns, TermColumns
 from subbayes.utils.checks import InputError, fail
+from subbayes.utils.types import RowNumbers
 from subbayes.utils.warning import filtered_warnings
 
 _ROWS, _OTHERS = 1000, 1000  # that regressions on the columns of other terms take
@@ -100,7 +102,7 @@ class FormulaColumns:
         return np.array(matrix, dtype=np.float64).reshape(len(frame), -1)
 
 
-def check_defined(values: Float[np.ndarray, "n c"], terms: Sequence[str]) -> None:
+def check_defined(values: TermColumns, terms: Sequence[str]) -> None:
     """Raise `InputError` for columns without a number in some rows, such as the logarithm of 0.
 
     Levels of a factor that training has not seen have the number 0.
@@ -123,9 +125,7 @@ def check_defined(values: Float[np.ndarray, "n c"], terms: Sequence[str]) -> Non
         fail(f"term {terms[int(place)]!r}", "finite numbers", got, remedy)
 
 
-def are_constant(
-    centred: Float[np.ndarray, "n p"], center: Float[np.ndarray, "p"]
-) -> Bool[np.ndarray, "p"]:
+def are_constant(centred: DesignColumns, center: Float[np.ndarray, "p"]) -> Bool[np.ndarray, "p"]:
     """Whether columns are constant but for rounding, as means of constants are not exact.
 
     Args:
@@ -142,7 +142,7 @@ def are_constant(
 
 
 def column_means(
-    columns: Float[np.ndarray, "n *p"], weights: Float[np.ndarray, "n"] | None = None
+    columns: Float[np.ndarray, "n *p"], weights: RowNumbers | None = None
 ) -> Float[np.ndarray, "*p"]:
     """Means over rows, each of which counts as often as its weight says."""
     found = columns.mean(0) if weights is None else weights @ columns / weights.sum()
@@ -150,9 +150,7 @@ def column_means(
 
 
 def column_scales(
-    columns: Float[np.ndarray, "n p"],
-    centred: bool = True,
-    weights: Float[np.ndarray, "n"] | None = None,
+    columns: DesignColumns, centred: bool = True, weights: RowNumbers | None = None
 ) -> Float[np.ndarray, "p"]:
     """Standard deviations of columns, 0 for constants; uncentred, roots of mean squares.
 
@@ -172,11 +170,11 @@ def column_scales(
 
 
 def remaining_scales(
-    columns: Float[np.ndarray, "n p"],
+    columns: DesignColumns,
     places: Sequence[int],
     others: Sequence[int],
     centred: bool = True,
-    weights: Float[np.ndarray, "n"] | None = None,
+    weights: RowNumbers | None = None,
 ) -> Float[np.ndarray, "k"]:
     """Standard deviations that a linear regression on other columns leaves, in float64.
 
@@ -221,7 +219,7 @@ def remaining_scales(
 
 
 def _evenly_spaced(
-    most: int, n: int, weights: Float[np.ndarray, "n"] | None
+    most: int, n: int, weights: RowNumbers | None
 ) -> tuple[Int[np.ndarray, "m"], Float[np.ndarray, "m"] | None]:
     """Evenly spaced rows among n, or among their repetitions, and how many times each counts."""
     total = n if weights is None else float(weights.sum())

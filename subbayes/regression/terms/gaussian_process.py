@@ -26,6 +26,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.regression.formula.options import FLAG, number, one_of, one_or_each, whole
+from subbayes.regression.shapes import ColumnValues, ExtraValues, PointValues, TermColumns
 from subbayes.regression.terms.calls import CallTerm
 from subbayes.regression.terms.law import Counts, Hyperparameter, Law, LearnedTerm, Priors
 from subbayes.utils.checks import fail
@@ -115,7 +116,7 @@ class GaussianColumns(LearnedTerm):
     bounds: Float[np.ndarray, "D"]
     frequencies: tuple[Float[np.ndarray, "_"], ...]
 
-    def columns(self, frame: pd.DataFrame) -> Float[np.ndarray, "n c"]:
+    def columns(self, frame: pd.DataFrame) -> TermColumns:
         """The functions at rows.
 
         Raises:
@@ -158,9 +159,7 @@ class GaussianLaw(Law):
         sd, *lengths = (priors[name].from_standard(own) for name, own in self.split(extra).items())
         return sd, torch.cat(lengths, -1)
 
-    def coefficients(
-        self, zeta: Float[Tensor, "*S c"], extra: Float[Tensor, "*S e"], priors: Priors
-    ) -> Float[Tensor, "*S c"]:
+    def coefficients(self, zeta: ColumnValues, extra: ExtraValues, priors: Priors) -> ColumnValues:
         """Roots of the spectral density times coordinates."""
         sd, length = self._parts(extra, priors)
         omega = torch.tensor(self.frequencies, dtype=zeta.dtype, device=zeta.device)
@@ -168,7 +167,7 @@ class GaussianLaw(Law):
 
     def reported(
         self, zeta: Float[Tensor, "S c"], extra: Float[Tensor, "S e"], priors: Priors
-    ) -> dict[str, Float[Tensor, "S"]]:
+    ) -> dict[str, PointValues]:
         """Standard deviation and length scales."""
         names = (part.name for part in self.hyperparameters)
         parts = torch.cat(self._parts(extra, priors), -1).unbind(-1)

@@ -32,6 +32,7 @@ from subbayes.data.levels import check_levels, levels_of
 from subbayes.regression.formula.checks import check_different
 from subbayes.regression.formula.grammar import check_formula, formula_errors
 from subbayes.regression.formula.splitting import plain_name, split_at, within_brackets
+from subbayes.regression.shapes import ColumnValues, ExtraValues, PointValues, TermColumns
 from subbayes.regression.terms.columns import (
     FormulaColumns,
     check_defined,
@@ -48,6 +49,7 @@ from subbayes.regression.terms.law import (
 )
 from subbayes.regression.terms.layout import stored_width
 from subbayes.utils.checks import fail
+from subbayes.utils.types import RowNumbers
 from subbayes.utils.warning import warn_user
 
 _INTERCEPT = "Intercept"
@@ -223,7 +225,7 @@ class GroupEffects(LearnedTerm):
     keys: tuple[tuple[Any, ...], ...]
     formula: FormulaColumns
 
-    def columns(self, frame: pd.DataFrame) -> Float[np.ndarray, "n c"]:
+    def columns(self, frame: pd.DataFrame) -> TermColumns:
         """The columns of the left-hand side, at those of the row's group, group by group."""
         loadings, codes = self.loadings(frame), self._codes(frame)
         q = loadings.shape[1]
@@ -350,7 +352,7 @@ class GroupLaw(Law):
         return tuple(f"{self.prefix}{name} | {self.label}" for name in self.names)
 
     def _parts(
-        self, extra: Float[Tensor, "*S e"], priors: Priors
+        self, extra: ExtraValues, priors: Priors
     ) -> tuple[Float[Tensor, "*S q"], Float[Tensor, "*S q q"] | None]:
         """Standard deviations, and the Cholesky factor of the correlations if there are any."""
         parts = self.split(extra)
@@ -361,12 +363,12 @@ class GroupLaw(Law):
         name = self.hyperparameters[-1].name
         return tau, priors[name].from_standard(parts[name])
 
-    def factor(self, extra: Float[Tensor, "*S e"], priors: Priors) -> Float[Tensor, "*S q q"]:
+    def factor(self, extra: ExtraValues, priors: Priors) -> Float[Tensor, "*S q q"]:
         r"""A factor of the covariance of $u_j$, $\operatorname{diag}(\tau) L$."""
         tau, factor = self._parts(extra, priors)
         return torch.diag_embed(tau) if factor is None else tau.unsqueeze(-1) * factor
 
-    def at_zero(self, effects: Float[Tensor, "*S c"]) -> Float[Tensor, "*S c"]:
+    def at_zero(self, effects: ColumnValues) -> ColumnValues:
         """Effects where the columns are 0, from those of the centred columns, group by group."""
         if not any(self.means):
             return effects
@@ -374,9 +376,7 @@ class GroupLaw(Law):
         own[..., self.names.index(_INTERCEPT)] -= own @ own.new_tensor(self.means)
         return own.flatten(-2)
 
-    def coefficients(
-        self, zeta: Float[Tensor, "*S c"], extra: Float[Tensor, "*S e"], priors: Priors
-    ) -> Float[Tensor, "*S c"]:
+    def coefficients(self, zeta: ColumnValues, extra: ExtraValues, priors: Priors) -> ColumnValues:
         """The effects of all groups, group by group."""
         own = zeta.reshape(*zeta.shape[:-1], self.n_groups, len(self.names))
         tau, factor = self._parts(extra, priors)
@@ -384,9 +384,7 @@ class GroupLaw(Law):
             return (own * tau.unsqueeze(-2)).reshape(zeta.shape)
         return (own @ (tau.unsqueeze(-1) * factor).mT).reshape(zeta.shape)
 
-    def scales(
-        self, count: int, extra: Float[Tensor, "*S e"], priors: Priors
-    ) -> Float[Tensor, "*S c"]:
+    def scales(self, count: int, extra: ExtraValues, priors: Priors) -> ColumnValues:
         """Standard deviations of the effects, group by group."""
         tau = self.factor(extra, priors).norm(dim=-1)
         return tau.repeat(*[1] * (tau.ndim - 1), count // tau.shape[-1])
@@ -398,7 +396,7 @@ class GroupLaw(Law):
 
     def reported(
         self, zeta: Float[Tensor, "S c"], extra: Float[Tensor, "S e"], priors: Priors
-    ) -> dict[str, Float[Tensor, "S"]]:
+    ) -> dict[str, PointValues]:
         """Standard deviations and correlations, where the columns are 0."""
         factor = self.at_zero(self.factor(extra, priors).mT).mT
         tau = factor.norm(dim=-1)
@@ -414,7 +412,7 @@ class GroupLaw(Law):
         return found
 
 
-def _is_indicator(values: Float[np.ndarray, "n"]) -> bool:
+def _is_indicator(values: RowNumbers) -> bool:
     """Whether a column is constant or has the values 0 and 1."""
     constant = not column_scales(values[:, None])[0]
     return constant or set(np.unique(values)) <= {0.0, 1.0}

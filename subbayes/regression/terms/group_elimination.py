@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.regression.shapes import Groups
+from subbayes.regression.shapes import Groups, PointValues
 
 __all__ = ["BlockFactor", "GroupedMatrix", "block_cholesky", "block_solve", "eliminated_groups"]
 
@@ -242,7 +242,7 @@ class BlockFactor:
         """Whether the matrices were positive definite."""
         return bool(self.rest.isfinite().all()) and bool(self.blocks.isfinite().all())
 
-    def half_log_det(self) -> Float[Tensor, "S"]:
+    def half_log_det(self) -> PointValues:
         r"""$\log \det L$."""
         found = self.rest.diagonal(dim1=1, dim2=2).log().sum(1)
         if not self.blocks.shape[1]:

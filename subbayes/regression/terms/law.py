@@ -19,8 +19,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.regression.priors.prior import EffectPrior
+from subbayes.regression.shapes import ColumnValues, ExtraValues, PointValues, TermColumns
+from subbayes.utils.types import RowNumbers
 
-Counts = Float[np.ndarray, "n"]
+Counts = RowNumbers
 Priors = Mapping[str, EffectPrior]
 
 
@@ -63,7 +65,7 @@ class Law(ABC):
         """Number of coordinates of the hyperparameters."""
         return sum(part.size for part in self.hyperparameters)
 
-    def split(self, extra: Float[Tensor, "*S e"]) -> dict[str, Float[Tensor, "*S _"]]:
+    def split(self, extra: ExtraValues) -> dict[str, Float[Tensor, "*S _"]]:
         """The coordinates of each hyperparameter."""
         found, start = {}, 0
         for part in self.hyperparameters:
@@ -72,9 +74,7 @@ class Law(ABC):
         return found
 
     @abstractmethod
-    def coefficients(
-        self, zeta: Float[Tensor, "*S c"], extra: Float[Tensor, "*S e"], priors: Priors
-    ) -> Float[Tensor, "*S c"]:
+    def coefficients(self, zeta: ColumnValues, extra: ExtraValues, priors: Priors) -> ColumnValues:
         """Coefficients of the columns.
 
         Args:
@@ -83,9 +83,7 @@ class Law(ABC):
             priors: priors of the hyperparameters, by name.
         """
 
-    def scales(
-        self, count: int, extra: Float[Tensor, "*S e"], priors: Priors
-    ) -> Float[Tensor, "*S c"]:
+    def scales(self, count: int, extra: ExtraValues, priors: Priors) -> ColumnValues:
         """Standard deviations of the coefficients given the hyperparameters.
 
         By default those of coefficients that are multiples of their own coordinates.
@@ -105,7 +103,7 @@ class Law(ABC):
     @abstractmethod
     def reported(
         self, zeta: Float[Tensor, "S c"], extra: Float[Tensor, "S e"], priors: Priors
-    ) -> dict[str, Float[Tensor, "S"]]:
+    ) -> dict[str, PointValues]:
         """Draws of the hyperparameters by the name that the summary gives them."""
 
 
@@ -136,7 +134,7 @@ class LearnedTerm(ABC):
     groups: tuple[str, ...] = ()
 
     @abstractmethod
-    def columns(self, frame: pd.DataFrame) -> Float[np.ndarray, "n c"]:
+    def columns(self, frame: pd.DataFrame) -> TermColumns:
         """The columns of rows; those of unseen groups are 0."""
 
     @property
@@ -200,9 +198,7 @@ class BlockLaw(Law):
     def is_single(self) -> bool:
         return len(self.sizes) == 1
 
-    def coefficients(
-        self, zeta: Float[Tensor, "*S c"], extra: Float[Tensor, "*S e"], priors: Priors
-    ) -> Float[Tensor, "*S c"]:
+    def coefficients(self, zeta: ColumnValues, extra: ExtraValues, priors: Priors) -> ColumnValues:
         """Standard deviations times coordinates."""
         parts, start = [], 0
         for part, size, own in zip(
@@ -220,7 +216,7 @@ class BlockLaw(Law):
 
     def reported(
         self, zeta: Float[Tensor, "S c"], extra: Float[Tensor, "S e"], priors: Priors
-    ) -> dict[str, Float[Tensor, "S"]]:
+    ) -> dict[str, PointValues]:
         """The standard deviations."""
         parts = self.split(extra)
         return {name: priors[name].from_standard(own)[..., 0] for name, own in parts.items()}

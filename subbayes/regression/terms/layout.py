@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.regression.shapes import Groups, StoredRows
+from subbayes.regression.shapes import Groups, RowValues, StoredRows
 from subbayes.regression.terms.group_elimination import GroupedMatrix
 
 LEAST_GROUPS = 32
@@ -77,7 +77,7 @@ class GroupColumns:
         return torch.stack(found, 1)
 
     def crossed(
-        self, rows: StoredRows, weights: Float[Tensor, "n"], other: GroupColumns
+        self, rows: StoredRows, weights: RowValues, other: GroupColumns
     ) -> Float[Tensor, "J q c"]:
         """The weighted product of the columns with all those of another factor."""
         cell = self.codes(rows) * other.groups + other.codes(rows)

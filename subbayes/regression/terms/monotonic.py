@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from subbayes.data.levels import check_levels
 from subbayes.regression.formula.checks import has_numbers
+from subbayes.regression.shapes import ColumnValues, ExtraValues, PointValues, TermColumns
 from subbayes.regression.terms.calls import Call, CallTerm
 from subbayes.regression.terms.columns import column_scales
 from subbayes.regression.terms.law import Counts, Hyperparameter, Law, LearnedTerm, Priors
@@ -96,7 +97,7 @@ class MonotonicColumns(LearnedTerm):
 
     values: tuple[Any, ...]
 
-    def columns(self, frame: pd.DataFrame) -> Float[np.ndarray, "n c"]:
+    def columns(self, frame: pd.DataFrame) -> TermColumns:
         """Column i is 1 for rows above value i.
 
         Raises:
@@ -121,9 +122,7 @@ class MonotonicLaw(Law):
         effect, simplex = (priors[part.name] for part in self.hyperparameters)
         return effect.from_standard(zeta[..., :1]), simplex.from_standard(zeta[..., 1:])
 
-    def coefficients(
-        self, zeta: Float[Tensor, "*S c"], extra: Float[Tensor, "*S e"], priors: Priors
-    ) -> Float[Tensor, "*S c"]:
+    def coefficients(self, zeta: ColumnValues, extra: ExtraValues, priors: Priors) -> ColumnValues:
         """The differences between neighbours, $b D s_i$."""
         effect, simplex = self._parts(zeta, priors)
         return effect * zeta.shape[-1] * simplex
@@ -134,7 +133,7 @@ class MonotonicLaw(Law):
 
     def reported(
         self, zeta: Float[Tensor, "S c"], extra: Float[Tensor, "S e"], priors: Priors
-    ) -> dict[str, Float[Tensor, "S"]]:
+    ) -> dict[str, PointValues]:
         """B, and the parts of the simplex."""
         effect, simplex = self._parts(zeta, priors)
         name, parts = (part.name for part in self.hyperparameters)

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import cast
 
-import numpy as np
 import pandas as pd
-from jaxtyping import Float
 
 from subbayes.regression.formula.checks import check_columns, check_different
 from subbayes.regression.formula.grammar import (
@@ -18,6 +16,7 @@ from subbayes.regression.formula.grammar import (
     formula_errors,
 )
 from subbayes.regression.formula.splitting import split_terms
+from subbayes.regression.shapes import TermColumns
 from subbayes.regression.terms.columns import FormulaColumns
 from subbayes.regression.terms.group_effects import parse_group_term
 from subbayes.regression.terms.law import Counts, LearnedTerm, WrittenTerm
@@ -145,7 +144,7 @@ class OfExpressions(LearnedTerm):
     term: LearnedTerm
     values: Mapping[str, FormulaColumns]
 
-    def columns(self, frame: pd.DataFrame) -> Float[np.ndarray, "n c"]:
+    def columns(self, frame: pd.DataFrame) -> TermColumns:
         """The columns of the term."""
         return self.term.columns(_with_values(frame, self.values))
 

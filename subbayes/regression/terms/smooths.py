@@ -37,6 +37,7 @@ from typing_extensions import override
 from subbayes.data.levels import levels_of
 from subbayes.regression.formula.checks import has_numbers
 from subbayes.regression.formula.options import one_of, one_or_each, whole
+from subbayes.regression.shapes import Points, TermColumns
 from subbayes.regression.terms.bases import BASES, Basis, Cubic, basis_of, whitened
 from subbayes.regression.terms.calls import Call, CallTerm, parse_call
 from subbayes.regression.terms.columns import column_means, column_scales
@@ -81,7 +82,7 @@ class Margin:
     def of(
         cls,
         basis: Basis,
-        x: Float[np.ndarray, "n d"],
+        x: Points,
         call: str,
         counts: Counts | None = None,
         centred: Counts | None = None,
@@ -104,11 +105,11 @@ class Margin:
         middle, size = column_means(linear, weights), column_scales(linear, weights=counts)
         return cls(basis, turn, middle, size, level)
 
-    def linear(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n l"]:
+    def linear(self, x: Points) -> Float[np.ndarray, "n l"]:
         """Unpenalised functions apart from constants, standardised over the training rows."""
         return (self.basis.linear(x) - self.middle) / self.size
 
-    def wiggles(self, x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n r"]:
+    def wiggles(self, x: Points) -> Float[np.ndarray, "n r"]:
         """Penalised functions."""
         return self.basis.evaluate(x) @ self.turn - self.level
 
@@ -341,7 +342,7 @@ class SmoothColumns(LearnedTerm):
             size=np.concatenate([1 / scale, factors]),
         )
 
-    def columns(self, frame: pd.DataFrame) -> Float[np.ndarray, "n c"]:
+    def columns(self, frame: pd.DataFrame) -> TermColumns:
         """The columns; times the column of `by=`, or 0 for rows of other levels."""
         fixed, blocks = _parts(self.call, self.margins, self.inputs, frame)
         values = np.column_stack([fixed, *(block for _, block in blocks)])
@@ -395,7 +396,7 @@ def _sizes(
 
 
 def _fit(
-    line: Float[np.ndarray, "n l"], values: Float[np.ndarray, "n c"], counts: Counts
+    line: Float[np.ndarray, "n l"], values: TermColumns, counts: Counts
 ) -> Float[np.ndarray, "l c"]:
     """Coefficients of weighted least squares."""
     root = np.sqrt(counts)[:, None]
@@ -427,7 +428,7 @@ def _parts(
     return fixed, blocks
 
 
-def _product(parts: Sequence[Float[np.ndarray, "n _"]]) -> Float[np.ndarray, "n c"]:
+def _product(parts: Sequence[Float[np.ndarray, "n _"]]) -> TermColumns:
     """All products of a column of each part, row by row."""
     found = parts[0]
     for part in parts[1:]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.integrals.proposals import difference_modes
-from subbayes.regression.shapes import EffectPoints, NetworkValues
+from subbayes.regression.shapes import EffectPoints, NetworkValues, RestPoints
 from subbayes.semistructured.integrals.collapsed_networks import ResponseRows
 from subbayes.semistructured.integrals.effect_density import EffectDensity
 
@@ -69,7 +69,7 @@ class CollapsedDensity:
         ]
         return torch.cat(values).reshape(h.shape[:2]) - 0.5 * h.square().sum(-1)
 
-    def find(self, deep: NetworkValues) -> tuple[Float[Tensor, "S d"], Float[Tensor, "S d d"]]:
+    def find(self, deep: NetworkValues) -> tuple[RestPoints, Float[Tensor, "S d d"]]:
         """The mode of h, and a factor of the covariance there, for each contribution."""
         rows = self.rows.beside(deep[..., 0])
 
@@ -83,7 +83,7 @@ class CollapsedDensity:
         return torch.from_numpy(modes), torch.from_numpy(factors)
 
     def complete(
-        self, h: Float[Tensor, "S d"], deep: NetworkValues, rng: np.random.Generator
+        self, h: RestPoints, deep: NetworkValues, rng: np.random.Generator
     ) -> EffectPoints:
         """All coordinates of the effects, the coefficients drawn exactly given h."""
         eps = torch.from_numpy(rng.standard_normal((len(h), len(self.collapsed.linear))))

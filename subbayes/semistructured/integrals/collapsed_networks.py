@@ -27,7 +27,7 @@ from subbayes.networks.tracing.tracer import Tracer
 from subbayes.priors import Normal
 from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
-from subbayes.regression.shapes import StoredRows
+from subbayes.regression.shapes import PointValues, RestPoints, RowValues, StoredRows
 from subbayes.semistructured.integrals.effect_density import EffectDensity
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Coordinates, LogDensity, Mode
@@ -49,8 +49,8 @@ class ResponseRows:
 
     statistics: NormalStatistics
     rows: StoredRows
-    residual: Float[Tensor, "n"]
-    weights: Float[Tensor, "n"]
+    residual: RowValues
+    weights: RowValues
 
     @classmethod
     def of(cls, statistics: NormalStatistics, density: EffectDensity) -> ResponseRows:
@@ -135,13 +135,13 @@ class CollapsedNetworks:
 
     # --- the density --------------------------------------------------------------------------
 
-    def _marginal(self, z: Float[Tensor, "S d"]) -> Float[Tensor, "S"]:
+    def _marginal(self, z: RestPoints) -> PointValues:
         """Log of p(y - f | h)."""
         f = self.contributions(z[:, : self.networks])
         given = self.rows.beside(f)
         return self.collapsed.log_marginal(z[:, self.networks :], given)
 
-    def _with_gradient(self, z: Float[Tensor, "S d"]) -> tuple[Tensor, Tensor]:
+    def _with_gradient(self, z: RestPoints) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
             at = z.detach().requires_grad_()
             value = self._marginal(at)

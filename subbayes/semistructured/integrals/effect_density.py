@@ -12,7 +12,7 @@ from torch import Tensor
 from subbayes.likelihoods.families import Family
 from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
-from subbayes.regression.shapes import EffectPoints, NetworkValues, StoredRows
+from subbayes.regression.shapes import EffectPoints, NetworkValues, RowPredictors, StoredRows
 from subbayes.semistructured.predictors import pad_thresholds
 from subbayes.utils.types import Targets
 
@@ -32,7 +32,7 @@ class EffectDensity:
     structured: StructuredPredictor
     family: Family
     design: StoredRows
-    offset: Float[Tensor, "n K"]
+    offset: RowPredictors
     y: Targets
 
     def likelihood(self) -> EffectsLikelihood:

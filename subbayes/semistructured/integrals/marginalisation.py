@@ -45,7 +45,7 @@ from subbayes.regression.integrals.proposals import (
     pilot_generator,
 )
 from subbayes.regression.integrals.weight_quality import WeightQuality
-from subbayes.regression.shapes import NetworkValues
+from subbayes.regression.shapes import EffectDraws, NetworkValues, Point, RowPredictors, RowValues
 from subbayes.semistructured.integrals.collapsed_marginalisation import CollapsedDensity
 from subbayes.semistructured.integrals.effect_density import ConditionalModes, EffectDensity
 from subbayes.utils.types import LogDensity
@@ -80,7 +80,7 @@ class Marginalisation(ABC):
         return (log_w.logsumexp(1) - math.log(log_w.shape[1])).numpy()
 
     @abstractmethod
-    def sample(self, deep: NetworkValues, rng: np.random.Generator) -> Float[np.ndarray, "S P"]:
+    def sample(self, deep: NetworkValues, rng: np.random.Generator) -> EffectDraws:
         """One of new proposals of the effects for each contribution, chosen by their weights."""
 
     def check(self, deep: NetworkValues) -> None:
@@ -127,7 +127,7 @@ class ImportanceSampling(Marginalisation):
     """
 
     def __init__(
-        self, modes: ConditionalModes | CollapsedDensity, offset: Float[Tensor, "n K"], points: int
+        self, modes: ConditionalModes | CollapsedDensity, offset: RowPredictors, points: int
     ) -> None:
         super().__init__()
         self.modes = modes
@@ -194,7 +194,7 @@ class ImportanceSampling(Marginalisation):
         return self._weighted_proposals(deep, self.eps, self.log_q)[1]
 
     @override
-    def sample(self, deep: NetworkValues, rng: np.random.Generator) -> Float[np.ndarray, "S P"]:
+    def sample(self, deep: NetworkValues, rng: np.random.Generator) -> EffectDraws:
         zeta, log_w = self._weighted_proposals(deep, *self._draw(rng))
         self.log_weights.append(log_w)
         gumbel = torch.from_numpy(rng.gumbel(size=tuple(log_w.shape)))
@@ -259,7 +259,7 @@ class GroupedMarginalisation(Marginalisation):
         self.fitted, self._one, _ = proposals_beside_groups(self.grouped, at, lambda h: h)
         self._origin = self._mode(self.grouped)
 
-    def _mode(self, own: GroupedImportance) -> Float[np.ndarray, "d"]:
+    def _mode(self, own: GroupedImportance) -> Point:
         """About the mode of h, by Newton steps with one curvature."""
         h, factor = self._one.mean, self._one.factor
         steps = _DIFFERENCE * factor.T
@@ -273,7 +273,7 @@ class GroupedMarginalisation(Marginalisation):
         return np.asarray(h)
 
     def _weighted(
-        self, contributions: Float[Tensor, "n"], rng: np.random.Generator
+        self, contributions: RowValues, rng: np.random.Generator
     ) -> tuple[Float[np.ndarray, "m d"], Tensor, Float[np.ndarray, "m"]]:
         """Proposals of h, of the effects of groups, and their log weights."""
         own = self.grouped.shifted(contributions)
@@ -287,7 +287,7 @@ class GroupedMarginalisation(Marginalisation):
         return torch.from_numpy(np.stack(rows))
 
     @override
-    def sample(self, deep: NetworkValues, rng: np.random.Generator) -> Float[np.ndarray, "S P"]:
+    def sample(self, deep: NetworkValues, rng: np.random.Generator) -> EffectDraws:
         zeta, logs = np.zeros((len(deep), self.grouped.size)), []
         for one, contributions in zip(zeta, deep[..., 0], strict=True):
             h, chosen, log_w = self._weighted(contributions, rng)
