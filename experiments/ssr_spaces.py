@@ -13,16 +13,12 @@ from subbayes.networks.initialisation import fresh_module
 from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
+from subbayes.regression.posterior import most_probable_effects
 from subbayes.semistructured import AllWeights, NetworkSubspace, SemiStructuredSubspace
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.predictors import DeepPredictor, Predictors
 from subbayes.semistructured.specification import JointModel
-from subbayes.semistructured.subspace import (
-    JointSpace,
-    keep_statistics,
-    most_probable_effects,
-    with_best_epoch,
-)
+from subbayes.semistructured.subspace import JointSpace, keep_statistics, with_best_epoch
 from subbayes.training.configuration import Training
 from subbayes.training.curve import train_curve
 from subbayes.utils.checks import check_count

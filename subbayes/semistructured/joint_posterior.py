@@ -111,7 +111,7 @@ class JointPosterior(RegressionPosterior):
         rows = density.row_information(zeta, deep)[0]
         return Information.of(model.structured, rank, zeta[0], density.design, rows)
 
-    @property
+    @cached_property
     def effect_density(self) -> EffectDensity:
         """The joint density of responses and effects given the networks' contributions."""
         model = self.model
@@ -133,11 +133,11 @@ class JointPosterior(RegressionPosterior):
         """
         if self.contributions is None or self.space.projected:
             return points
-        rank, likelihood = self.space.rank, self.effect_density.likelihood()
+        rank, density = self.space.rank, self.effect_density
         deep = self.contributions(self._weights_at(torch.from_numpy(points[:, :rank].copy())))
         starts = torch.from_numpy(points[:, rank:].copy())
         pairs = zip(deep.double(), starts, strict=True)
-        modes = np.stack([likelihood.shifted(f).mode(start)[0].numpy() for f, start in pairs])
+        modes = np.stack([density.shifted(f).mode(start)[0].numpy() for f, start in pairs])
         finite = np.isfinite(modes).all(1, keepdims=True)
         effects = np.where(finite, np.clip(modes, -MAX_START, MAX_START), points[:, rank:])
         return np.concatenate([points[:, :rank], effects], 1)

@@ -148,8 +148,8 @@ class Predictors(EffectsModule):
         for i, (basis, dual) in enumerate(bases.values()):
             self.register_buffer(f"_basis{i}", basis.double(), persistent=False)
             self.register_buffer(f"_dual{i}", dual.double(), persistent=False)
-        alone = set(deep.places).difference(*self._groups)
-        self._others = [name for name in deep.places if name in alone]
+        alone = set(deep.places).difference(*bases)
+        self._groups += [(name,) for name in deep.places if name in alone]
 
     @override
     def forward(self, **inputs: Tensor) -> Float[Tensor, "N C"]:
@@ -159,15 +159,11 @@ class Predictors(EffectsModule):
         for i, names in enumerate(self._groups):
             values = sum_of(self.deep.output(name, inputs).to(eta.dtype) for name in names)
             columns[places[names[0]]] = columns[places[names[0]]] + self._orthogonalised(i, values)
-        for name in self._others:
-            values = self.deep.output(name, inputs).to(eta.dtype)
-            columns[places[name]] = columns[places[name]] + values
         return torch.stack(columns).mT
 
     def _orthogonalised(self, group: int, values: Float[Tensor, "N"]) -> Float[Tensor, "N"]:
-        basis: Tensor = getattr(self, f"_basis{group}")
-        dual: Tensor = getattr(self, f"_dual{group}")
-        if len(values) <= _PROBE_ROWS:
+        basis: Tensor | None = getattr(self, f"_basis{group}", None)
+        if basis is None or len(values) <= _PROBE_ROWS:
             return values
         if len(basis) != len(values):
             fail(
@@ -177,7 +173,7 @@ class Predictors(EffectsModule):
                 f"{len(values)} rows",
                 "Pass orthogonal=False, or a larger memory_limit",
             )
-        return values - (values @ dual) @ basis.T
+        return values - (values @ getattr(self, f"_dual{group}")) @ basis.T
 
 
 def sum_of(values: Iterable[Float[Tensor, "N"]]) -> Float[Tensor, "N"]:

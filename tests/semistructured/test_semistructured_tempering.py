@@ -277,7 +277,7 @@ def test_newton_derivatives_match_automatic_differentiation(family, right, y):
     assert float(joint.abs().max()) < 1e-6
     hessian = torch.func.vmap(torch.func.hessian(rows.log_joint))(zeta, deep)
     for f, at, expected in zip(deep, zeta, hessian, strict=True):
-        curved = modes.likelihood.shifted(f).curvature(at).plus_identity().dense()
+        curved = modes.density.shifted(f).curvature(at).plus_identity().dense()
         torch.testing.assert_close(curved, -expected, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(factor @ factor.mT, torch.linalg.inv(-hessian), rtol=1e-6, atol=1e-9)
 

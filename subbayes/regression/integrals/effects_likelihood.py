@@ -49,14 +49,15 @@ class EffectsLikelihood:
     ) -> None:
         groups = eliminated_groups(structured.group_columns())
         self.map, self.n_rows = EffectMap(structured, groups), len(design)
+        self.structured, self.family, self.design = structured, family, design
+        self.offset, self.y = offset, y
         self._rows_of = partial(coefficient_likelihood, family, structured.layout, groups, design)
-        self._offset, self._y = offset, y
         self.rows: CoefficientLikelihood = self._rows_of(offset, y, join=join)
 
     def shifted(self, contributions: RowPredictors) -> EffectsLikelihood:
         """The likelihood beside something that is added to the predictors of the rows."""
         found = copy.copy(self)
-        found.rows = self._rows_of(self._offset + contributions, self._y, join=False)
+        found.rows = self._rows_of(self.offset + contributions, self.y, join=False)
         return found
 
     def value(self, zeta: EffectPoints) -> PointValues:

@@ -47,10 +47,9 @@ class CollapsedDensity:
         """The density of h; None where coefficients have no closed form, or h is large."""
         if density.design.device.type != "cpu":
             return None
-        likelihood = density.likelihood()
-        if not isinstance(likelihood.rows, NormalStatistics):
+        if not isinstance(density.rows, NormalStatistics):
             return None
-        collapsed = CollapsedNormal(likelihood.map, likelihood.rows)
+        collapsed = CollapsedNormal(density.map, density.rows)
         if not collapsed.linear or not 0 < len(collapsed.rest) <= _MOST:
             return None
         return CollapsedDensity(density, collapsed)

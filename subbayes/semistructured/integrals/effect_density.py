@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from jaxtyping import Float
@@ -17,28 +15,26 @@ from subbayes.semistructured.predictors import pad_thresholds
 from subbayes.utils.types import Targets
 
 
-@dataclass(frozen=True)
-class EffectDensity:
+class EffectDensity(EffectsLikelihood):
     """The joint density of responses and effects given the networks' contributions.
 
-    Attributes:
+    Args:
         structured: the structured predictor.
         family: distribution of the response.
-        design: the training rows as `Design.rows` has them, in float64.
+        design: the training rows as `Design.rows` has them, in float64; they are not joined.
         offset: their offsets, in float64.
         y: their targets.
     """
 
-    structured: StructuredPredictor
-    family: Family
-    design: StoredRows
-    offset: RowPredictors
-    y: Targets
-
-    def likelihood(self) -> EffectsLikelihood:
-        """The likelihood of the effects without networks, of rows that are not joined."""
-        parts = self.structured, self.family, self.design, self.offset, self.y
-        return EffectsLikelihood(*parts, join=False)
+    def __init__(
+        self,
+        structured: StructuredPredictor,
+        family: Family,
+        design: StoredRows,
+        offset: RowPredictors,
+        y: Targets,
+    ) -> None:
+        super().__init__(structured, family, design, offset, y, join=False)
 
     def predictors(
         self, zeta: Float[Tensor, "*#S P"], deep: Float[Tensor, "*#S n K"]
@@ -66,12 +62,11 @@ class ConditionalModes:
 
     def __init__(self, density: EffectDensity) -> None:
         self.density, self.size = density, density.structured.size
-        self.likelihood = density.likelihood()
-        self.start = self.likelihood.mode(torch.zeros(self.size, dtype=torch.float64))[0]
+        self.start = density.mode(torch.zeros(self.size, dtype=torch.float64))[0]
 
     def find(self, deep: NetworkValues) -> tuple[EffectPoints, Float[Tensor, "S P P"]]:
         """The mode, and a factor of the covariance there, for each contribution."""
-        found = [self.likelihood.shifted(f).mode(self.start) for f in deep.double()]
+        found = [self.density.shifted(f).mode(self.start) for f in deep.double()]
         lower = torch.linalg.cholesky(torch.stack([precision.dense() for _, precision in found]))
         eye = torch.eye(self.size, dtype=lower.dtype)
         factor = torch.linalg.solve_triangular(lower, eye, upper=False).mT

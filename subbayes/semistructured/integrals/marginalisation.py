@@ -109,9 +109,8 @@ def marginalisation_of(
     collapsed = None if any(places) else CollapsedDensity.of(density)
     if collapsed is not None:
         return ImportanceSampling(collapsed, density.offset, points)
-    likelihood = density.likelihood()
-    if isinstance(likelihood.rows, CanonicalRows) and has_groups(likelihood):
-        return GroupedMarginalisation(likelihood, points)
+    if isinstance(density.rows, CanonicalRows) and has_groups(density):
+        return GroupedMarginalisation(density, points)
     return ImportanceSampling(ConditionalModes(density), density.offset, points)
 
 
