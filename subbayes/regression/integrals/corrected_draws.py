@@ -17,7 +17,7 @@ $\ell_2$ is refined by means over its own draws: see `QuadraticRows.around`.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,7 +43,7 @@ from subbayes.regression.integrals.proposals import (
     standard_proposals,
 )
 from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
-from subbayes.regression.shapes import ChainDraws, EffectDraws, EffectPoint, Point
+from subbayes.regression.shapes import ChainDraws, EffectDraws, EffectPoint
 from subbayes.utils.types import Coordinates, LogDensity, RowNumbers
 
 __all__ = ["CorrectedProposals", "corrected_proposals"]
@@ -57,6 +57,8 @@ _LEAST, _DONE, _GAIN = 0.05, 0.75, 1.1  # efficiencies, and ratio of those of tw
 _PILOT, _LARGE_PILOT, _SURE = 1600, 6400, 0.5  # draws of the last, more below an efficiency
 _LARGE_K, _CHEAP = 0.5, 2**22  # Pareto k that needs more proposals; rows times draws that allow it
 _POINTS_AT_ONCE = 4096
+
+_Effects = Callable[[Coordinates], tuple[EffectDraws, LogDensity]]
 
 
 @dataclass(frozen=True)
@@ -81,38 +83,23 @@ class _Approximation:
 
 
 class CorrectedProposals:
-    """Proposals of (h, epsilon), and the exact posterior in these coordinates.
+    """Proposals of z, such as (h, epsilon), and the exact posterior in these coordinates.
 
     Args:
         likelihood: the exact log-likelihood.
-        collapsed: the posterior under the approximation.
-        at: the values of all coordinates h.
-        free: positions among these of the ones that vary.
+        distribution: of the proposals.
+        effects: from z to the coordinates of effects, and the log determinant of their derivative.
 
     Attributes:
-        distribution: the distribution of proposals.
-        efficiency: of their weights.
+        efficiency: of the weights of the proposals.
         repeats: number of proposals that a draw begins with.
     """
 
     def __init__(
-        self, likelihood: EffectsLikelihood, collapsed: CollapsedNormal, at: Point, free: list[int]
+        self, likelihood: EffectsLikelihood, distribution: Distribution, effects: _Effects
     ) -> None:
-        self.likelihood, self.collapsed = likelihood, collapsed
-        self.at, self.free = at, free
+        self.likelihood, self.distribution, self.effects = likelihood, distribution, effects
         self.efficiency, self.repeats = 0.0, 1
-        of_h = None
-        if free:
-            of_h, _ = fitted_proposals(
-                lambda h: collapsed.log_density(with_fixed(at, free, h)), at[free]
-            )
-        self.distribution = _Approximation(of_h, len(collapsed.linear))
-
-    def effects(self, z: Coordinates) -> tuple[EffectDraws, Float[np.ndarray, "S"]]:
-        """The coordinates of effects, and the log determinant of their derivative."""
-        f = len(self.free)
-        h = with_fixed(self.at, self.free, z[:, :f])
-        return self.collapsed.with_coefficients(h, z[:, f:].copy())
 
     def log_density(self, z: Coordinates) -> LogDensity:
         """The exact log density, up to a constant."""
@@ -183,9 +170,18 @@ def _of_normal(
     free = [i for i, j in enumerate(collapsed.rest) if j not in fixed]
     if not collapsed.linear or len(free) > _MOST_BESIDE_COEFFICIENTS:
         return None
-    at = mode[collapsed.rest]
+    at, of_h = mode[collapsed.rest], None
     at[free] = centre[collapsed.rest][free]
-    return CorrectedProposals(likelihood, collapsed, at, free)
+    if free:
+        of_h, _ = fitted_proposals(
+            lambda h: collapsed.log_density(with_fixed(at, free, h)), at[free]
+        )
+
+    def effects(z: Coordinates) -> tuple[EffectDraws, LogDensity]:
+        h = with_fixed(at, free, z[:, : len(free)])
+        return collapsed.with_coefficients(h, z[:, len(free) :].copy())
+
+    return CorrectedProposals(likelihood, _Approximation(of_h, len(collapsed.linear)), effects)
 
 
 def _around_conditional_modes(
@@ -224,6 +220,6 @@ def _refined(
         if best >= _DONE or (best and gain < _GAIN) or (step >= _PATIENCE and not best):
             break
         eps = rng.standard_normal((count, len(collapsed.linear)))  # without long tails
-        around = np.concatenate([z[:count, : len(new.free)], eps], 1)
+        around = np.concatenate([z[:count, : -eps.shape[1]], eps], 1)
         points = torch.from_numpy(new.effects(around)[0])
     return found

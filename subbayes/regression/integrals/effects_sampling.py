@@ -31,7 +31,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows, NormalStatistics
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
-from subbayes.regression.integrals.corrected_draws import corrected_proposals
+from subbayes.regression.integrals.corrected_draws import CorrectedProposals, corrected_proposals
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.integrals.empirical_bayes import (
     reml_of_collapsed,
@@ -57,7 +57,7 @@ from subbayes.regression.integrals.proposals import (
     pilot_generator,
 )
 from subbayes.regression.questions.summary import examined_names, have_mixed
-from subbayes.regression.shapes import ChainDraws, EffectDraws, EffectPoint
+from subbayes.regression.shapes import ChainDraws, EffectPoint
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import say
@@ -176,26 +176,15 @@ def _draws_around_the_mode(
 ) -> Draws | None:
     """Draws of all coordinates by independent proposals around the mode, of few or many pilots."""
     mode, precision = likelihood.mode(torch.from_numpy(start.copy()))
-
-    def target(zeta: EffectDraws) -> LogDensity:
-        value = likelihood.value(torch.from_numpy(zeta)).numpy()
-        return np.asarray(value - 0.5 * np.square(zeta).sum(1))
-
     laplace = Proposals.of_precision(mode.numpy(), precision.dense().numpy())
+    own = CorrectedProposals(likelihood, laplace, lambda zeta: (zeta, np.zeros(len(zeta))))
     for pilots, patient in ((PILOT, False), (_PATIENT_PILOT, True)):
-        proposals, efficiency = laplace.adapted(target, pilot_generator(), pilots)
-
-        def draw(
-            repeats: int, proposals: Proposals = proposals, efficiency: float = efficiency
-        ) -> Draws:
-            draws = independence_chains(target, proposals, sampling, repeats, efficiency)
-            value = draws.stats["log_density"] + 0.5 * np.square(draws.z).sum(2)
-            return _with_densities(draws, draws.z, value)
-
-        repeats = proposals_per_draw(efficiency, cheap=patient, patient=patient)
-        if not patient and repeats > 1:
+        own.distribution, efficiency = laplace.adapted(own.log_density, pilot_generator(), pilots)
+        own.efficiency = efficiency
+        own.repeats = proposals_per_draw(efficiency, cheap=patient, patient=patient)
+        if not patient and own.repeats > 1:
             continue
-        draws = _until_mixed(likelihood, sampling, draw, repeats, len(start))
+        draws = _proposed(own, start, sampling)
         if draws is not None:
             return draws
     return None
@@ -261,12 +250,22 @@ def _corrected_draws(
     corrected = corrected_proposals(likelihood, start, sampling, fixed, conditional=conditional)
     if corrected is None:
         return None
+    how = "around their modes" if conditional else "corrected"
+    return _proposed(corrected, start, sampling, f"coefficients, {how}")
+
+
+def _proposed(
+    proposals: CorrectedProposals,
+    start: EffectPoint,
+    sampling: Sampling,
+    integrated_out: str | None = None,
+) -> Draws | None:
+    """Draws of all coordinates by proposals; None if there would be many of them."""
 
     def draw(repeats: int) -> Draws:
-        how = "around their modes" if conditional else "corrected"
-        return _with_densities(*corrected.draw(sampling, repeats), f"coefficients, {how}")
+        return _with_densities(*proposals.draw(sampling, repeats), integrated_out)
 
-    return _until_mixed(likelihood, sampling, draw, corrected.repeats, len(start))
+    return _until_mixed(proposals.likelihood, sampling, draw, proposals.repeats, len(start))
 
 
 def _draws_of_the_others(
