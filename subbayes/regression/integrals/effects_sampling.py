@@ -20,10 +20,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from subbayes.distributed.processes import current
 from subbayes.draws import Draws
@@ -201,9 +202,7 @@ def _collapsed_draws(
         at = reml_of_collapsed(collapsed, at)
         fixed = set(smoothing_coordinates(likelihood.map.structured))
         free = [i for i, j in enumerate(collapsed.rest) if j not in fixed]
-
-    def whole(h: Float[np.ndarray, "*S f"]) -> Float[np.ndarray, "*S d"]:
-        return with_fixed(at, free, h)
+    whole = partial(with_fixed, at, free)
 
     def target(h: Coordinates) -> LogDensity:
         return collapsed.log_density(whole(h))
@@ -299,67 +298,29 @@ def _grouped_draws(
     """
     at = start[grouped.rest]
     free = [i for i, j in enumerate(grouped.rest) if j not in fixed]
-
-    def whole(h: Float[np.ndarray, "*S f"]) -> Float[np.ndarray, "*S d"]:
-        return with_fixed(at, free, h)
-
+    whole = partial(with_fixed, at, free)
     fitted, _, efficiency = proposals_beside_groups(grouped, at[free], whole)
+    first, size = int(grouped.groups[0, 0]), grouped.groups.numel()
 
     def draw(repeats: int) -> Draws:
         rngs = [np.random.default_rng([sampling.seed, 13, c]) for c in range(sampling.chains)]
-        taken = _TakenGroups(grouped, sampling.chains, sampling.draws)
+        shape = sampling.chains, sampling.draws
+        zeta, log_likelihood = np.zeros((*shape, grouped.size)), np.zeros(shape)
         draws = independence_chains(
             lambda h: grouped.estimate(whole(h), rngs),
             fitted,
             sampling,
             repeats,
             efficiency,
-            take=taken,
-            block=max(1, _AT_ONCE // grouped.groups.numel()),
+            lambda: (grouped.chosen.numpy(), grouped.log_likelihood.numpy()),
+            (zeta[..., first : first + size], log_likelihood),
+            block=max(1, _AT_ONCE // size),
         )
-        taken.zeta[..., grouped.rest] = whole(draws.z)
-        return _with_densities(draws, taken.zeta, taken.log_likelihood, "groups")
+        zeta[..., grouped.rest] = whole(draws.z)
+        return _with_densities(draws, zeta, log_likelihood, "groups")
 
     repeats = proposals_per_draw(efficiency, cheap=True)
     return _until_mixed(grouped.likelihood, sampling, draw, repeats, len(free))
-
-
-class _TakenGroups:
-    """The draws' effects of groups, taken from each block of proposals; see `independence_chains`.
-
-    Args:
-        grouped: the likelihood.
-        chains: number of chains.
-        draws: of each chain.
-
-    Attributes:
-        zeta: all coordinates, 0 but for those of groups.
-        log_likelihood: of all coordinates.
-    """
-
-    def __init__(self, grouped: GroupedImportance, chains: int, draws: int) -> None:
-        first, size = int(grouped.groups[0, 0]), grouped.groups.numel()
-        self.grouped, self._columns = grouped, slice(first, first + size)
-        self.zeta = np.zeros((chains, draws, grouped.size))
-        self.log_likelihood = np.zeros((chains, draws))
-        self._state = np.zeros((chains, 1, size)), np.zeros((chains, 1))
-
-    def __call__(
-        self,
-        which: Int[np.ndarray, "m"],
-        points: Int[np.ndarray, "chains m"],
-        ends: Int[np.ndarray, "chains"],
-    ) -> None:
-        """Take the draws of a block, before which each chain is at its last state."""
-        chains = np.arange(len(self.zeta))[:, None]
-        effects = self.grouped.chosen.numpy().reshape(len(chains), -1, self._state[0].shape[2])
-        values = self.grouped.log_likelihood.numpy().reshape(len(chains), -1)
-        effects = np.concatenate([self._state[0], effects], 1)
-        values = np.concatenate([self._state[1], values], 1)
-        places, last = np.maximum(points + 1, 0), np.maximum(ends[:, None] + 1, 0)
-        self.zeta[:, which, self._columns] = effects[chains, places]
-        self.log_likelihood[:, which] = values[chains, places]
-        self._state = effects[chains, last], values[chains, last]
 
 
 def _with_densities(

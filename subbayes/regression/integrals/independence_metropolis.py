@@ -10,22 +10,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from jaxtyping import Int
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.chains import chain_generators
 from subbayes.regression.integrals.proposals import Distribution, LogDensityFunction
 from subbayes.utils.types import RowNumbers
-
-Take = Callable[
-    [Int[np.ndarray, "m"], Int[np.ndarray, "chains m"], Int[np.ndarray, "chains"]], None
-]
-"""Takes the draws of a block: which they are, and the point of the block that each one is, and that
-each chain ends at. Those of an earlier block are negative."""
 
 _LEAST_EFFICIENCY = 0.5  # of the pilot's weights, for one proposal a draw
 _ENOUGH = 0.7  # efficiency for one proposal a draw where the target is cheap
@@ -56,7 +49,8 @@ def independence_chains(
     sampling: Sampling,
     repeats: int,
     efficiency: float,
-    take: Take | None = None,
+    numbers: Callable[[], Sequence[np.ndarray]] = tuple,
+    into: Sequence[np.ndarray] = (),
     block: int | None = None,
 ) -> Draws:
     """Draws of chains with independent proposals.
@@ -72,8 +66,9 @@ def independence_chains(
         sampling: draws, chains, thinning, seed and warm-up, by default 50.
         repeats: number of proposals for each draw.
         efficiency: of the proposals, which is reported.
-        take: called after each block, since what belongs to the points of a block, such as
-            coordinates that the target integrates out, may be too large to keep for all.
+        numbers: what else belongs to the points of the last call of the target, such as coordinates
+            that it integrates out, which may be too large to keep for all: arrays (points, ...).
+        into: arrays (chains, draws, ...) to which those of the draws are written.
         block: proposals of each chain that are evaluated at once; by default all.
     """
     started = time.perf_counter()
@@ -86,6 +81,7 @@ def independence_chains(
     value, kept = np.empty(z.shape[:2]), np.empty(z.shape[:2], dtype=np.int64)
     states = [(0, -math.inf)] * len(z)
     times = np.arange(warmup + thin - 1, n, thin)  # of the draws
+    rows, last = np.arange(len(z))[:, None], [np.zeros_like(array[:, :1]) for array in into]
     for start in range(0, n, block or n):
         now = slice(start, min(start + (block or n), n))
         value[:, now] = target(z[:, now].reshape(-1, z.shape[2])).reshape(len(z), -1)
@@ -94,11 +90,14 @@ def independence_chains(
             kept[chain, now], states[chain] = _accepted(
                 log_w[chain], log_u[chain, now], start, state
             )
-        if take is not None:
-            which = np.flatnonzero((times >= now.start) & (times < now.stop))
-            take(which, kept[:, times[which]] - start, kept[:, now.stop - 1] - start)
+        which = np.flatnonzero((times >= now.start) & (times < now.stop))
+        # the first place is that of a proposal of an earlier block
+        places = np.maximum(kept[:, [*times[which], now.stop - 1]] - start + 1, 0)
+        for i, (array, own) in enumerate(zip(into, numbers(), strict=True)):
+            own = np.concatenate([last[i], own.reshape(len(z), -1, *array.shape[2:])], 1)
+            array[:, which] = own[rows, places[:, :-1]]
+            last[i] = own[rows, places[:, -1:]]
     kept = kept[:, times]
-    rows = np.arange(len(kept))[:, None]
     moved = np.diff(kept, axis=1, prepend=-1) != 0
     return Draws(
         z[rows, kept],
