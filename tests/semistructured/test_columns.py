@@ -471,19 +471,12 @@ def test_errors_name_some_columns_of_many():
 
 
 @pytest.mark.parametrize(
-    ("column", "reference", "kind"),
-    [([True, False] * 3, 1, "booleans"), ([0, 1, 2] * 2, True, "numbers")],
+    ("column", "reference"), [([True, False] * 3, 1), ([0, 1, 2] * 2, True), ([0, 1, 2] * 2, 1)]
 )
-def test_reference_levels_are_of_the_kind_of_the_levels(column, reference, kind):
-    frame = pd.DataFrame({"b": column})
-    with pytest.raises(InputError) as refused:
-        Design({"mu": f"C(b, Treatment({reference}))"}, frame)
-    assert refused.value.argument == "formula of 'mu'"
-    assert kind in refused.value.expected
-    same = type(column[0])(reference)
-    names = Design({"mu": f"C(b, Treatment({same!r}))"}, frame).names
-    others = [str(level) for level in sorted(set(column) - {same})]
-    assert names[1:] == [f"C(b, Treatment({same!r}))[T.{level}]" for level in others]
+def test_reference_levels_are_those_that_they_equal(column, reference):
+    names = Design({"mu": f"C(b, Treatment({reference}))"}, pd.DataFrame({"b": column})).names
+    others = [str(level) for level in sorted(set(column) - {reference})]
+    assert names[1:] == [f"C(b, Treatment({reference}))[T.{level}]" for level in others]
 
 
 @pytest.mark.parametrize(

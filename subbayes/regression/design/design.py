@@ -17,14 +17,7 @@ import torch
 from formulaic.errors import FormulaicError
 from jaxtyping import Float
 
-from subbayes.data.levels import (
-    check_kinds,
-    check_levels,
-    check_read_differently,
-    kind_of_level,
-    kinds_of,
-    same_level,
-)
+from subbayes.data.levels import check_kinds, check_levels, check_read_differently, kinds_of
 from subbayes.regression.formula.checks import check_columns, check_complete, check_different
 from subbayes.regression.formula.grammar import check_size
 from subbayes.regression.formula.names import written_as
@@ -240,7 +233,6 @@ class Design:
         prefix = "" if parameter == self.parameters[0] else f"{parameter}."
         own = side.learn(frame, prefix, weights)
         columns = FormulaColumns.learn(argument, side.rest, frame)
-        _check_references(argument, columns)
         names = columns.names
         effects: list[int] = []
         offsets: list[int] = []
@@ -548,16 +540,6 @@ class Design:
                     "extrapolation='clip')",
                 )
         fail("data", "values that the formula can use", f"{type(error).__name__}: {error}")
-
-
-def _check_references(argument: str, columns: FormulaColumns) -> None:
-    """Raise for a reference level that equals a level of another kind, as 1 equals True."""
-    for expression, levels, contrasts in columns.factors():
-        base = getattr(contrasts, "base", None)
-        equal = [level for level in levels if level == base]
-        if equal and not same_level(equal[0], base):
-            expected = f"a reference level among {kind_of_level(equal[0])}, as the levels are"
-            fail(argument, expected, f"{base!r} in {expression}", f"Write {equal[0]!r}")
 
 
 def _numbers_as_text(levels: Sequence[Any]) -> bool:

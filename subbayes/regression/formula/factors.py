@@ -139,7 +139,7 @@ class Factor:
         compared: names in comparisons.
         numeric: names that have to be columns of numbers, because arithmetic with Python objects
             takes unlimited time.
-        functions: functions that it calls, without their module.
+        has_levels: whether it calls C(...).
         splines: the largest number of splines or powers that its options ask for.
         is_python: whether it is more than a name, and read by Python's parser.
         code: what is evaluated in its place.
@@ -156,10 +156,9 @@ class Factor:
         self.names: list[str] = []
         self.compared: set[str] = set()
         self.numeric: set[str] = set()
-        self.functions = {CONVERSION}  # which evaluation adds
         self.splines = 1
         self.aliases: dict[str, str] = {}
-        self.is_python = self._in_levels = False
+        self.is_python = self.has_levels = self._in_levels = False
         self.code = text
 
     @property
@@ -175,13 +174,8 @@ class Factor:
             body = self._expression(ast.parse(code, mode="eval").body, whole=True)
             self.code = ast.unparse(body if isinstance(body, ast.Call) else self._double(body))
 
-    def check_with(self, columns: tuple[str, ...], frame: pd.DataFrame) -> None:
-        """Check the factor against the columns that its formula reads."""
-        hidden = sorted(self.functions & set(columns))
-        if hidden:
-            got = f"a column {hidden[0]!r} beside {self.text!r}"
-            expected = "columns with other names than the functions"
-            fail(self.argument, expected, got, "Rename the column")
+    def check_with(self, frame: pd.DataFrame) -> None:
+        """Check the factor against the columns that it reads."""
         for name in sorted(self.numeric):
             if not pd.api.types.is_numeric_dtype(frame[name].dtype):
                 got = f"{name!r} of dtype {frame[name].dtype} in {self.text!r}"
@@ -197,7 +191,7 @@ class Factor:
             values = as_numpy(frame[name])
             if isinstance(values.dtype, pd.CategoricalDtype):
                 levels.append(len(values.dtype.categories))
-            elif "C" in self.functions or not pd.api.types.is_numeric_dtype(values.dtype):
+            elif self.has_levels or not pd.api.types.is_numeric_dtype(values.dtype):
                 levels.append(len(different_values(values.dropna())))
         return max(min(math.prod(levels), max(len(frame), *levels)), self.splines)
 
@@ -221,7 +215,6 @@ class Factor:
             case ast.Constant(value=int() | float() as number) if _is_number(number):
                 return node
             case ast.Attribute(value=ast.Name(id="np"), attr="pi" | "e"):
-                self.functions.add("np")
                 return node
             case ast.UnaryOp(op=ast.Invert(), operand=operand):  # ~ of whole numbers is -1 - number
                 return ast.Compare(self._number(operand), [ast.Eq()], [ast.Constant(0)])
@@ -270,7 +263,7 @@ class Factor:
         function, call = ast.unparse(node.func), ast.unparse(node)
         if any(isinstance(arg, ast.Starred) for arg in node.args):
             self._refuse(repr(call))
-        self.functions.add(function.split(".")[0])
+        self.has_levels = self.has_levels or function == "C"
         if isinstance(node.func, ast.Attribute) and function.removeprefix("np.") in _NUMPY:
             count = _NUMPY[node.func.attr]
             if function != f"np.{node.func.attr}" or node.keywords or len(node.args) != count:
@@ -313,7 +306,6 @@ class Factor:
         name = ast.unparse(function)
         if name not in _CODINGS:
             return False
-        self.functions.add(name.split(".")[0])
         if isinstance(node, ast.Call):
             call, known = ast.unparse(node), _CODINGS[name]
             read_options(self.argument, call, known, node.args, node.keywords, self._is_coding)

@@ -12,7 +12,6 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from unicodedata import is_normalized, normalize
 
 import pandas as pd
 from formulaic.errors import FormulaicError
@@ -65,32 +64,16 @@ def check_formula(
         subbayes.InputError: formula: expected columns, numbers, operators and functions ...
     """
     factors = _factors(argument, text, response)
-    _check_names(argument, factors, frame)
     columns = tuple(sorted({name for factor in factors for name in factor.columns}))
     check_columns(columns, frame)
     for factor in factors:
-        factor.check_with(columns, frame)
+        factor.check_with(frame)
     _check_size(argument, text)
     widths = {factor.text: factor.width(frame) for factor in factors}
     terms = DefaultFormulaParser().get_terms(text)
     total = sum(math.prod(widths.get(one.expr, 1) for one in term.factors) for term in terms)
     check_size(argument, text, total, len(frame))
     return columns
-
-
-def _check_names(argument: str, factors: list[Factor], frame: pd.DataFrame) -> None:
-    """Refuse columns in calls whose names Python changes to those of others, such as a micro sign.
-
-    Python reads identifiers in the normal form NFKC, terms that are names alone are not changed.
-    """
-    names = [str(name) for name in frame] if isinstance(frame, pd.DataFrame) else []
-    changed = {normalize("NFKC", name): name for name in names if not is_normalized("NFKC", name)}
-    for factor in factors:
-        hit = sorted(factor.columns & changed.keys())
-        if hit and factor.is_python:
-            expected = "names in calls that Python does not change"
-            got = f"{changed[hit[0]]!r} in {factor.text!r}, which Python reads as {hit[0]!r}"
-            fail(argument, expected, got, "Rename the column")
 
 
 def _factors(argument: str, text: str, response: bool) -> list[Factor]:
