@@ -118,7 +118,6 @@ class Family(Likelihood):
 
     Attributes:
         label: name of the family.
-        allowed: links by parameter, the location first; the first link of each is the default.
         is_mean: whether the location is the mean.
         remedy: what to do about responses outside the support.
         example: how to write a family around others, which has no name of its own.
@@ -136,7 +135,6 @@ class Family(Likelihood):
     links: tuple[str, ...] = ()
     kind: ClassVar[Kind] = "regression"
     label: ClassVar[str]
-    allowed: ClassVar[dict[str, tuple[str, ...]]]
     is_mean: ClassVar[bool] = False
     remedy: ClassVar[str] = "Choose another family, or leave the row out"
     example: ClassVar[str] = ""
@@ -191,6 +189,11 @@ class Family(Likelihood):
             return self
         check_choice(f"link of family {self.label!r}", link, self.allowed[self.parameters[0]])
         return replace(self, links=(link, *self.links[1:]))
+
+    @property
+    def allowed(self) -> dict[str, tuple[str, ...]]:
+        """Links by parameter, the location first; the first link of each is the default."""
+        return {name: (link,) for name, link in zip(self.parameters, self.links, strict=True)}
 
     @property
     def parameters(self) -> tuple[str, ...]:

@@ -106,11 +106,6 @@ class MixtureFamily(Family):
         return (*first, *(f"{name}2" for name in self.second.parameters), "theta")
 
     @property
-    def allowed(self) -> dict[str, tuple[str, ...]]:  # type: ignore[override]
-        """Links by parameter."""
-        return {name: (link,) for name, link in zip(self.parameters, self.links, strict=True)}
-
-    @property
     def locations(self) -> tuple[str, ...]:
         """The locations of both."""
         return (f"{self.first.parameters[0]}1", f"{self.second.parameters[0]}2")

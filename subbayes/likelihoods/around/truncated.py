@@ -117,7 +117,7 @@ class TruncatedFamily(AroundFamily):
         return lower, math.inf if isinstance(self.upper, str) else self.upper
 
     @property
-    def allowed(self) -> dict[str, tuple[str, ...]]:  # type: ignore[override]
+    def allowed(self) -> dict[str, tuple[str, ...]]:
         """Links by parameter, with bounds by row."""
         return {**self.family.allowed, **dict.fromkeys(self._by_row, ("identity",))}
 

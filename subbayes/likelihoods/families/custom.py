@@ -104,11 +104,6 @@ class Custom(Family):
         return self.names
 
     @property
-    def allowed(self) -> dict[str, tuple[str, ...]]:  # type: ignore[override]
-        """Links by parameter."""
-        return {name: (link,) for name, link in zip(self.names, self.links, strict=True)}
-
-    @property
     @override
     def bounds(self) -> tuple[float, float]:  # type: ignore[override]
         return self.within
