@@ -138,28 +138,23 @@ def contribution_table(
 
     That of an ordinal response is the one beside the thresholds of the estimand.
     """
-    joint, structured, rows = state.joint, state.model.structured, inputs["design"]
-    size, columns, p = structured.size, structured.n_corrected, structured.layout.size
-    effects, networks = [], []
-    weights = joint.weights(torch.from_numpy(np.ascontiguousarray(state.draws.flat(n_draws))))
-    shift = state.coefficient_shift(n_draws)
-    shifts = weights.new_zeros(len(weights), columns)
+    joint, structured, shift = state.joint, state.model.structured, state.coefficient_shift(n_draws)
+    z = torch.from_numpy(np.ascontiguousarray(state.draws.flat(n_draws)))
+    shifts = torch.zeros(len(z), structured.n_corrected, dtype=torch.float64)
     if shift is not None:
-        shifts = torch.from_numpy(shift).to(weights)
-    batches = weights.split(_DRAWS_PER_BATCH), shifts.split(_DRAWS_PER_BATCH)
+        shifts = torch.from_numpy(shift)
+    effects, whole = [], []
+    batches = z.split(_DRAWS_PER_BATCH), shifts.split(_DRAWS_PER_BATCH)
     for part, moved in zip(*batches, strict=True):
+        own = joint.weights(part)[:, : structured.size]
+        of_thresholds = moved[:, structured.layout.size :].sum(1, keepdim=True)
         with torch.no_grad():
-            beta = structured.coefficients(part[:, :size]) + moved[:, :p]
-            effects.append(structured.predictors(beta, rows)[:, place] + inputs["offset"][:, place])
-            outputs = joint.network_values(part[:, size:], inputs)[..., place]
-            projections = joint.projections(part[:, size:])
-            correction = moved if projections is None else moved + projections.to(moved)
-            constant = correction[:, p:].sum(1, keepdim=True)
-            shared = structured.predictors(correction[:, :p], rows)[:, place]
-            networks.append(outputs - shared - constant)
-    first = torch.cat(effects).double().numpy()
-    second = torch.cat(networks).double().numpy()
-    parts = {"structured": first, "deep": second, "predictor": first + second}
+            eta = structured(own, inputs["design"], inputs["offset"], -moved)[..., place]
+            both = joint.predictors(part, inputs)[..., place]
+        effects.append(eta - of_thresholds)
+        whole.append(both - of_thresholds)
+    first, predictor = (torch.cat(part).double().numpy() for part in (effects, whole))
+    parts = {"structured": first, "deep": predictor - first, "predictor": predictor}
     return pd.concat(
         {name: pd.DataFrame(central(values, level)) for name, values in parts.items()}, axis=1
     )
