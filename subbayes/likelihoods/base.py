@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from subbayes.likelihoods.curvature_blocks import CurvatureBlocks, DenseBlocks
-from subbayes.utils.checks import InputError, fail
+from subbayes.utils.checks import InputError, fail, number_text
 from subbayes.utils.types import Curvatures, Outputs, ParameterVector, PerPoint, Targets
 
 Kind = Literal["regression", "classification", "count"]
@@ -63,6 +63,14 @@ def check_tensor(
     if not fits(y):
         fail("y", expected, f"shape {tuple(y.shape)} of {y.dtype}", remedy)
     return y
+
+
+def refuse_rows(bad: Any, values: Any, argument: str, expected: str, remedy: str = "") -> None:
+    """Raise `InputError` about the first bad row, if there is one."""
+    rows = torch.as_tensor(bad).nonzero()
+    if len(rows):
+        row = int(rows[0])
+        fail(argument, expected, f"{number_text(values[row])} at row {row}", remedy)
 
 
 def to_numbers(value: Any) -> Any:

@@ -19,7 +19,7 @@ from typing_extensions import override
 
 from subbayes.likelihoods.around.around import AroundFamily
 from subbayes.likelihoods.around.truncated import TruncatedFamily
-from subbayes.likelihoods.base import method_of, property_of
+from subbayes.likelihoods.base import method_of, property_of, refuse_rows
 from subbayes.likelihoods.family import Family, Side, family
 from subbayes.likelihoods.tails.tails import log_between
 from subbayes.utils.checks import fail
@@ -111,7 +111,7 @@ class CensoredFamily(AroundFamily):
             fail("y", "columns of the value, the status and the upper end", tuple(value.shape))
         low, status, upper = value[:, 0], value[:, 1], value[:, -1]
         interval, end = status == _STATUS["interval"], self.bounds[1]
-        _refuse(
+        refuse_rows(
             interval & (low <= self.bounds[0]) & ~self.family.allows(low),
             low,
             "y",
@@ -119,16 +119,18 @@ class CensoredFamily(AroundFamily):
             "Give such a row its upper end as y, and the status -1 (left-censored)",
         )
         remedy = "Give such a row the status 1 (right-censored)"
-        _refuse(interval & upper.isinf(), upper, "upper", "finite upper ends of intervals", remedy)
+        refuse_rows(
+            interval & upper.isinf(), upper, "upper", "finite upper ends of intervals", remedy
+        )
         self.family.check_targets(low if isinstance(y, Tensor) else (low, y[1]))
         known = torch.isin(status, torch.tensor([-1.0, 0.0, 1.0, 2.0]).to(status))
-        _refuse(~known, status, "status", "-1 (left), 0 (none), 1 (right) or 2 (interval)")
+        refuse_rows(~known, status, "status", "-1 (left), 0 (none), 1 (right) or 2 (interval)")
         if bool(interval.any()) and value.shape[1] < 3:
             fail("upper", "upper ends of intervals", "none", "Pass upper= of CensoredFamily")
         remedy = "Give rows that are seen exactly the status 0"
         wrong = interval & ~(upper > low)
-        _refuse(wrong, upper, "upper", "upper ends above the lower ones", remedy)
-        _refuse(interval & (upper > end), upper, "upper", f"upper ends of at most {end:g}")
+        refuse_rows(wrong, upper, "upper", "upper ends above the lower ones", remedy)
+        refuse_rows(interval & (upper > end), upper, "upper", f"upper ends of at most {end:g}")
         self._check_possible(value)
 
     def _check_possible(self, y: Tensor) -> None:
@@ -142,7 +144,7 @@ class CensoredFamily(AroundFamily):
         if not is_count:
             empty = empty | ((status == -1) & (y[:, 0] <= low))
         what = "an interval that holds a whole number" if is_count else "possible responses"
-        _refuse(empty, y[:, 0], "y", f"{what} in each row", "Leave the row out")
+        refuse_rows(empty, y[:, 0], "y", f"{what} in each row", "Leave the row out")
 
     def target_warnings(self, y: Targets) -> list[str]:
         """As the family, and a line where all responses are censored on the same side."""
@@ -222,19 +224,6 @@ class CensoredFamily(AroundFamily):
         upper = torch.where(status == 2, value[:, 2], (y + end) / 2 if end < math.inf else y + 1)
         inside = log_between((below, above), self._tails(upper, eta))
         return torch.where(status == 2, inside, terms)
-
-
-def _refuse(
-    bad: Bool[Tensor, "n"],
-    values: Float[Tensor, "n"],
-    argument: str,
-    expected: str,
-    remedy: str = "",
-) -> None:
-    """Raise `InputError` about the first bad row, if there is one."""
-    if bool(bad.any()):
-        row = int(bad.nonzero()[0])
-        fail(argument, expected, f"{values[row]:g} at row {row}", remedy)
 
 
 def _status_values(column: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Kind, Moments
+from subbayes.likelihoods.base import Kind, Moments, refuse_rows
 from subbayes.likelihoods.families.classes import BernoulliFamily
 from subbayes.likelihoods.family import CLASSES, Family, Side, diagonal, family, moment, zeros_below
 from subbayes.likelihoods.links import (
@@ -27,7 +27,7 @@ from subbayes.likelihoods.tails.incomplete_integrals import (
     negative_binomial_log_tails,
 )
 from subbayes.likelihoods.tails.tails import Tails, exponential_log_below, poisson_log_tails
-from subbayes.utils.checks import check_count, fail, number_text
+from subbayes.utils.checks import check_count, fail
 from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers, RowTargets, RowWeights
 
 _LOG_LARGE = 7.0  # of shapes for which Stirling's series has one term
@@ -217,22 +217,15 @@ class BinomialFamily(Family):
 
         Means of several rows, at which effects are predicted, need not be whole.
         """
-        self._check_trials(known["trials"], known["trials"] > 0, "numbers above 0")
+        trials = known["trials"]
+        refuse_rows(~(trials > 0), trials, "trials", "numbers above 0")
 
     def check_known(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> None:
         """Raise `InputError` for trials that are not whole, or fewer than successes."""
         trials = known["trials"]
         whole = (trials >= 1) & (trials == np.floor(trials))
-        self._check_trials(trials, whole, "whole numbers of at least 1")
-        if (y > trials).any():
-            row = int(np.flatnonzero(y > trials)[0])
-            fail("y", "at most as many successes as trials", f"{number_text(y[row])} at row {row}")
-
-    @staticmethod
-    def _check_trials(trials: np.ndarray, good: np.ndarray, expected: str) -> None:
-        if not good.all():
-            row = int(np.flatnonzero(~good)[0])
-            fail("trials", expected, f"{number_text(trials[row])} at row {row}")
+        refuse_rows(~whole, trials, "trials", "whole numbers of at least 1")
+        refuse_rows(y > trials, y, "y", "at most as many successes as trials")
 
     @override
     def level_values(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> RowNumbers:
