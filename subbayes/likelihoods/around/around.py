@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods.base import method_of, property_of
 from subbayes.likelihoods.family import Family, family_from_name
-from subbayes.likelihoods.tails.tails import Tails
 from subbayes.utils.checks import fail, fail_type
-from subbayes.utils.types import Predictors, RowTargets
+from subbayes.utils.types import RowTargets
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,6 +38,7 @@ class AroundFamily(Family):
     level = method_of("family", "level")
     level_values = method_of("family", "level_values")
     location_values = method_of("family", "location_values")
+    _tails = method_of("family", "log_tails")
 
     def __post_init__(self) -> None:
         if isinstance(self.family, str):
@@ -68,10 +67,6 @@ class AroundFamily(Family):
     def initial_predictors(self, y: RowTargets) -> tuple[float, ...]:
         """As the family, from the values of the responses."""
         return self.family.initial_predictors(y if y.ndim == 1 else y[:, 0])
-
-    def _tails(self, y: Tensor, eta: Predictors) -> Tails:
-        found: tuple[Tensor, Tensor] = self.family.log_tails(y, eta)
-        return found
 
     def __repr__(self) -> str:
         return f"{self.label} {self.family!r}"
