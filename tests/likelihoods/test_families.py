@@ -459,7 +459,7 @@ def test_rates_that_overflow_have_no_mean():
     mean = Predictive(outputs[:, :1], family).mean
     rate = np.exp(1.0)
     assert mean[0] == pytest.approx(rate / (1 - np.exp(-rate)), rel=1e-6)
-    with pytest.raises(InputError, match=r"a finite mean, got inf \(first in row 1\)"):
+    with pytest.raises(InputError, match=r"a finite mean, got nan \(first in row 1\)"):
         _ = Predictive(outputs, family).mean
     assert Predictive(outputs, TruncatedFamily(family="poisson", upper=9)).mean[1] == 9.0
 

@@ -40,8 +40,6 @@ _AT_ONCE = 2**18  # numbers in a temporary array
 _STEP, _LIGHT, _HEAVY = 0.1875, 3.375, 6.0  # of the quadrature over levels
 _MOST_PROBABILITIES = 2**25  # of counts of all rows
 _CELLS = 64  # counts of a distribution, about, for the size of blocks
-_HUGE = 1e8  # variance of counts that are nearly normal
-_NO_MASS = 1e-13
 
 Tails = tuple[Tensor, Tensor]
 
@@ -379,8 +377,7 @@ class TruncatedFamily(AroundFamily):
             return None
 
         def ends(eta: Predictors) -> Tensor:
-            first, last = count_range(*self._counts(eta))
-            return torch.stack([first, last]).masked_fill(self._is_huge(eta), torch.nan)
+            return torch.stack(count_range(*self._counts(eta)))
 
         flat = outputs.detach().double().cpu()
         first, last = _in_blocks(ends, flat, 16)
@@ -393,27 +390,10 @@ class TruncatedFamily(AroundFamily):
 
         return first, mixture_probabilities(log_density, flat, first, last)
 
-    def _is_huge(self, eta: Predictors) -> Tensor:
-        """Whether counts are huge, nearly normal and not truncated.
-
-        Their log probabilities have few digits.
-        """
-        mean, variance = self._before_truncation(eta)
-        normal = (mean.square() > _HUGE * variance) | variance.isinf()
-        normal = normal & (variance > _HUGE)
-        return normal & (self._log_mass(eta, relative=False) > -_NO_MASS)
-
-    def _before_truncation(self, eta: Predictors) -> Tails:
-        """Mean and variance of the family."""
-        own = torch.stack(self._split(eta)[0], -1)
-        return self.family.mean(own)[..., 0], self.family.variance(own)[..., 0]
-
     def _quantiles(self, eta: Predictors, u: Tensor) -> Tensor:
         if self.kind != "count":
             return self._at_levels(eta, u.log(), torch.log1p(-u))
-        mean, variance = self._before_truncation(eta)
-        near = (mean + variance.sqrt() * torch.special.ndtri(u)).round()
-        return torch.where(self._is_huge(eta), near, self._cells(eta).quantiles(u))
+        return self._cells(eta).quantiles(u)
 
     def quantiles(self, outputs: Outputs, q: float) -> Moments:
         """Quantiles within the bounds."""
@@ -460,20 +440,17 @@ class TruncatedFamily(AroundFamily):
     def _moments(self, eta: Predictors) -> Tensor:
         """Mean and variance, shape (2, n)."""
         inner: Any = self.family
-        whole = self._before_truncation(eta)
         if self.kind == "count":
-            free = self._is_huge(eta)
-            pairs = zip(whole, self._cells(eta).moments(), strict=True)
-            return torch.stack([torch.where(free, own, found) for own, found in pairs])
+            return torch.stack(self._cells(eta).moments())
         if hasattr(inner, "truncated_moments"):
             return torch.stack(inner.truncated_moments(*self._ends(eta), self._split(eta)[0]))
         y, weight = self._rule_of_levels(eta, heavy=True)
         mean = (weight * y).sum(0)
         found = [mean, (weight * (y - mean).square()).sum(0)]
         if self._has_tail:
-            found = [
-                torch.where(own.isinf(), own, part) for own, part in zip(whole, found, strict=True)
-            ]
+            own = torch.stack(self._split(eta)[0], -1)
+            whole = self.family.mean(own)[..., 0], self.family.variance(own)[..., 0]
+            found = [torch.where(a.isinf(), a, b) for a, b in zip(whole, found, strict=True)]
         return torch.stack(found)
 
     @property
