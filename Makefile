@@ -95,7 +95,7 @@ $(DOCS): $(CORE)
 	@$(PIP) install -e ".[docs]" "torch==$(TORCH)" -c $(CONSTRAINTS)
 	@touch $@
 
-demo: $(CORE) ## run the main job on real data: table, plots and report in runs/demo/
+demo: $(CORE) ## show in five short studies where a posterior pays: report in runs/demo/
 	@$(BIN)/python -m examples.demo $(ARGS)
 
 test: $(DEV) ## run the tests (but the slow ones)

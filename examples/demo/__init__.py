@@ -1,7 +1,7 @@
-"""Five short studies that show what a posterior adds, with one report.
+"""Five short studies of where a posterior pays, and where it does not, with one report.
 
-Methods on a table, the uncertainty between and beyond the data, a classifier that abstains, an
-effect with its interval beside a network, and the small network of a sparse posterior.
+Two small tables, a trained classifier, the interval of an effect, the small network of a sparse
+posterior, and a model that is updated and exported.
 """
 
 from __future__ import annotations
@@ -13,50 +13,34 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from examples.demo.curve import between_and_beyond
-from examples.demo.digits import abstention
-from examples.demo.effect import effect_beside_a_network
-from examples.demo.methods import COLUMN, Methods, compare
+from examples.demo.classifier import trained_classifier
+from examples.demo.effect import interval_of_an_effect
 from examples.demo.section import Effort, Section
-from examples.demo.small_network import small_network
+from examples.demo.small_network import network_that_is_left
+from examples.demo.table import NOISE, Rows, small_tables
+from examples.demo.update import update_and_export
 from subbayes.artifacts.files import as_path, atomic_write_text
-from subbayes.inference.configuration import Sampling
-from subbayes.models.settings import Perceptron, TableSettings
-from subbayes.reports.model_report import write_report
-from subbayes.reports.rendering import Picture, render
-from subbayes.subspaces.pca import PCA
-from subbayes.training.configuration import Training
+from subbayes.reports.rendering import Picture, Table, render
 from subbayes.utils.checks import check_seed, fail
-
-if TYPE_CHECKING:
-    from subbayes.predictions.predictive import Predictive
 
 __all__ = ["EFFORT", "Demo", "Effort", "run"]
 
-EFFORT = Effort(
-    TableSettings(
-        network=Perceptron(hidden=(16, 16), activation="tanh"),
-        subspace=PCA(rank=5),
-        temperature="validation",
-        training=Training(epochs=150, learning_rate=1e-2, swa_epochs=50, swa_learning_rate=2e-2),
-        sampling=Sampling(draws=1000, chains=4, warmup=300),
-    )
-)
-"""How long the demo trains and samples, for about a minute in all."""
+EFFORT = Effort()
+"""How long the demo trains and samples, for about two minutes in all."""
 
 _MARK = "made-by-subbayes-demo"
-_FIGURES = ("scores", "coverage", "curve", "abstention", "rotation", "effect", "inclusion")
+_FIGURES = ("gains", "unlike", "reliability", "effect", "inclusion")
 FILES = (
     "model/manifest.json",
-    *(f"{name}.csv" for name in ("train", "validation", "test", "predictions", "scores")),
+    "train.csv",
     "scores.json",
     "small.safetensors",
+    "updated.pt2",
     "report.html",
-    "model-report.html",
     *(f"plots/{name}.png" for name in _FIGURES),
 )
 
@@ -66,25 +50,18 @@ class Demo:
     """The result of the demo.
 
     Attributes:
-        methods: the comparison of methods on a table.
         sections: what each part found.
         folder: the folder of results.
         seconds: total time.
     """
 
-    methods: Methods
     sections: tuple[Section, ...]
     folder: Path
     seconds: float
 
-    @property
-    def predictive(self) -> Predictive:
-        """Predictions of the test rows of the table by the saved model."""
-        return self.methods.comparison.predictives["pca"]
-
     def to_dict(self) -> dict[str, Any]:
         """The numbers of each part, as values that JSON can represent."""
-        return {section.key: section.facts for section in self.sections} | {
+        return {section.key: section.to_dict() for section in self.sections} | {
             "folder": str(self.folder),
             "total_seconds": self.seconds,
         }
@@ -93,34 +70,40 @@ class Demo:
         """The tables and findings of all parts."""
         return "\n\n\n".join(section.to_text() for section in self.sections)
 
+    def overview(self) -> Table:
+        """Each method beside the best of the others, in one table."""
+        rows = [
+            [gain.verdict, gain.what, gain.beside, gain.to_text(unit=False), gain.unit]
+            for section in self.sections
+            for gain in section.closest()
+        ]
+        return Table(
+            ["result", "of", "beside the best other", "gain", "in"],
+            rows,
+            "Paired differences ± one standard error; a difference within two of them is a tie.",
+            best=[(i, 0) for i, row in enumerate(rows) if row[0] == "better"],
+        )
+
     def hint(self) -> str:
         """What to do next."""
         return "\n".join(
             [
                 f"  open {self.folder / 'report.html'} in a browser",
-                f"  subbayes predict {self.folder} {self.folder / 'test.csv'} "
-                "--out predictions.csv",
                 "  subbayes fit YOUR.csv --target COLUMN --out runs/yours",
-                f"  in Python: subbayes.load('{self.folder / 'model'}').model.draws.summary()",
+                f"  in Python: subbayes.TableRegressor.load('{self.folder / 'model'}')",
             ]
         )
 
 
 def run(
-    out: str | Path = "runs/demo",
-    seed: int = 0,
-    progress: bool | None = None,
-    *,
-    effort: Effort = EFFORT,
-    show: bool = True,
+    out: str | Path = "runs/demo", seed: int = 0, *, effort: Effort = EFFORT, show: bool = True
 ) -> Demo:
     """Fit, compare, save and report.
 
     Args:
-        out: folder for the posterior, tables, plots and reports: a new one, or that of an earlier
+        out: folder for models, scores, plots and the report: a new one, or that of an earlier
             demo, whose files of the same names are overwritten.
         seed: of data, splits, training and sampling.
-        progress: show progress bars; None shows them on a terminal.
         effort: how long to train and sample.
         show: print tables to standard output, and steps and hints to standard error.
 
@@ -130,13 +113,12 @@ def run(
     check_seed(seed)
     started = time.perf_counter()
     folder = _own_folder(out)
-    effort = replace(effort, settings=effort.settings.change({"sampling.seed": seed}))
+    atomic_write_text(folder / _MARK, "")
+    sections: list[Section] = []
 
     def print_step(text: str) -> None:
         if show:
             print(text, file=sys.stderr, flush=True)
-
-    sections: list[Section] = []
 
     def keep(section: Section) -> None:
         sections.append(section)
@@ -144,20 +126,22 @@ def run(
             print(f"\n{section.to_text()}\n", flush=True)
 
     with _one_thread():
-        print_step("[1/6] six methods on a table")
-        methods = compare(seed, effort, progress)
-        keep(methods.section())
-        print_step("[2/6] one input")
-        keep(between_and_beyond(seed, effort.epochs))
-        print_step("[3/6] handwritten digits")
-        keep(abstention(seed, effort, progress))
-        print_step("[4/6] an effect beside a network")
-        keep(effect_beside_a_network(seed, effort, progress))
-        atomic_write_text(folder / _MARK, "")
-        print_step("[5/6] a sparse network")
-        keep(small_network(methods.rows, seed, effort.epochs, folder, progress))
+        print_step("[1/6] small tables")
+        tables, model = small_tables(seed, effort)
+        keep(tables)
+        print_step("[2/6] a trained classifier")
+        keep(trained_classifier(seed, effort))
+        print_step("[3/6] the interval of an effect")
+        keep(interval_of_an_effect(seed, effort))
+        print_step("[4/6] a sparse network")
+        keep(network_that_is_left(seed, effort, folder))
+        print_step("[5/6] update and export")
+        keep(update_and_export(seed, effort, folder))
         print_step(f"[6/6] writing {folder}")
-        demo = Demo(methods, tuple(sections), folder, time.perf_counter() - started)
+        model.save(folder / "model", overwrite=True)
+        train = Rows.simulate(next(iter(NOISE)), seed).frame()
+        atomic_write_text(folder / "train.csv", train.to_csv(index=False))
+        demo = Demo(tuple(sections), folder, time.perf_counter() - started)
         _write(demo, seed)
         demo = replace(demo, seconds=time.perf_counter() - started)
         print_step(f"done in {demo.seconds:.0f} s\n\nnext:\n{demo.hint()}")
@@ -185,52 +169,22 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# --- writing ------------------------------------------------------------------------------------
-
-
 def _write(demo: Demo, seed: int) -> None:
-    """Write the posterior, tables, plots and reports."""
-    folder, rows, comparison = demo.folder, demo.methods.rows, demo.methods.comparison
-    demo.methods.model.save(folder / "model", overwrite=True)
-    for name in ("train", "validation", "test"):
-        atomic_write_text(folder / f"{name}.csv", getattr(rows, name).to_csv(index=False))
-    predictions = demo.predictive.to_frame()
-    predictions.insert(0, "observed", rows.encoded(rows.test)[1])
-    atomic_write_text(folder / "predictions.csv", predictions.to_csv(index=False))
-    atomic_write_text(folder / "scores.csv", comparison.table.to_csv(index=False))
+    """Write the scores, figures and the report."""
+    folder = demo.folder
     atomic_write_text(folder / "scores.json", json.dumps(demo.to_dict(), indent=1) + "\n")
     pictures: dict[str, list[Picture]] = {
         section.key: section.save_figures(folder / "plots") for section in demo.sections
     }
     text = render(
         Path(__file__).with_name("report.html"),
-        title="What a posterior adds",
-        lead="Five short studies: methods on a table, the uncertainty between and beyond the "
-        "data, a classifier that abstains, an effect beside a network, and the small network of "
-        "a sparse posterior. Numbers have their standard errors; differences within two of them "
-        "are called ties.",
+        title="Where a posterior pays, and where it does not",
+        lead="Five short studies, each beside the simple thing that one would do otherwise, on the "
+        "same rows. Green is what holds, grey what makes no sure difference, orange what fails, "
+        "loses or costs.",
+        overview=demo.overview(),
         sections=demo.sections,
         pictures=pictures,
-        details="model-report.html",
-        command=_command(demo, seed),
+        command=f"python -m examples.demo --seed {seed}",
     )
     atomic_write_text(folder / "report.html", text)
-    write_report(
-        comparison,
-        folder / "model-report.html",
-        title="The methods on the table, and the posterior in the PCA subspace",
-        name=COLUMN,
-        method="pca",
-        command=_command(demo, seed),
-    )
-
-
-def _command(demo: Demo, seed: int) -> str:
-    return (
-        f"python -m examples.demo --seed {seed}\n\n"
-        f"# the posterior, in Python\nimport subbayes\n"
-        f"model = subbayes.load({str(demo.folder / 'model')!r})\n"
-        f"print(model.model.draws.summary())\n\n"
-        f"# predictions for a table with the same columns\n"
-        f"subbayes predict {demo.folder} {demo.folder / 'test.csv'} --out predictions.csv"
-    )

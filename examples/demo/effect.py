@@ -1,73 +1,126 @@
-"""Diabetes: the interval of an effect beside a network."""
+"""The interval of an effect, on simulated counts of clinics whose true effect is known."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from examples.demo.section import Effort, Figure, Section, with_error
-from subbayes.networks.mlp import MLP
-from subbayes.plots.effects import effect
+import numpy as np
+import pandas as pd
+
+from examples.demo.section import (
+    Effort,
+    Figure,
+    Gain,
+    Section,
+    coverage_finding,
+    mean_with_error,
+    with_error,
+)
+from subbayes.plots.style import label_axes, new_axes
 from subbayes.regression import Regression
 from subbayes.reports.rendering import Table
-from subbayes.semistructured import SemiStructuredRegression
-from subbayes.semistructured.subspace import TRAINING
 
-BLOOD = [f"s{i}" for i in range(1, 7)]
-TERM = "bmi"
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+CLINICS, PATIENTS = 20, 15
+TRUTH, LEVEL = 0.3, 0.9
+FULL = "visits ~ programme + s(age) + (1 | clinic)"
+PLAIN = "visits ~ programme + age"
 
 
-def effect_beside_a_network(seed: int, effort: Effort, progress: bool | None = None) -> Section:
-    """The effect of the body mass index, with and without a network of blood measurements."""
-    from sklearn.datasets import load_diabetes
+def simulate(rng: np.random.Generator) -> pd.DataFrame:
+    """Visits of patients in clinics, half of which run a programme."""
+    clinic = np.repeat(np.arange(CLINICS), PATIENTS)
+    programme = rng.permutation(np.arange(CLINICS) % 2)[clinic]
+    age = rng.uniform(-2, 2, len(clinic))
+    of_clinic = 0.4 * rng.normal(size=CLINICS)[clinic]
+    rate = np.exp(0.5 + TRUTH * programme + 0.6 * np.sin(1.5 * age) + of_clinic)
+    names = [f"clinic {k}" for k in clinic]
+    return pd.DataFrame(
+        {"visits": rng.poisson(rate), "programme": programme, "age": age, "clinic": names}
+    )
 
-    frame = load_diabetes(as_frame=True, scaled=False).frame
-    frame = frame.rename(columns={"target": "progression"})
-    frame["sex"] = frame["sex"].map({1.0: "a", 2.0: "b"})
-    frame[BLOOD] = (frame[BLOOD] - frame[BLOOD].mean()) / frame[BLOOD].std()
-    formula = f"progression ~ {TERM} + bp + C(sex)"
-    networks = {"blood": (MLP(len(BLOOD), (8,), 1, seed=seed), BLOOD)}
-    sampling = replace(effort.effects, seed=seed, progress=progress)
-    models = {
-        "without blood measurements": Regression(formula).fit(frame, sampling=sampling),
-        "with a network of them": SemiStructuredRegression(formula, deep=networks).fit(
-            frame,
-            sampling=sampling,
-            training=replace(TRAINING, epochs=min(TRAINING.epochs, effort.epochs)),
-        ),
+
+def interval_of_an_effect(seed: int, effort: Effort) -> Section:
+    """Count how often the interval of the programme holds its true effect."""
+    rng = np.random.default_rng(seed)
+    bounds: dict[str, list[tuple[float, float]]] = {FULL: [], PLAIN: []}
+    for k in range(effort.replications):
+        frame = simulate(rng)
+        sampling = replace(effort.effects, seed=seed + k)
+        for formula, found in bounds.items():
+            model = Regression(formula, family="poisson").fit(frame, sampling=sampling)
+            row = model.summary(level=LEVEL).loc["programme"]
+            found.append((float(row.iloc[2]), float(row.iloc[3])))
+    ends = {formula: np.array(found) for formula, found in bounds.items()}
+    covered = {
+        formula: (found[:, 0] <= TRUTH) & (found[:, 1] >= TRUTH) for formula, found in ends.items()
     }
-    rows, facts = [], {}
-    for name, model in models.items():
-        values = model.summary(level=0.9).loc[TERM]
-        low, high = values.iloc[2], values.iloc[3]
-        rows.append(
-            [name, with_error(values["mean"], values["sd"]), f"{low:.2f} to {high:.2f}",
-             f"{values['ess_bulk']:.0f}"]
-        )  # fmt: skip
-        facts[name] = {"mean": float(values["mean"]), "sd": float(values["sd"]),
-                       "interval": [float(low), float(high)]}  # fmt: skip
+    widths = {formula: found[:, 1] - found[:, 0] for formula, found in ends.items()}
+    ratio = widths[FULL].mean() / widths[PLAIN].mean()
     return Section(
         "effect",
-        "An effect with its interval beside a network",
+        "An effect and its interval",
         (
-            "The progression of diabetes of 442 patients, by body mass index, blood pressure and "
-            f"sex ({formula}), and by six blood measurements, which enter through a network. One "
-            "posterior has the effects and the network, so that the interval of an effect "
-            "includes the uncertainty of the network.",
-        ),
-        Table(
-            ["model", "effect of bmi", "90 % interval", "effective draws"],
-            rows,
-            "Posterior mean ± standard deviation, in units of progression for each kg/m².",
+            f"{CLINICS} clinics with {PATIENTS} patients each, half of which run a programme; "
+            f"visits are counts, and the programme adds {TRUTH:g} to the logarithm of their rate. "
+            "Clinics differ, and the effect of age is curved. Data are simulated "
+            f"{effort.replications} times.",
+            f"The model has a smooth of age and an effect of each clinic: {FULL}. Beside it stands "
+            f"the regression that leaves both out, {PLAIN}, also sampled.",
         ),
         (
-            "Blood measurements explain part of what the body mass index seems to explain: its "
-            f"effect falls from {rows[0][1]} to {rows[1][1]}.",
+            Table(
+                ["model", f"coverage of {100 * LEVEL:.0f} % intervals", "mean width"],
+                [
+                    [
+                        formula,
+                        with_error(*mean_with_error(covered[formula]), 1, percent=True),
+                        with_error(*mean_with_error(widths[formula])),
+                    ]
+                    for formula in bounds
+                ],
+                f"± one standard error over {effort.replications} simulated data sets.",
+            ),
+        ),
+        (
+            Gain.of(
+                "the coverage with clinics",
+                "that without",
+                covered[FULL],
+                covered[PLAIN],
+                "percentage points",
+            ),
+        ),
+        (
+            coverage_finding("90 % intervals of the model with clinics", covered[FULL], LEVEL),
+            coverage_finding("90 % intervals of the model without clinics", covered[PLAIN], LEVEL),
         ),
         {
             "effect": Figure(
-                lambda: effect(models["with a network of them"].effect(TERM)),
-                "The effect of the body mass index beside the network, with its interval.",
+                lambda: _draw(ends),
+                "The intervals of the simulated data sets; blue: with clinics, orange: without. "
+                f"The line is the true effect. Those with clinics are {ratio:.1f} times as wide.",
             )
         },
-        facts,
+        {
+            formula: {
+                "coverage": mean_with_error(covered[formula]),
+                "width": mean_with_error(widths[formula]),
+            }
+            for formula in bounds
+        },
     )
+
+
+def _draw(ends: dict[str, np.ndarray]) -> Axes:
+    ax = new_axes()
+    order = np.argsort(ends[FULL].mean(1))
+    for k, (found, color) in enumerate(zip(ends.values(), ("#0072B2", "#D55E00"), strict=True)):
+        place = np.arange(len(found)) + 0.35 * k
+        ax.vlines(place, *found[order].T, color=color, linewidth=2)
+    ax.axhline(TRUTH, color="#222222", linewidth=1)
+    ax.set_xticks([])
+    return label_axes(ax, "simulated data sets, sorted", "effect of the programme")

@@ -66,7 +66,7 @@ def calibration(
         low, high = np.clip(p - half, 0, 1), np.clip(p + half, 0, 1)
         band(ax, p, low, high, GREY, 0.15, f"95 % if calibrated (N = {n})")
         ax.plot(p, p, **REFERENCE)
-    color = BLUE if first else None
+    color = BLUE if first else f"C{len(ax.lines) - 1}"
     ax.plot(curve.expected, curve.observed, linewidth=1.8, label=label, color=color)
     return legend(label_axes(ax, "level of the interval", "observed coverage"))
 
@@ -106,16 +106,17 @@ def reliability(
     if first:
         ax.plot([0, 1], [0, 1], label="calibrated", **REFERENCE)
     low, high = wilson_interval(curve.observed, curve.count)
-    drawn = ax.errorbar(
+    color = BLUE if first else f"C{len(ax.lines) - 1}"
+    ax.errorbar(
         curve.expected,
         curve.observed,
         [curve.observed - low, high - curve.observed],
         linewidth=0.8,
         elinewidth=1.2,
         label=label,
-        color=BLUE if first else None,
+        color=color,
     )
-    size, color = 12 + 90 * np.sqrt(curve.count / curve.count.sum()), drawn.lines[0].get_color()
+    size = 12 + 90 * np.sqrt(curve.count / curve.count.sum())
     ax.scatter(curve.expected, curve.observed, s=size, color=color, zorder=3)
     start = min(0.5, float(curve.expected.min()))
     ax.set_xlim(start - 0.03, 1.02)

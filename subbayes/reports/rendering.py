@@ -102,5 +102,6 @@ def _printable(value: Any) -> Any:
 
 
 def _unbroken(text: str) -> Markup:
-    """Escape a text, and prevent line breaks within "R-hat"."""
-    return escape(printable(text)).replace("R-hat", Markup('<span class="whole">R-hat</span>'))
+    """Escape a text, and prevent line breaks within "R-hat", around "±" and before "%"."""
+    text = printable(text).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
+    return escape(text).replace("R-hat", Markup('<span class="whole">R-hat</span>'))

@@ -1,12 +1,10 @@
-"""The demo, made small: what it leaves behind, what it never overwrites, what it never looks at."""
+"""The demo, made small: what it leaves behind, what it says, what it never overwrites."""
 
-import dataclasses
 import doctest
 import json
-import shutil
+import pickle
 import warnings
 from contextlib import redirect_stderr, redirect_stdout
-from functools import partial
 from io import StringIO
 from pathlib import Path
 
@@ -14,49 +12,48 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from cases import nested, training_options
 from safetensors.torch import load_file
-from scipy import stats
+from sklearn.datasets import make_friedman1, make_friedman3
+from sklearn.gaussian_process import GaussianProcessRegressor
 
-import subbayes
 from examples import demo
-from examples.demo import digits, methods
+from examples.demo import classifier, effect, small_network, table
 from examples.demo import section as sections
 from examples.demo.__main__ import main
-from examples.demo.section import Effort
-from subbayes import InputError, subspaces
+from examples.demo.section import Effort, Finding, Gain, Section
+from subbayes import InputError, TableRegressor
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.tempering import choose_temperature
 from subbayes.plots.style import new_axes, png
-from subbayes.tables.data_frame_model import DataFrameModel
+from subbayes.reports.rendering import Table
+from subbayes.tables.hierarchical import Candidate
+from subbayes.tables.hierarchical import Effort as TableEffort
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
 SMALL = Effort(
-    demo.EFFORT.settings.change(
-        nested(hidden=(5,), rank=2, epochs=4, swa_epochs=5, draws=20, chains=2, warmup=5)
-    ),
-    scales=(0.3, 1.0),
-    members=2,
+    table=TableEffort((Candidate((4,), 1),), climb=20, chains=2, steps=40),
     epochs=5,
-    effects=Sampling(draws=20, chains=2, warmup=5, mode="eager"),
+    classifier_epochs=5,
+    replications=3,
+    effects=Sampling(draws=40, chains=2, warmup=20, progress=False),
+    sparse_epochs=5,
+    update_epochs=10,
 )
 
 
 def small(out, seed=0, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # short chains do not mix
-        return demo.run(out, seed, False, effort=SMALL, **options)
+        return demo.run(out, seed, effort=SMALL, **options)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick():
-    """Render plots at low resolution; try two temperatures with few draws."""
+    """Render plots at low resolution, and leave out slow methods of the comparison."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(
-        "subbayes.models.fit.choose_temperature",
-        partial(choose_temperature, temperatures=(1.0, 10.0), draws=10, chains=2),
-    )
+    others = ("random forest", "one network")
+    patch.setattr(table, "OTHERS", {name: table.OTHERS[name] for name in others})
+    patch.setattr(small_network, "_gaussian_process", GaussianProcessRegressor)
     tiny = png(new_axes(), dpi=10)
     for place in ("subbayes.plots.style.png", "subbayes.reports.rendering.png"):
         patch.setattr(place, lambda *_: tiny)
@@ -76,7 +73,7 @@ def done(tmp_path_factory, said):
         return small(tmp_path_factory.mktemp("demo") / "runs" / "demo")
 
 
-# --- files --------------------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------
 
 
 def test_demo_writes_exactly_the_listed_files(done):
@@ -86,41 +83,70 @@ def test_demo_writes_exactly_the_listed_files(done):
     assert len(tensors) == 1
 
 
-def test_scores_agree_in_all_files(done):
-    table = done.methods.comparison.table
-    assert table.index.tolist() == ["map", "swa", "swag", "ensemble", "pca", "random"]
-    read = pd.read_csv(done.folder / "scores.csv")
-    pd.testing.assert_frame_equal(read, table.reset_index(drop=True))
+def test_numbers_of_the_page_are_those_of_the_results(done):
     facts = json.loads((done.folder / "scores.json").read_text())
-    assert [row["rmse"] for row in facts["methods"]["scores"]] == table["rmse"].tolist()
-    assert facts["methods"]["prior_scale"] == done.methods.prior_scale
-    report = (done.folder / "report.html").read_text(encoding="utf-8")
-    for value in table["log_likelihood"]:
-        assert f">{value:.3f} ± " in report
+    report = (done.folder / "report.html").read_text(encoding="utf-8").replace("\u00a0", " ")
+    assert [section.key for section in done.sections] == list(facts)[:5]
     for section in done.sections:
         assert f"<h2>{section.title}</h2>" in report
+        for gain, read in zip(section.gains, facts[section.key]["gains"], strict=True):
+            assert [gain.gain, gain.error, gain.verdict] == [
+                read["gain"],
+                read["error"],
+                read["verdict"],
+            ]
+            assert gain.to_text(unit=False) in report
+        for kind in ("good", "tie", "bad"):
+            box = report.split(f"<h2>{section.title}</h2>")[1].split("</section>")[0]
+            assert (f'<div class="{kind}">' in box) == bool(section.findings(kind))
 
 
-def test_predictions_come_from_the_saved_model(done):
-    model = DataFrameModel.load(done.folder / "model")
-    test = pd.read_csv(done.folder / "test.csv")
-    read = pd.read_csv(done.folder / "predictions.csv")
-    np.testing.assert_allclose(read.pop("observed"), test["y"], rtol=1e-12)
-    pd.testing.assert_frame_equal(read, model.frame(test), rtol=1e-5)
-    plain = subbayes.load(done.folder / "model")
-    np.testing.assert_array_equal(plain.model.draws.z, done.methods.model.model.draws.z)
+def test_gain_over_trees_is_that_of_the_saved_model(done):
+    from sklearn.ensemble import RandomForestRegressor
+    from sklearn.model_selection import KFold, cross_val_predict
+
+    x, y = make_friedman3(2250, noise=0.1, random_state=0)
+    read = pd.read_csv(done.folder / "train.csv")
+    np.testing.assert_allclose(read, np.c_[x, y][:250], rtol=1e-12)
+    ours = TableRegressor.load(done.folder / "model").predict_dist(x[250:]).log_prob(y[250:])
+    trees = RandomForestRegressor(random_state=0)
+    folds = KFold(5, shuffle=True, random_state=0)
+    residuals = y[:250] - cross_val_predict(trees, x[:250], y[:250], cv=folds)
+    variance = np.mean(residuals**2)
+    errors = y[250:] - trees.fit(x[:250], y[:250]).predict(x[250:])
+    theirs = -0.5 * (np.log(2 * np.pi * variance) + errors**2 / variance)
+    (gain,) = (
+        one
+        for one in done.sections[0].gains
+        if (one.what, one.beside) == ("Friedman #3: TableRegressor", "random forest")
+    )
+    assert gain.gain == pytest.approx(np.mean(ours - theirs), rel=1e-4)
+    assert gain.error == pytest.approx(np.std(ours - theirs, ddof=1) / np.sqrt(2000), rel=1e-4)
 
 
-def test_rows_are_those_of_the_problem(done):
-    rows = [pd.read_csv(done.folder / f"{name}.csv") for name in ("train", "validation", "test")]
-    assert [len(part) for part in rows] == [150, 100, 1000]
-    whole = pd.concat(rows, ignore_index=True)
-    x = whole[[f"x{i}" for i in range(1, 11)]].to_numpy().T
-    mean = 10 * np.sin(np.pi * x[0] * x[1]) + 20 * (x[2] - 0.5) ** 2 + 10 * x[3] + 5 * x[4]
-    noise = whole["y"] - mean
-    assert noise.std() == pytest.approx(methods.NOISE, abs=0.06)
-    best = stats.norm.logpdf(noise[-1000:], 0, methods.NOISE).mean()
-    assert done.methods.rows.true_log_likelihood == pytest.approx(best)
+def test_small_network_is_that_of_the_file(done):
+    tensors = load_file(done.folder / "small.safetensors")
+    facts = done.to_dict()["sparse"]["the small network"]
+    x, y = make_friedman1(2500, noise=1.0, random_state=0)
+    outputs = torch.from_numpy(x[500:]).float()
+    layers = sorted({int(name.split(".")[1]) for name in tensors})
+    for i in layers:
+        product = outputs @ tensors.get(f"layers.{i}.weight", torch.zeros(0, 0)).T
+        outputs = product + tensors.get(f"layers.{i}.bias", 0.0)
+        outputs = outputs if i == layers[-1] else outputs.relu()
+    rmse = np.sqrt(np.mean((outputs[:, 0].double().numpy() - y[500:]) ** 2))
+    assert facts["rmse"][0] == pytest.approx(rmse, rel=1e-4)
+    assert facts["bytes"] == (done.folder / "small.safetensors").stat().st_size
+    assert facts["numbers"] == sum(int((tensor != 0).sum()) for tensor in tensors.values())
+
+
+def test_updates_and_export_agree_with_one_fit(done):
+    facts = done.to_dict()["update"]
+    assert facts["difference"] < 1e-4
+    assert facts["exported_difference"] < 1e-4
+    assert facts["updated"]["log_score"] == pytest.approx(
+        facts["one fit of all rows"]["log_score"], rel=1e-4
+    )
 
 
 def test_tables_go_to_stdout_and_steps_to_stderr(done, said):
@@ -129,42 +155,83 @@ def test_tables_go_to_stdout_and_steps_to_stderr(done, said):
         assert section.to_text() in out
     assert "[1/6]" in err
     assert "report.html in a browser" in err
-    assert "subbayes fit YOUR.csv" in err
 
 
-def test_small_network_is_that_of_the_file(done):
-    tensors = load_file(done.folder / "small.safetensors")
-    facts = done.to_dict()["sparse"]["the small network"]
-    x, y = done.methods.rows.encoded(done.methods.rows.test)
-    train = done.methods.rows.encoded(done.methods.rows.train)[1]
-    outputs = torch.from_numpy(x)
-    for i in sorted({int(name.split(".")[1]) for name in tensors}):
-        layer = {n.removeprefix(f"layers.{i}."): t for n, t in tensors.items() if f".{i}." in n}
-        weight = layer.get("weight")
-        if weight is None:
-            parts = [layer[f"weight.{part}"] for part in ("crow_indices", "col_indices", "values")]
-            size = (len(parts[0]) - 1, int(layer["weight.inputs"]))
-            weight = torch.sparse_csr_tensor(*parts, size=size).to_dense()
-        outputs = (outputs.tanh() if i else outputs) @ weight.T + layer.get("bias", 0.0)
-    error = outputs[:, 0].double().numpy() * train.std() + train.mean() - y
-    assert facts["rmse"][0] == pytest.approx(np.sqrt(np.mean(error**2)), rel=1e-5)
+# --- data ---------------------------------------------------------------------------------------
 
 
-def test_unseen_digits_are_in_no_other_part():
-    parts = digits._Digits.split(0)
-    assert [len(part[1]) for part in (parts.train, parts.validation)] == [100, 200]
-    assert set(parts.unseen[1]) == {8, 9}
-    for part in (parts.train, parts.validation, parts.test):
-        assert set(part[1]) == set(range(8))
-    images = np.concatenate([part[0] for part in (parts.train, parts.validation, parts.test)])
-    assert len(images) + len(parts.unseen[0]) == 1797
+def test_parts_of_the_digits_are_disjoint():
+    digits = classifier.Digits.split(0)
+    parts = (digits.train, digits.held_out, digits.test)
+    assert [len(part[1]) for part in parts] == [300, 400, 1097]
+    others = digits.others(0)
+    images = digits.test[0].numpy().reshape(-1, 8, 8)
+    turned = np.rot90(images, 1, axes=(1, 2)).reshape(-1, 64)
+    np.testing.assert_array_equal(others["turned digits"], turned)
+    np.testing.assert_array_equal(others["inverted digits"], 1 - digits.test[0])
 
 
-def test_rotation_by_a_right_angle_moves_pixels():
-    images = np.random.default_rng(0).random((3, 64), dtype=np.float32)
-    expected = np.rot90(images.reshape(-1, 8, 8), 1, axes=(1, 2)).reshape(3, 64)
-    np.testing.assert_allclose(digits._rotate(images, 90), expected, atol=1e-6)
-    np.testing.assert_array_equal(digits._rotate(images, 0), images)
+def test_effect_of_the_simulated_programme():
+    rng = np.random.default_rng(0)
+    rates = [effect.simulate(rng).groupby("programme")["visits"].mean() for _ in range(400)]
+    ratios = np.log([rate[1] / rate[0] for rate in rates])
+    error = ratios.std(ddof=1) / np.sqrt(len(ratios))
+    assert abs(ratios.mean() - effect.TRUTH) < 4 * error
+
+
+# --- findings -----------------------------------------------------------------------------------
+
+
+def test_only_what_holds_is_good():
+    ours, noise = np.zeros(400), np.tile([-1.0, 1.0], 200)  # standard error 0.05
+    section = Section(
+        "key",
+        "title",
+        (),
+        (Table(["a"], [["1"]]),),
+        tuple(
+            Gain.of("ours", name, ours, noise + shift)
+            for name, shift in (("weaker", -1.0), ("equal", 0.01), ("stronger", 1.0))
+        ),
+        (Finding("bad", "slow"),),
+    )
+    assert section.findings("good") == [
+        "Ours is better than: weaker (+1.000 ± 0.050); in nats a row."
+    ]
+    assert section.findings("tie") == ["Ours is tied with: equal (−0.010 ± 0.050); in nats a row."]
+    assert section.findings("bad") == [
+        "Ours is worse than: stronger (−1.000 ± 0.050); in nats a row.",
+        "Slow",
+    ]
+    assert [gain.beside for gain in section.closest()] == ["stronger"]
+
+
+@pytest.mark.parametrize(("share", "kind"), [(0.95, "good"), (0.93, "bad"), (0.97, "bad")])
+def test_coverage_that_fails_is_not_good(share, kind):
+    covered = np.arange(1000) < 1000 * share
+    assert sections.coverage_finding("intervals", covered, 0.95).kind == kind
+
+
+def test_warnings_of_a_fit_are_not_good(monkeypatch):
+    rows = table.Rows.simulate("Friedman #3", 0)
+    forecast = table.Forecast.normal(rows, rows.y_test, 1.0)
+
+    class Model:
+        class model_:
+            @staticmethod
+            def warnings():
+                return ["steps failed"]
+
+    found = {table.OURS: forecast, **dict.fromkeys(table.OTHERS, forecast)}
+    monkeypatch.setattr(table, "forecasts", lambda *_: (Model, found))
+    section, _ = table.small_tables(0, SMALL)
+    assert sum("steps failed" in text for text in section.findings("bad")) == 2
+
+
+def test_numbers_of_a_module_are_counted():
+    layer = torch.nn.Linear(3, 2)
+    torch.nn.init.zeros_(layer.bias)
+    assert small_network.count(pickle.loads(pickle.dumps(layer))) == 6
 
 
 def test_number_of_threads_is_restored():
@@ -178,91 +245,28 @@ def test_number_of_threads_is_restored():
         torch.set_num_threads(before)
 
 
-# --- choices ------------------------------------------------------------------------------------
-
-
-def test_choices_do_not_depend_on_test_rows(done, monkeypatch):
-    rows = methods.Rows.simulate(0)
-    lied = rows.test.assign(y=rows.test["y"].to_numpy()[::-1] * 3)
-    other = dataclasses.replace(rows, test=lied)
-    monkeypatch.setattr(methods.Rows, "simulate", lambda seed: other)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        again = methods.compare(0, SMALL, False)
-    assert again.prior_scale == done.methods.prior_scale
-    for key in ("pca", "random"):
-        np.testing.assert_array_equal(
-            again.comparison.models[key].draws.z, done.methods.comparison.models[key].draws.z
-        )
-
-
-def test_prior_scale_maximises_validation_log_likelihood(done):
-    rows = methods.Rows.simulate(0)
-    x, y = rows.encoded(rows.validation)
-    data, likelihood = rows.encoded(rows.train), rows.likelihood()
-    module = methods.make_module(SMALL.settings, likelihood, *data)
-    scores = {}
-    for scale in SMALL.scales:
-        result = subbayes.training.train(
-            module,
-            likelihood,
-            data,
-            **training_options(
-                epochs=5,
-                prior_scale=scale,
-                learning_rate=SMALL.settings.training.learning_rate,
-                batch_size=64,
-            ),
-        )
-        outputs = result.network(result.network.weights, torch.from_numpy(x))[None]
-        predictive = subbayes.Predictive(outputs, result.likelihood)
-        scores[scale] = predictive.log_prob(y).mean()
-    assert done.methods.prior_scale == max(scores, key=scores.get)
-
-
-def test_encoding_is_learned_from_the_training_part():
-    rows = methods.Rows.simulate(0)
-    x, _ = rows.encoded(rows.train)
-    np.testing.assert_allclose(x.mean(0), 0, atol=1e-5)
-    assert abs(rows.encoded(rows.test)[0].mean(0)).max() > 0.01
-
-
 # --- existing files -----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_rerun_keeps_other_files_in_the_folder(done, tmp_path, capsys):
-    tmp_path = shutil.copytree(done.folder, tmp_path / "demo")
-    mine = tmp_path / "plots" / "mine.png"
+def test_rerun_keeps_other_files_in_the_folder(done, capsys):
+    mine = done.folder / "plots" / "mine.png"
     mine.write_bytes(b"mine")
-    again = small(tmp_path, show=False)
+    again = small(done.folder, show=False)
     assert capsys.readouterr() == ("", "")
     assert mine.read_bytes() == b"mine"
-    same = ["log_likelihood", "rmse", "crps", "coverage"]
-    pd.testing.assert_frame_equal(
-        again.methods.comparison.table[same], done.methods.comparison.table[same]
-    )
+    mine.unlink()
+    for section, before in zip(again.sections, done.sections, strict=True):
+        assert section.gains == before.gains
 
 
-def test_existing_file_of_the_same_name_is_refused_before_fitting(tmp_path, monkeypatch):
+def test_files_of_others_are_refused_before_fitting(tmp_path, monkeypatch):
     (tmp_path / "scores.csv").write_text("theirs")
-    monkeypatch.setattr(demo, "compare", lambda *_: pytest.fail("started"))
+    monkeypatch.setattr(demo, "small_tables", lambda *_: pytest.fail("started"))
     with pytest.raises(InputError, match="out: expected a new folder, or that of an earlier demo"):
         small(tmp_path, show=False)
     assert (tmp_path / "scores.csv").read_text() == "theirs"
     assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_another_model_is_not_overwritten(tmp_path):
-    net = subbayes.MLP(1, (2,), 1, seed=0)
-    x = torch.linspace(-1, 1, 20)[:, None]
-    plan = subbayes.Training(epochs=2, swa_epochs=3)
-    subbayes.fit(
-        net, (x, x[:, 0]), subspace=subspaces.PCA(rank=1), training=plan, sampling=Sampling(draws=5)
-    ).save(tmp_path / "model")
-    with pytest.raises(InputError, match="out: expected a new folder, or that of an earlier demo"):
-        small(tmp_path, show=False)
-    assert subbayes.load(tmp_path / "model").draws.n_draws == 5
 
 
 @pytest.mark.parametrize(
@@ -306,9 +310,9 @@ def called(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "arguments", "printed"),
     [
-        ([], (Path("runs/demo"), 0, None, True), ""),
-        (["--seed", "3", "--quiet"], (Path("runs/demo"), 3, False, False), "table\n"),
-        (["--out", "a", "--json"], (Path("a"), 0, None, False), '{"scores": [1.0, null]}\n'),
+        ([], (Path("runs/demo"), 0, True), ""),
+        (["--seed", "3", "--quiet"], (Path("runs/demo"), 3, False), "table\n"),
+        (["--out", "a", "--json"], (Path("a"), 0, False), '{"scores": [1.0, null]}\n'),
     ],
 )
 def test_options(words, arguments, printed, called, capsys):
@@ -335,7 +339,8 @@ def test_interruption(monkeypatch, capsys):
     assert capsys.readouterr().err == "subbayes: interrupted\n"
 
 
-def test_examples_in_docstrings():
-    failed, tried = doctest.testmod(sections)
+@pytest.mark.parametrize("module", [sections, small_network])
+def test_examples_in_docstrings(module):
+    failed, tried = doctest.testmod(module)
     assert failed == 0
     assert tried > 0

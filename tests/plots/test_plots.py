@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from scipy import stats
@@ -285,7 +286,19 @@ def test_calibration_of_two_methods_on_the_same_axes():
     plots.calibration(*regression(s=1), label="two", ax=ax)
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
     assert labels == ["95 % if calibrated (N = 60)", "one", "two"]
-    assert ax.lines[1].get_color() != ax.lines[2].get_color()
+    assert differ(ax.lines[1], ax.lines[2])
+
+
+def test_reliability_of_two_methods_on_the_same_axes():
+    ax = plots.reliability(*classes(), label="one")
+    plots.reliability(*classes(), label="two", ax=ax)
+    assert differ(ax.lines[1], ax.lines[2])
+
+
+def differ(one, other):
+    """Whether the colours of two lines can be told apart."""
+    colors = [np.array(to_rgb(line.get_color())) for line in (one, other)]
+    return np.linalg.norm(colors[0] - colors[1]) > 0.3
 
 
 def test_pit_is_a_histogram_of_the_cdf():
