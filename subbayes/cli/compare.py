@@ -130,7 +130,8 @@ def compare(
     are sampled through the network; with -laplace they have the closed form of its linearisation.
     mclmc samples all weights, each chain from one of --members networks; its chains have 50 draws,
     or --draws, each of 40 steps, or sampling.thin. mc-dropout needs --dropout above 0.
-    temperature-scaling and --temperature validation hold out --validation of the training rows.
+    temperature-scaling, recommend and --temperature validation hold out --validation of the
+    training rows.
     """
     if models:
         rank_models(table, models, target, source, out, overwrite, console)
@@ -242,9 +243,7 @@ def _compare(
     data: Any = (encoder.transform(features), target.encode(values))
     test = encoder.transform(test_features), target.encode(test_values)
     validation = None
-    if any(method.key == "temperature-scaling" for method in methods) or (
-        settings.temperature == "validation"
-    ):
+    if any(method.needs_validation for method in methods) or (settings.temperature == "validation"):
         data, validation = split_validation(data[0], data[1], settings)
     likelihood = make_likelihood(
         settings.likelihood, target.task, data[1], len(target.classes) or None

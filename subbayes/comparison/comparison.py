@@ -206,8 +206,10 @@ def compare_methods(
         methods: in the order of the table: names of `METHODS`, objects such as
             `DeepEnsemble(members=10)` of `subbayes.comparison.methods` and
             `SubspaceInference(PCA(rank=5), NUTS(), temperature="loo")`, or subspaces such as
-            `PCA(rank=5)`; or a dict of them by your own names, to compare variants of a method.
-            "mc-dropout" needs a module with dropout layers, "temperature-scaling" validation data.
+            `PCA(rank=5)`; models that are fitted already; or a dict of them by your own names, to
+            compare variants of a method.
+            "mc-dropout" needs a module with dropout layers, "temperature-scaling" and "recommend"
+            (`subbayes.recommend` for the MAP network) need validation data.
             "laplace" is linearised Laplace of all weights, with the prior of the largest evidence;
             `AllWeightsLaplace(covariance="kfac")` of adapters is Laplace-LoRA.
             "mclmc" samples all weights from the members of an ensemble.
@@ -217,8 +219,8 @@ def compare_methods(
             advantage over the other methods.
         training: how to train; ensemble members go through its first phase.
         sampling: how posteriors are sampled; its seed is used by all methods.
-        validation: held-out data, for "temperature-scaling" and `temperature="validation"`, and
-            to calibrate each method.
+        validation: held-out data, for "temperature-scaling", "recommend" and
+            `temperature="validation"`, and to calibrate each method.
         parameters: which parameters are weights, as for `Network`.
         output: picks the tensor out of what the module returns, as for `Network`.
         level: probability of the interval whose coverage and width are scored.

@@ -24,6 +24,7 @@ from subbayes.baselines.swag import swag
 from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.curvature.precision_factory import check_exact
 from subbayes.data.data import Data
+from subbayes.diagnostics.predictor import Predictor
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.linearised import linearised_laplace, tune_prior
 from subbayes.likelihoods import Likelihood
@@ -32,6 +33,7 @@ from subbayes.networks.selection import Selection
 from subbayes.networks.token_outputs import output_for
 from subbayes.networks.validation import check_fit
 from subbayes.predictions.predictive import Predictive
+from subbayes.recommendation.recommend import Budget, recommend
 from subbayes.sparse.configuration import LearningRates, SparseTraining
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained, estimate_parameters, train_trajectory
@@ -45,8 +47,10 @@ __all__ = [
     "AllWeightsLaplace",
     "ComparedMethod",
     "DeepEnsemble",
+    "GivenModel",
     "MeanField",
     "MonteCarloDropout",
+    "Recommended",
     "Setup",
     "SparseNetworks",
     "TemperatureScaling",
@@ -130,12 +134,14 @@ class ComparedMethod(ABC):
         label: its name in reports.
         phases: number of phases of the shared training that it needs.
         trains: whether its own time is that of training, not of inference.
+        needs_validation: whether it needs held-out data.
     """
 
     key: ClassVar[str]
     label: ClassVar[str]
     phases: ClassVar[int] = 0
     trains: ClassVar[bool] = False
+    needs_validation: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for name in {"draws", "members", "most_draws"} & {field.name for field in fields(self)}:
@@ -312,13 +318,14 @@ class TemperatureScaling(ComparedMethod):
     key: ClassVar[str] = "temperature-scaling"
     label: ClassVar[str] = "MAP + temperature"
     phases: ClassVar[int] = 1
+    needs_validation: ClassVar[bool] = True
 
     def check(self, setup: Setup) -> None:
         """Check that there are validation data."""
         if setup.validation is None:
             fail(
                 "validation",
-                "held-out data for temperature scaling",
+                f"held-out data for {self.key!r}",
                 None,
                 f"Pass data, or leave {self.key!r} out of methods",
             )
@@ -326,6 +333,54 @@ class TemperatureScaling(ComparedMethod):
     @override
     def fit_model(self, setup: Setup) -> Any:
         return temperature_scaling(setup.maximum_a_posteriori(), setup.validation)
+
+
+@dataclass(frozen=True)
+class Recommended(TemperatureScaling):
+    """What `subbayes.recommend` makes of the maximum a posteriori estimate.
+
+    Attributes:
+        budget: "seconds" or "minutes".
+    """
+
+    budget: Budget = "seconds"
+    key: ClassVar[str] = "recommend"
+    label: ClassVar[str] = "recommended"
+
+    @override
+    def fit_model(self, setup: Setup) -> Any:
+        found = setup.maximum_a_posteriori()
+        return recommend(
+            found.network.module_with(found.weights[0]),
+            setup.data,
+            validation=setup.validation,
+            likelihood=found.likelihood,
+            budget=self.budget,
+            output=setup.output,
+            seed=setup.sampling.seed,
+            progress=setup.sampling.progress,
+        )
+
+
+@dataclass(frozen=True)
+class GivenModel(ComparedMethod):
+    """A model that is fitted already, such as one of another training.
+
+    Attributes:
+        model: the model, whose test rows are those of the comparison.
+    """
+
+    model: Predictor
+    key: ClassVar[str] = "model"
+    label: ClassVar[str] = "the given model"
+
+    @override
+    def fit_model(self, setup: Setup) -> Predictor:
+        return self.model
+
+    @override
+    def config(self) -> dict[str, Any]:
+        return dict(self.model.describe())
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from subbayes.comparison.chains import SampledMethod, timed_sampling
-from subbayes.comparison.methods import ComparedMethod, Setup, timed
+from subbayes.comparison.methods import ComparedMethod, GivenModel, Setup, timed
+from subbayes.diagnostics.predictor import Predictor
 from subbayes.inference.engine import ENGINES, Engine, engine_of
 from subbayes.models.ensemble_start import starts_at_ensemble
 from subbayes.models.fit import as_prior, build, check_prior, check_temperature, fit_settings
@@ -145,7 +146,7 @@ METHODS = _Methods()
 """The methods with their default settings, by name."""
 _LISTING = "subbayes.comparison.registry.METHODS"
 
-Comparable = str | ComparedMethod | SubspaceMethod
+Comparable = str | ComparedMethod | SubspaceMethod | Predictor
 
 
 def methods_by_key(
@@ -154,8 +155,8 @@ def methods_by_key(
     """Convert names, methods and subspaces to methods, by their keys in the table of scores.
 
     Args:
-        methods: names of `METHODS`, methods, or subspace methods; or a dict of them by your own
-            keys.
+        methods: names of `METHODS`, methods, subspace methods or fitted models; or a dict of them
+            by your own keys.
 
     Raises:
         InputError: no methods, an unknown name, or a repeated key.
@@ -181,6 +182,8 @@ def _as_method(method: Any) -> ComparedMethod:
         return method
     if isinstance(method, SubspaceMethod):
         return SubspaceInference(method)
+    if isinstance(method, Predictor):
+        return GivenModel(method)
     if method not in METHODS:
         check_choice("methods", method, METHODS, _LISTING)
     return METHODS[method]

@@ -164,6 +164,7 @@ BASELINES: Registry[Any] = Registry(
         "mc-dropout": f"{_METHODS}:MonteCarloDropout",
         "mean-field": f"{_METHODS}:MeanField",
         "temperature-scaling": f"{_METHODS}:TemperatureScaling",
+        "recommend": f"{_METHODS}:Recommended",
         "laplace": f"{_METHODS}:AllWeightsLaplace",
         "mclmc": f"{_CHAINS}:MicrocanonicalEnsemble",
         "sparse": f"{_METHODS}:SparseNetworks",

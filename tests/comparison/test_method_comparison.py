@@ -14,7 +14,7 @@ from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from subbayes import MLP, InputError, InputTypeError, Sampling, Training, fit, sparse
+from subbayes import MLP, InputError, InputTypeError, Sampling, Training, fit, recommend, sparse
 from subbayes.baselines.blob import MeanFieldSettings, train_mean_field
 from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.baselines.map import point_estimate
@@ -380,6 +380,30 @@ def test_methods_are_calibrated_by_validation_rows():
     assert gaps["se"] == pytest.approx(each.std() / 30**0.5, rel=1e-4)
     with pytest.raises(InputError, match="^reference: expected"):
         comparison.differences("swag")
+
+
+@pytest.mark.filterwarnings("ignore:validation. 30 rows")
+def test_recommended_and_fitted_models_are_rows_beside_others():
+    held_out = rows(30, 2)
+    options = {"validation": held_out, "training": PLAN}
+    first = compare(net(), Gaussian(), TRAIN, TEST, ("map",), **options)
+    own = first.models["map"]
+    methods = {"recommend": METHODS["recommend"], "earlier": own}
+    comparison = compare_methods(net(), Gaussian(), TRAIN, TEST, methods, **options)
+    expected = recommend(
+        own.network.module_with(own.weights[0]), TRAIN, validation=held_out,
+        likelihood=own.likelihood,
+    )  # fmt: skip
+    found = comparison.predictives["recommend"].log_prob(TEST[1])
+    np.testing.assert_allclose(found, expected.predict(TEST[0]).log_prob(TEST[1]), rtol=1e-6)
+    assert comparison.models["earlier"] is own
+    assert comparison.table.loc["earlier", "log_likelihood"] == pytest.approx(
+        first.table.loc["map", "log_likelihood"]
+    )
+    assert comparison.table.loc["earlier", ["training_seconds", "method"]].tolist() == [
+        0.0,
+        "earlier",
+    ]
 
 
 def test_temperature_is_chosen_for_each_subspace(monkeypatch):
