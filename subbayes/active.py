@@ -41,6 +41,7 @@ __all__ = ["Pool", "bald", "batch_bald", "epig", "thompson"]
 
 _ROWS = 256  # of which functions are computed at once
 _CONFIGURATIONS = 1000  # of labels of a batch
+_AT_ONCE = 64  # rows whose gains are computed before others may be left out
 _NUMBERS = 2**24  # of a joint distribution in memory at once
 
 
@@ -205,17 +206,26 @@ def _batch_bald(f: _Functions, batch: int, seed: int) -> list[int]:
     S, n, K = p.shape
     conditional = torch.special.entr(p).sum(-1).mean(0)
     # all of the labels chosen with their probabilities under each draw, or some with those of draws
-    configurations, weight = p.new_ones(1, S), 1.0
+    configurations, weight, known = p.new_ones(1, S), 1.0, 0.0
+    # what a row adds never grows with the rows chosen: earlier gains are bounds
+    gains = p.new_full((n,), torch.inf)
     for k in range(batch):
-        scores = weight * _joint_entropy(configurations, p) - conditional
-        scores[chosen] = -torch.inf
-        chosen.append(int(scores.argmax()))
+        best = -torch.inf
+        for rows in gains.argsort(descending=True, stable=True).split(_AT_ONCE):
+            if gains[rows[0]] <= best:
+                break
+            gains[rows] = weight * _joint_entropy(configurations, p[:, rows]) - known
+            gains[rows] -= conditional[rows]
+            gains[chosen] = -torch.inf
+            best = max(best, float(gains[rows].max()))
+        chosen.append(int(gains.argmax()))
+        gains[chosen] = -torch.inf
         if K ** (k + 1) <= _CONFIGURATIONS:
-            each = configurations[:, None] * p[:, chosen[-1]].T
-            configurations = each.reshape(-1, S)
+            configurations = (configurations[:, None] * p[:, chosen[-1]].T).reshape(-1, S)
+            known = float(torch.special.entr(configurations.mean(1)).sum())
         else:
             configurations = _drawn_configurations(p[:, chosen], generator)
-            weight = 1 / len(configurations)
+            weight, known = 1 / len(configurations), 0.0
     return chosen
 
 

@@ -63,6 +63,19 @@ def test_moments_are_those_of_the_draws_in_any_batch_shape(fitted):
     assert len(found.argmin(1).unique()) > 0.8 * len(f)
 
 
+def test_a_network_of_ones_own_takes_any_number_of_points():
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(2, 5), torch.nn.GELU(), torch.nn.Linear(5, 1))
+    options = {"subspace": "full", "inference": LinearisedLaplace(), "likelihood": Gaussian(0.1)}
+    training = subbayes.Training(epochs=5, swa_epochs=0)
+    sampling = subbayes.Sampling(draws=8, progress=False)
+    module = module.double()
+    model = subbayes.fit(module, (X, Y), training=training, sampling=sampling, **options)
+    for n in (1, 4, 7):
+        found = BoTorchModel(model).posterior(X[:n]).mean[:, 0].detach()
+        np.testing.assert_allclose(found, model.predict(X[:n]).mean, atol=1e-10)
+
+
 def test_mean_and_samples_pass_gradcheck(fitted):
     model = BoTorchModel(fitted, n_draws=6)
     points = torch.rand(2, 2, 2, generator=torch.Generator().manual_seed(1)).double()

@@ -165,26 +165,28 @@ class LinearisedModule(NetworkModule):
         """Trace the outputs and their derivatives, which torch.export cannot for any rows."""
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        network = self._network
-
-        def linearise(
-            args: tuple[Tensor, ...],
-            kwargs: dict[str, Tensor],
-            weights: Tensor,
-            directions: Tensor,
-            frozen: dict[str, Tensor],
-        ) -> tuple[Tensor, Tensor]:
-            def outputs(at: Tensor) -> Tensor:
-                return self._call(frozen | network.unflatten(at), args, kwargs)
-
-            # forward mode is the derivative of reverse mode; its own rules fix the number of rows
-            found, pull = torch.func.vjp(outputs, weights)  # type: ignore[misc]
-            push = torch.func.vjp(lambda u: pull(u)[0], torch.zeros_like(found))[1]
-            return found, self._each(lambda direction: push(direction)[0])(directions)
+        def linearise(*parts: Any) -> tuple[Tensor, Tensor]:  # which make_fx takes, unlike methods
+            return self._linearise(*parts)
 
         traced = make_fx(linearise, tracing_mode="symbolic")
         rows = arguments(to_device(self._rows, self.weights.device))
         self.graph = traced(*rows, self.weights, self.directions, self._frozen())
+
+    def _linearise(
+        self,
+        args: tuple[Tensor, ...],
+        kwargs: dict[str, Tensor],
+        weights: Tensor,
+        directions: Tensor,
+        frozen: dict[str, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        def outputs(at: Tensor) -> Tensor:
+            return self._call(frozen | self._network.unflatten(at), args, kwargs)
+
+        # forward mode is the derivative of reverse mode; its own rules fix the number of rows
+        found, pull = torch.func.vjp(outputs, weights)  # type: ignore[misc]
+        push = torch.func.vjp(lambda u: pull(u)[0], torch.zeros_like(found))[1]
+        return found, self._each(lambda direction: push(direction)[0])(directions)
 
     def shifted(self, directions: Float[Tensor, "r D"]) -> ShiftedModule:
         """Outputs of the same linearised network at steps of its weights."""
@@ -197,10 +199,8 @@ class LinearisedModule(NetworkModule):
         self, *args: Tensor, **kwargs: Tensor
     ) -> tuple[Float[Tensor, "N C"], Float[Tensor, "r N C"]]:
         """Outputs and their changes."""
-        if self.graph is None:
-            self.trace()
-        assert self.graph is not None
-        found: tuple[Tensor, Tensor] = self.graph(
+        linearise: Any = self._linearise if self.graph is None else self.graph
+        found: tuple[Tensor, Tensor] = linearise(
             args, kwargs, self.weights, self.directions, self._frozen()
         )
         return found
