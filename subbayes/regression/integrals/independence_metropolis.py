@@ -93,10 +93,10 @@ def independence_chains(
         which = np.flatnonzero((times >= now.start) & (times < now.stop))
         # the first place is that of a proposal of an earlier block
         places = np.maximum(kept[:, [*times[which], now.stop - 1]] - start + 1, 0)
-        for i, (array, own) in enumerate(zip(into, numbers(), strict=True)):
-            own = np.concatenate([last[i], own.reshape(len(z), -1, *array.shape[2:])], 1)
-            array[:, which] = own[rows, places[:, :-1]]
-            last[i] = own[rows, places[:, -1:]]
+        for i, (array, of_block) in enumerate(zip(into, numbers(), strict=True)):
+            with_last = np.concatenate([last[i], of_block.reshape(len(z), -1, *array.shape[2:])], 1)
+            array[:, which] = with_last[rows, places[:, :-1]]
+            last[i] = with_last[rows, places[:, -1:]]
     kept = kept[:, times]
     moved = np.diff(kept, axis=1, prepend=-1) != 0
     return Draws(
