@@ -18,14 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
 
 from subbayes.diagnostics.leave_one_out import LooResult
+from subbayes.diagnostics.stacking import maximise_log_score
 from subbayes.utils.checks import fail
-
-_STEPS = 1000
-_TOLERANCE = 1e-12  # of the score of an observation
-_LEAST = float(np.finfo(np.float64).tiny)  # density of an average of models of which none fits
 
 
 @dataclass(frozen=True)
@@ -117,29 +113,8 @@ def stacking_weights(results: Mapping[str, LooResult]) -> dict[str, float]:
     counts = next(iter(results.values())).row_weights
     counts = np.ones(len(terms)) if counts is None else counts
     terms, counts = terms[counts > 0], counts[counts > 0]
-    weights = _maximise(np.exp(terms - terms.max(1, keepdims=True)), counts / counts.sum())
+    weights = maximise_log_score(terms, counts)
     return dict(zip(results, weights.tolist(), strict=True))
-
-
-def _maximise(p: Float[np.ndarray, "N K"], share: Float[np.ndarray, "N"]) -> Float[np.ndarray, "K"]:
-    """The weights w on the simplex with the largest mean of log(p w), in which rows have shares."""
-    from scipy.optimize import minimize
-
-    def average(w: Float[np.ndarray, "K"]) -> Float[np.ndarray, "N"]:
-        return np.maximum(p @ w, _LEAST)
-
-    count = p.shape[1]
-    found = minimize(
-        lambda w: -(share @ np.log(average(w))),
-        np.full(count, 1 / count),
-        jac=lambda w: -((share / average(w)) @ p),
-        method="SLSQP",
-        bounds=[(0.0, 1.0)] * count,
-        constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
-        options={"maxiter": _STEPS, "ftol": _TOLERANCE},
-    )
-    w = np.clip(found.x, 0.0, None)
-    return np.asarray(w / w.sum())
 
 
 def _check_same_points(results: Mapping[str, LooResult]) -> None:

@@ -25,9 +25,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.baselines.temperature_scaling import log_prior
+from subbayes.diagnostics.stacking import maximise_log_score
 from subbayes.diagnostics.standard_errors import mean_and_error
 from subbayes.likelihoods import Likelihood
-from subbayes.tables.stacked import stacking_weights
 from subbayes.utils.types import Targets
 
 _LOG_STEP, _STEPS = math.log(1.04), 53  # of the grid of temperatures, from 1/8 to 8
@@ -205,7 +205,7 @@ def _fit(
     columns = _columns(candidates, chosen, rows)
     if mix:
         apart = [not candidate.stacks for candidate in candidates]
-        return chosen, stacking_weights(np.where(apart, -np.inf, columns), counts[rows])
+        return chosen, maximise_log_score(np.where(apart, -np.inf, columns), counts[rows])
     return chosen, np.eye(len(candidates))[np.argmax(counts[rows] @ columns)]
 
 

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int, Shaped
 
 from subbayes.data.arrays import to_tensor
 from subbayes.data.data import Data
+from subbayes.diagnostics.stacking import maximise_log_score
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
@@ -40,7 +41,7 @@ from subbayes.posterior import Posterior
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
-from subbayes.tables.stacked import LEVEL, Stack, stacking_weights
+from subbayes.tables.stacked import LEVEL, Stack
 from subbayes.utils.checks import check_choice
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.warning import warn_user
@@ -398,7 +399,7 @@ def _compare(
         ends.append(one.sampled.z[likely, -1])
     terms = np.stack([predictive.log_prob(y[out]) for predictive in found], 1)
     rows = None if weights is None else weights[out]
-    shares = stacking_weights(terms, rows)
+    shares = maximise_log_score(terms, rows)
     shares = np.where(shares < _LEAST_WEIGHT, 0.0, shares)
     shares /= shares.sum()
     scores = np.average(terms, 0, rows)

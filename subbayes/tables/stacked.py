@@ -13,9 +13,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
@@ -34,7 +32,6 @@ LEVEL = 0.9
 """Probability of the intervals whose coverage of rows held out is recorded."""
 
 _ERRORS = 3.0  # standard errors, from which the coverage is warned of
-_ROUNDS, _LEAST_GAIN = 1000, 1e-9  # of the ascent of stacking weights, and nats a row to go on for
 
 
 class StackFacts(MembersFacts):
@@ -153,34 +150,3 @@ def rebuild(tensors: dict[str, Tensor], facts: StackFacts) -> Stack:
         if member.likelihood != members[0].likelihood:
             fail_damaged("members with one likelihood", "others")
     return Stack(members, tuple(facts.counts), facts.record)
-
-
-def stacking_weights(
-    log_densities: Float[np.ndarray, "n m"], weights: Float[np.ndarray, "n"] | None = None
-) -> Float[np.ndarray, "m"]:
-    """Weights of a mixture of M predictive distributions that maximise its log score.
-
-    The log score is concave in them; the EM algorithm finds its maximum.
-
-    Args:
-        log_densities: of each row that was held out under each model.
-        weights: of the rows.
-
-    Example:
-        >>> better = np.array([[0.0, -5.0], [0.0, -5.0], [-5.0, 0.0]])
-        >>> stacking_weights(better).round(2)
-        array([0.67, 0.33])
-    """
-    n, m = log_densities.shape
-    share = np.full(n, 1 / n) if weights is None else weights / weights.sum()
-    densities = np.exp(log_densities - log_densities.max(1, keepdims=True))
-    found, before = np.full(m, 1 / m), -np.inf
-    for _ in range(_ROUNDS):
-        joint = densities * found
-        total = joint.sum(1, keepdims=True)
-        score = float(share @ np.log(total[:, 0]))
-        found = share @ (joint / total)
-        if score - before < _LEAST_GAIN:
-            break
-        before = score
-    return found
