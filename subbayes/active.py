@@ -283,8 +283,8 @@ def thompson(
 
 # --- pools ----------------------------------------------------------------------------------------
 
-METHODS = ("batch-bald", "bald", "epig", "thompson", "random")
-"""Names that `Pool.ask` takes."""
+METHODS = {"batch-bald": batch_bald, "thompson": thompson}
+"""Choices of batches by name, for `Pool.ask`."""
 
 
 class Pool:
@@ -355,7 +355,6 @@ class Pool:
         batch: int = 1,
         method: str | Callable[[Any, Any], np.ndarray] = "batch-bald",
         *,
-        targets: Any = None,
         n_draws: int | None = None,
         seed: int = 0,
     ) -> Int[np.ndarray, "n"]:
@@ -364,9 +363,9 @@ class Pool:
         Args:
             model: a fitted model, or an estimator; None for "random".
             batch: number of rows.
-            method: one of `METHODS`, or a function from model and rows to a score of each row.
-            targets: rows that the model is to predict, for "epig"; by default some of the pool.
-            n_draws: number of draws, all by default.
+            method: "batch-bald", "thompson" or "random", or a function from model and rows to a
+                score of each row, such as `bald` or `partial(epig, targets=...)`.
+            n_draws: number of draws of a method with a name, all by default.
             seed: of random choices.
 
         Raises:
@@ -379,22 +378,15 @@ class Pool:
         count = min(batch, self.remaining, len(positions))
         if not count:
             return np.array([], dtype=int)
-        rows, rng = _take(self.rows, positions), np.random.default_rng((seed, len(self.labels)))
-        options: dict[str, Any] = {"n_draws": n_draws}
+        rows = _take(self.rows, positions)
         if callable(method):
             chosen = np.argsort(-np.asarray(method(model, rows)), kind="stable")[:count]
         elif method == "random":
+            rng = np.random.default_rng((seed, len(self.labels)))
             chosen = rng.permutation(len(positions))[:count]
-        elif method in ("batch-bald", "thompson"):
-            choose = batch_bald if method == "batch-bald" else thompson
-            chosen = choose(model, rows, count, seed=seed, **options)
         else:
-            check_choice("method", method, METHODS)
-            if method == "epig" and targets is None:
-                targets = _take(self.rows, rng.permutation(len(self._group))[:_ROWS])
-            further = (targets,) if method == "epig" else ()
-            scores = (epig if method == "epig" else bald)(model, rows, *further, **options)
-            chosen = np.argsort(-scores, kind="stable")[:count]
+            check_choice("method", method, [*METHODS, "random"])
+            chosen = METHODS[method](model, rows, count, n_draws=n_draws, seed=seed)
         self.pending = [int(position) for position in positions[chosen]]
         self._save()
         return np.array(self.pending)

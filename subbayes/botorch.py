@@ -177,10 +177,10 @@ class BoTorchModel(Model, FantasizeMixin):
         """The functions at points, with noise if wanted; variances of it may be given."""
         f, variances = self._functions(self.transform_inputs(X))
         values = self._moved(f)
-        if isinstance(observation_noise, Tensor):
-            values = values + _noise(values, observation_noise, _NOISE)
-        elif observation_noise:
-            values = values + _noise(values, variances.mean(-3), _NOISE)
+        if observation_noise is not False:
+            is_known = isinstance(observation_noise, Tensor)
+            V: Any = observation_noise if is_known else variances.mean(-3)
+            values = values + _noise(values, V, _NOISE)
         if output_indices is not None:
             values = values[..., output_indices]
         posterior = FunctionPosterior(values)
