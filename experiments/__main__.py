@@ -20,6 +20,7 @@ from subbayes.utils.checks import InputError
 from subbayes.utils.warning import is_first_process
 
 EXPERIMENTS = (
+    "active",
     "adapters",
     "cifar",
     "conformal",
@@ -27,6 +28,7 @@ EXPERIMENTS = (
     "enough",
     "laplace_images",
     "laplace_regression",
+    "optimise",
     "recommend",
     "sparse_images",
     "sparse_phoneme",
