@@ -156,7 +156,6 @@ def _fit(method: str, name: str, rows: Rows, n_classes: int, seed: int) -> Any:
         likelihood=likelihood,
         parameters="last-layer",
         subspace=Random(rank=RANK),
-        prior="evidence",
         inference=LinearisedLaplace(),
         training=training,
         sampling=Sampling(draws=DRAWS, chains=1, seed=seed, progress=False),
