@@ -98,14 +98,13 @@ class FourierProcessSettings(Facts, tag="fourier-process"):
         Args:
             tensors: those of its artifact, which have as many numbers as the module.
         """
-        most = self.n_inputs * self.frequencies
-        if self.features is not None:
-            most = max(most, 2 * len(self.features.ranked) * self.features.knots)
+        ranks = 0 if self.features is None else self.features.numbers
+        most = max(self.n_inputs * self.frequencies, ranks)
         if most > (stored := sum(tensor.numel() for tensor in tensors.values())):
             fail_damaged(f"a module of at most {stored} numbers, as are stored", f"{most}")
         arguments = structs.asdict(self)
         if self.features is not None:
-            arguments["features"] = RankFeatures(**structs.asdict(self.features))
+            arguments["features"] = self.features.build()
         return FourierProcess(**arguments)
 
 

@@ -184,12 +184,10 @@ class HierarchicalMLPSettings(Facts, tag="hierarchical-mlp"):
         stored = sum(tensor.numel() for tensor in tensors.values())
         sizes = [self.n_inputs, *self.hidden, self.n_outputs]
         weights = sum(before * after for before, after in pairwise(sizes))
-        ranks = 0
-        if self.features is not None:
-            ranks = 2 * len(self.features.ranked) * self.features.knots
+        ranks = 0 if self.features is None else self.features.numbers
         if (most := max(weights, ranks)) > stored:
             fail_damaged(f"a network of at most {stored} numbers, as are stored", f"{most}")
         arguments = structs.asdict(self)
         if self.features is not None:
-            arguments["features"] = RankFeatures(**structs.asdict(self.features))
+            arguments["features"] = self.features.build()
         return HierarchicalMLP(**arguments, seed=0)

@@ -14,7 +14,7 @@ from typing import Annotated
 import numpy as np
 import torch
 from jaxtyping import Float
-from msgspec import Meta
+from msgspec import Meta, structs
 from torch import Tensor, nn
 
 from subbayes.artifacts.facts import Count, Facts
@@ -129,6 +129,15 @@ class RankFeaturesSettings(Facts):
     def __post_init__(self) -> None:
         if len(self.ranked) > self.columns or max(self.ranked, default=0) >= self.columns:
             raise ValueError(f"expected positions of {self.columns} columns")
+
+    @property
+    def numbers(self) -> int:
+        """Most numbers of a buffer."""
+        return 2 * len(self.ranked) * self.knots
+
+    def build(self) -> RankFeatures:
+        """The features, with any buffers."""
+        return RankFeatures(**structs.asdict(self))
 
 
 def _knots(column: Float[np.ndarray, "n"]) -> tuple[np.ndarray, np.ndarray]:
