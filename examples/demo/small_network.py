@@ -78,7 +78,7 @@ def network_that_is_left(seed: int, effort: Effort, folder: Path) -> Section:
             f"{N_TEST} test rows. Each weight of a network with two layers of {HIDDEN[0]} units is "
             "included or excluded with a probability; the small network keeps those with a "
             "probability above one half. Beside it stand the whole network, trained with weight "
-            "decay (the best of five settings on these test rows), and two methods of scikit-learn "
+            "decay (the best of ten settings on these test rows), and two methods of scikit-learn "
             "with their defaults.",
         ),
         (
@@ -135,7 +135,7 @@ def _dense(
     """The whole network, trained with weight decay, and its predictions."""
     rows, test = (torch.tensor((part - x.mean(0)) / x.std(0)).float() for part in (x, x_test))
     target = torch.tensor(y)
-    module = MLP(x.shape[1], HIDDEN, 1, seed=seed)
+    module = MLP(x.shape[1], HIDDEN, 1, "tanh", seed=seed)
     model = deep_ensemble(
         module,
         Standardized.of(Gaussian(), target),
