@@ -27,7 +27,7 @@ from subbayes.cli.options import (
 )
 from subbayes.cli.settings_options import OPTIONS, with_settings
 from subbayes.models.settings import TableSettings
-from subbayes.utils.checks import check_seed, fail
+from subbayes.utils.checks import check_choice, check_seed, fail
 from subbayes.utils.registry import BASELINES, SUBSPACES
 
 if TYPE_CHECKING:
@@ -79,6 +79,10 @@ class MethodOptions:
             metavar="NAME,NAME,...",
         ),
     ] = "map,swa,swag,ensemble,pca,random"
+    reference: Annotated[
+        str | None,
+        typer.Option(help="Method whose log-likelihood is subtracted; by default the first."),
+    ] = None
     rank: Annotated[
         int | None,
         option(
@@ -124,10 +128,11 @@ def compare(
     errors, and by log evidence where the engine estimates it. Only --target, --separator,
     --decimal, --encoding, --out, --overwrite, --json and --quiet are used then.
 
-    Columns: log-likelihood (mean over test rows, in nats; higher is better) and, for numbers and
-    counts, RMSE, CRPS and coverage of the interval; for classes accuracy, Brier score, calibration
-    error and AUROC; then seconds. optimal and subnetwork keep most of the predictive covariance and
-    are sampled through the network; with -laplace they have the closed form of its linearisation.
+    Columns: log-likelihood (mean over test rows, in nats; higher is better), its difference to that
+    of --reference with the standard error, and, for numbers and counts, RMSE, CRPS and coverage of
+    the interval; for classes accuracy, Brier score, calibration error and AUROC; then seconds.
+    optimal and subnetwork keep most of the predictive covariance and are sampled through the
+    network; with -laplace they have the closed form of its linearisation.
     mclmc samples all weights, each chain from one of --members networks; its chains have 50 draws,
     or --draws, each of 40 steps, or sampling.thin. mc-dropout needs --dropout above 0.
     temperature-scaling, recommend and --temperature validation hold out --validation of the
@@ -154,6 +159,8 @@ def compare(
         covariance=chosen.covariance,
         temperature=settings.temperature,
     )
+    if chosen.reference is not None:
+        check_choice("reference", chosen.reference, [method.key for method in compared])
     frame = source.read(table, target)
     rows = _split(frame, target, test_rows, source, settings.sampling.seed)
     if "mclmc" in names:
@@ -171,8 +178,9 @@ def compare(
         with naming_out():
             atomic_write_text(out, escape_formulas(found.table).to_csv(index=False), overwrite)
     console.result(
-        {"table": str(table), "target": target, "n_train": len(rows[0])} | found.to_dict(),
-        found.to_text(),
+        {"table": str(table), "target": target, "n_train": len(rows[0])}
+        | found.to_dict(chosen.reference),
+        found.to_text(chosen.reference),
     )
     data = source.retype("target")
     console.hint(f"subbayes fit {shlex.quote(str(table))} {data} --out runs/{Path(table).stem}")

@@ -113,9 +113,13 @@ class Comparison:
         warnings = {key: model.warnings() for key, model in self.models.items()}
         return {key: lines for key, lines in warnings.items() if lines}
 
-    def to_dict(self) -> dict[str, Any]:
-        """Scores, differences, warnings and settings, as values that JSON can represent."""
-        rows = self.table.join(self.differences()[["difference", "se"]])
+    def to_dict(self, reference: str | None = None) -> dict[str, Any]:
+        """Scores, differences, warnings and settings, as values that JSON can represent.
+
+        Args:
+            reference: of the differences, as for `differences`.
+        """
+        rows = self.table.join(self.differences(reference)[["difference", "se"]])
         scores = [{"key": key} | json_value(row) for key, row in rows.to_dict("index").items()]
         return {
             "scores": scores,
@@ -138,10 +142,34 @@ class Comparison:
         ]
         return ["method", *(SCORE_HEADINGS[name].format(level=level) for name in scores)], rows
 
-    def to_text(self) -> str:
-        """The table of scores in plain text, for a terminal."""
+    def to_text(self, reference: str | None = None) -> str:
+        """The table of scores in plain text, for a terminal.
+
+        Methods that `warnings` has something of are marked.
+
+        Args:
+            reference: key of the method whose log-likelihood is subtracted; by default the first.
+        """
         head, cells = self.cells([name for name in SCORE_HEADINGS if name != "interval_width"])
-        return text_table(head, cells)
+        reference = reference or str(self.table.index[0])
+        warned = self.warnings()
+        head.insert(2, f"minus that of {self.table.loc[reference, 'method']}")
+        for row, (key, of_method) in zip(
+            cells, self.differences(reference).iterrows(), strict=True
+        ):
+            difference = f"{of_method['difference']:+.3f} ± {of_method['se']:.3f}"
+            row.insert(2, "" if key == reference else difference)
+            row[0] += "*" if key in warned else ""
+        lines = [
+            text_table(head, cells),
+            "± one standard error over the test rows; differences within two of them are ties.",
+        ]
+        if warned:
+            lines.append(
+                "* with warnings: its draws may not be those of its posterior, so that its place "
+                "in this table may change with other settings or another seed."
+            )
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(self.table['method'])})"

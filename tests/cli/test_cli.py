@@ -467,7 +467,7 @@ def test_baselines_are_saved_and_predict(call, files, tmp_path):
     assert len(DataFrameModel.load(tmp_path / "ensemble" / "model").model.facts().likelihoods) == 2
 
 
-def test_compare_prints_one_table(call, files, tmp_path, monkeypatch):
+def test_compare_prints_one_table(call, refused, files, tmp_path, monkeypatch):
     pytest.importorskip("subbayes.comparison.comparison")
     monkeypatch.setattr(
         "subbayes.models.fit.choose_temperature", partial(choose_temperature, draws=5, chains=2)
@@ -480,12 +480,16 @@ def test_compare_prints_one_table(call, files, tmp_path, monkeypatch):
     ]
     code, out, err = call(*words, "--out", tmp_path / "scores.csv")
     assert code == 0
-    assert re.search(r"MAP .*\n.*PCA \+ ESS", out)
+    assert re.search(r"MAP .*\n.*PCA \+ ESS\*? .* [+-]\d\.\d+ ± \d", out)
+    assert "minus that of MAP" in out
     assert pd.read_csv(tmp_path / "scores.csv")["method"].tolist() == ["MAP", "PCA + ESS"]
     code, out, err = call(
-        *words, "--json", "--test", files / "people.csv", "--temperature", "validation", "--quiet"
-    )
+        *words, "--json", "--test", files / "people.csv", "--temperature", "validation", "--quiet",
+        "--reference", "pca",
+    )  # fmt: skip
     found = json.loads(out)
+    assert found["scores"][1]["difference"] == found["scores"][1]["se"] == 0
+    refused("reference: expected .*", *words, "--reference", "swag")
     assert (found["n_train"], found["n_test"]) == (60, 60)
     assert found["settings"]["n_train"] == 48
 

@@ -225,10 +225,28 @@ def test_to_dict_is_strict_json(six):
 
 def test_to_text_contains_all_scores(six):
     lines = six.to_text().splitlines()
-    assert len(lines) == 8
-    assert len({len(line) for line in lines}) == 1
-    assert lines[0].split()[:4] == ["method", "log-likelihood", "RMSE", "CRPS"]
+    assert len(lines) == 10
+    assert len({len(line) for line in lines[:8]}) == 1
+    assert lines[0].split()[:2] == ["method", "log-likelihood"]
+    assert "RMSE" in lines[0]
     assert f"{six.table.loc['pca', 'log_likelihood']:.3f}" in lines[6]
+
+
+@pytest.mark.parametrize("reference", [None, "swag"])
+def test_to_text_has_differences_to_a_stated_reference(six, reference):
+    lines = six.to_text(reference).splitlines()
+    assert f"minus that of {'SWAG' if reference else 'MAP'}" in lines[0]
+    terms = {key: p.log_prob(six.y) for key, p in six.predictives.items()}
+    gaps = terms["ensemble"] - terms[reference or "map"]
+    error = gaps.std() / np.sqrt(len(gaps))
+    assert f" {gaps.mean():+.3f} ± {error:.3f} " in lines[5]
+
+
+def test_to_text_marks_methods_with_warnings(six):
+    lines = six.to_text().splitlines()
+    marked = {line.split("  ")[0] for line in lines[2:8] if "*" in line}
+    assert marked == {"PCA + ESS*", "random + ESS*"}
+    assert lines[-1].startswith("* with warnings: its draws may not be those of its posterior")
 
 
 def test_repr_names_the_methods(six):
