@@ -489,7 +489,7 @@ def test_compare_prints_one_table(call, refused, files, tmp_path, monkeypatch):
     )  # fmt: skip
     found = json.loads(out)
     assert found["scores"][1]["difference"] == found["scores"][1]["se"] == 0
-    refused("reference: expected .*", *words, "--reference", "swag")
+    refused("--reference: expected .*", *words, "--reference", "swag")
     assert (found["n_train"], found["n_test"]) == (60, 60)
     assert found["settings"]["n_train"] == 48
 
