@@ -10,6 +10,7 @@ from typing import Any
 
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
+from public_names import tables
 
 import subbayes
 
@@ -72,6 +73,12 @@ def on_files(files: Files, config: Any) -> Files:
         content = _with_links_of_the_site((ROOT / text).read_text(encoding="utf-8"))
         files.append(File.generated(config, page, content=content))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """The tables of public names in the place that a page has for them."""
+    place = "<!-- public names -->"
+    return markdown.replace(place, tables()) if place in markdown else markdown
 
 
 def on_page_content(html: str, **_: Any) -> str:

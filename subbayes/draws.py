@@ -24,7 +24,7 @@ from subbayes.utils.text_table import printable
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["MAX_PARETO_K", "Draws", "DrawsFacts", "Moments", "Prediction", "Validity", "round_up"]
+__all__ = ["MAX_PARETO_K", "Draws", "Moments"]
 
 MAX_PARETO_K = 0.7
 """Above it, importance sampling is unreliable (Vehtari et al. 2024)."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from subbayes.utils.checks import check_choice, check_positive, fail, fail_type
 from subbayes.utils.types import FORMS, Form
 
-__all__ = ["EvidencePrior", "Normal", "check_normal", "normal_prior", "reject_undefined"]
+__all__ = ["EvidencePrior", "Normal"]
 
 _OF_DENSITY = (
     "from_standard", "from_centred", "sample", "log_prob", "gradient", "value_and_grad",

@@ -33,9 +33,6 @@ __all__ = [
     "RandomSubspace",
     "SparseRandomSubspace",
     "Subspace",
-    "SubspaceFacts",
-    "check_finite_weights",
-    "check_subspace",
 ]
 
 _CACHE_BYTES = 256 * 2**20

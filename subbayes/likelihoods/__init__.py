@@ -37,8 +37,6 @@ __all__ = [
     "Weighted",
     "as_likelihood",
     "from_config",
-    "holds_own",
-    "saved_likelihood",
 ]
 
 _OWN = {

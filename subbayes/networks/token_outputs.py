@@ -15,7 +15,7 @@ from subbayes.networks.adapters.names import virtual_tokens
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Inputs
 
-__all__ = ["TokenOutputs", "check_decoder_inputs", "output_for", "without_virtual_tokens"]
+__all__ = ["TokenOutputs"]
 
 _OF_DECODER = {"decoder_input_ids", "decoder_inputs_embeds"}
 

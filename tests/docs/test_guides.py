@@ -16,6 +16,7 @@ from subbayes.comparison.registry import METHODS
 from subbayes.inference.engine import ENGINES as ENGINE_NAMES
 from subbayes.likelihoods.families import FAMILIES
 from subbayes.models.settings import LIKELIHOODS
+from subbayes.tables.hierarchical import Candidate, Effort
 
 DOCS = ROOT / "docs"
 needs_botorch = pytest.mark.skipif(find_spec("botorch") is None, reason="no botorch")
@@ -34,7 +35,10 @@ GUIDES = (
     "survival",
     "update",
     pytest.param("decide", marks=needs_botorch),
+    "from-bambi-brms",
+    "from-mgcv",
 )
+TABLES = ("from-scikit-learn", "from-gp-libraries", "time-series")
 OTHERS = (
     "diagnostics",
     "methods/deep-ensembles",
@@ -71,6 +75,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of chains as short as these
     pytest.mark.usefixtures("unchecked"),
 ]
+SMALL = Effort((Candidate((4,), 1),), climb=50, chains=2, steps=100)
+SMALL_TABLES = {
+    **SIZES,
+    r'effort="quick"': "effort=SMALL",
+    r'"(swa_)?epochs": \d+': r'"\1epochs": 5',
+    "steps = 50": "steps = 5",
+    r"in range\(350\)": "in range(5)",
+    "cv=[35]": "cv=2",
+}
+"""Sizes of pages whose tables would take most of a minute."""
 nearly = partial(same_output, relative=0.15, absolute=0.06)
 
 
@@ -100,6 +114,27 @@ def test_examples_of_engines_run_at_small_sizes(name, tmp_path, monkeypatch):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         assert len(run_page(DOCS / "methods" / f"{name}.md", sizes=SIZES)) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TABLES)
+def test_guides_with_tables_run_at_small_sizes(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng(devices=[]):
+        page = DOCS / "guides" / f"{name}.md"
+        found = run_page(page, sizes=SMALL_TABLES, names={"SMALL": SMALL})
+    assert "TableRegressor" in found
+
+
+@pytest.mark.slow
+def test_the_gallery_draws_its_pictures(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = DOCS / "gallery.md"
+    with torch.random.fork_rng(devices=[]):
+        run_page(page, sizes=SMALL_TABLES, names={"SMALL": SMALL})
+    shown = re.findall(r"\]\(images/gallery/([\w-]+\.png)\)", page.read_text(encoding="utf-8"))
+    assert {path.name for path in tmp_path.iterdir()} == set(shown)
+    assert all((DOCS / "images" / "gallery" / name).exists() for name in shown)
 
 
 @pytest.fixture
