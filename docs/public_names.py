@@ -28,6 +28,7 @@ SUBJECTS = {
     "inference": "Inference",
     "draws": "Draws",
     "diagnostics": "Diagnostics, scores and calibration",
+    "active": "Choice of the next rows",
     "training": "Training",
     "baselines": "Baselines",
     "models": "Fitted models",
