@@ -40,7 +40,7 @@ from subbayes.curvature.many_products import ManyProducts
 from subbayes.data.data import Data
 from subbayes.likelihoods import Gaussian
 from subbayes.subspace import SparseRandomSubspace
-from subbayes.utils.types import MODES
+from subbayes.utils.modes import MODES
 
 __all__ = ["run"]
 

@@ -49,7 +49,7 @@ from subbayes.semistructured import SemiStructuredRegression
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.specification import JointModel
 from subbayes.semistructured.subspace import train_networks
-from subbayes.utils.types import Mode
+from subbayes.utils.modes import Mode
 
 DEGREES = (0, 1, 3, 7, 15)
 IMAGES, BATCH = 1600, 64

@@ -37,7 +37,7 @@ from subbayes.inference.samplers.nuts import NUTS
 from subbayes.semistructured import Deep, SemiStructuredRegression
 from subbayes.semistructured.subspace import SUBSPACES
 from subbayes.utils.checks import check_count
-from subbayes.utils.types import Mode
+from subbayes.utils.modes import Mode
 
 DATASETS = ("DS", "DI", "DR", "airfoil", "concrete", "diabetes", "energy", "forest_fire", "yacht")
 NETS = {"f1": (3,), "f2": (16, 16, 16)}

@@ -45,8 +45,9 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal, normal_prior, reject_undefined
 from subbayes.subspace import Subspace, check_subspace
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
+from subbayes.utils.modes import MODES, Mode
 from subbayes.utils.trees import to_device, tree_map
-from subbayes.utils.types import MODES, Coordinates, Inputs, LogDensity, Mode, Targets
+from subbayes.utils.types import Coordinates, Inputs, LogDensity, Targets
 from subbayes.utils.warning import warn_user
 
 __all__ = ["Posterior"]

@@ -125,16 +125,16 @@ def compare(
 
     With MODELS nothing is fitted: posteriors of TABLE, or regressions, are ranked by their expected
     log density of a new row (PSIS leave-one-out, from the draws), with differences and standard
-    errors, and by log evidence where the engine estimates it. Only --target, --separator,
-    --decimal, --encoding, --out, --overwrite, --json and --quiet are used then.
+    errors, and by log evidence where the engine estimates it. Only --target and the options of
+    reading and of output are used then.
 
     Columns: log-likelihood (mean over test rows, in nats; higher is better), its difference to that
     of --reference with the standard error, and, for numbers and counts, RMSE, CRPS and coverage of
     the interval; for classes accuracy, Brier score, calibration error and AUROC; then seconds.
     optimal and subnetwork keep most of the predictive covariance and are sampled through the
     network; with -laplace they have the closed form of its linearisation.
-    mclmc samples all weights, each chain from one of --members networks; its chains have 50 draws,
-    or --draws, each of 40 steps, or sampling.thin. mc-dropout needs --dropout above 0.
+    mclmc samples all weights, each chain from one of --members networks; its chains have 50 draws
+    of 40 steps, unless other numbers are set. mc-dropout needs --dropout above 0.
     temperature-scaling, recommend and --temperature validation hold out --validation of the
     training rows.
     """
@@ -149,7 +149,7 @@ def compare(
     check_other_file(out, table, test_rows.test)
     names = [name.strip() for name in chosen.methods.split(",") if name.strip()]
     if "mc-dropout" in names and not settings.network.dropout:
-        fail("dropout", "above 0 for mc-dropout", settings.network.dropout, "Pass dropout=0.1")
+        fail("dropout", "above 0 for mc-dropout", settings.network.dropout, "Pass --dropout 0.1")
     from subbayes.comparison.registry import named_methods
 
     compared = named_methods(

@@ -14,7 +14,7 @@ from subbayes.utils.checks import (
     check_seed,
     fail,
 )
-from subbayes.utils.types import MODES, Mode
+from subbayes.utils.modes import MODES, Mode
 
 
 @dataclass(frozen=True)

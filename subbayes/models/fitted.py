@@ -54,9 +54,9 @@ from subbayes.subspaces.registry import SUBSPACES
 from subbayes.subspaces.sharded_random import sharded_from_facts
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_device, fail
+from subbayes.utils.modes import Mode
 from subbayes.utils.text_table import printable
 from subbayes.utils.trees import take
-from subbayes.utils.types import Mode
 from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:

@@ -21,7 +21,8 @@ from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.specification import PreparedModel
 from subbayes.subspace import FullSubspace
-from subbayes.utils.types import Coordinates, LogDensity, Mode
+from subbayes.utils.modes import Mode
+from subbayes.utils.types import Coordinates, LogDensity
 
 
 class EffectsModule(nn.Module):

@@ -28,9 +28,10 @@ from subbayes.regression.specification import PreparedModel
 from subbayes.subspace import FullSubspace, Subspace
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
+from subbayes.utils.modes import Mode
 from subbayes.utils.progress import progress_bar, say
 from subbayes.utils.trees import n_rows
-from subbayes.utils.types import Coordinates, LogDensity, Mode, WeightsBatch
+from subbayes.utils.types import Coordinates, LogDensity, WeightsBatch
 
 if TYPE_CHECKING:
     from subbayes.posterior import Posterior

@@ -33,8 +33,8 @@ from subbayes.regression.priors.reading import PriorFacts, prior_facts, saved_pr
 from subbayes.regression.specification import Specification
 from subbayes.subspace import FullSubspace, SubspaceFacts
 from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.modes import Mode
 from subbayes.utils.text_table import MOST_MARKS
-from subbayes.utils.types import Mode
 from subbayes.utils.warning import unsaid_warnings
 
 _Formula = Annotated[str, Meta(max_length=10_000)]  # as `formula_grammar` allows

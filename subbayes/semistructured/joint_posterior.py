@@ -41,7 +41,8 @@ from subbayes.semistructured.specification import JointModel
 from subbayes.semistructured.subspace import JointSpace
 from subbayes.subspace import JointSubspace
 from subbayes.utils.checks import fail
-from subbayes.utils.types import Coordinates, LogDensity, Mode, WeightsBatch
+from subbayes.utils.modes import Mode
+from subbayes.utils.types import Coordinates, LogDensity, WeightsBatch
 
 _MOST_CHECKED = 8  # trained networks at which the effects are integrated out first
 _MOST_COEFFICIENTS = 40  # to integrate out, beside those of eliminated groups

@@ -9,7 +9,7 @@ from torch import nn
 
 from subbayes.sparse.convert import sparse_layers
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
-from subbayes.utils.types import MODES, Mode
+from subbayes.utils.modes import MODES, Mode
 
 _EARLY, _KL_WARMUP = 0.8, 0.4  # shares of the epochs
 _LOGIT_RANGE = 20.0  # change of an inclusion logit that a run must allow

@@ -29,8 +29,9 @@ from subbayes.networks.tracing.tracer import NotTraceable, Replay, Tracer, large
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.variational_families import Noise
 from subbayes.training.traced_steps import set_gradients
+from subbayes.utils.modes import Mode
 from subbayes.utils.trees import tensors_of, with_tensors
-from subbayes.utils.types import Inputs, Mode, Targets
+from subbayes.utils.types import Inputs, Targets
 
 _MIN_STEPS = 50  # of one shape, from which tracing saves time
 _COMPILE_SECONDS = 15.0  # time of a compilation

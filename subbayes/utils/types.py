@@ -17,10 +17,6 @@ Form = Literal["exact", "dual", "primal", "diagonal", "low-rank", "kfac", "sampl
 FORMS = ("exact", "dual", "primal", "diagonal", "low-rank", "kfac", "sampled")
 """Forms of the covariance of the weights, see `subbayes.curvature.precision_factory`."""
 
-Mode = Literal["trace", "eager", "compile"]
-MODES = ("trace", "compile", "eager")
-"""How a function is evaluated repeatedly, see `subbayes.networks.tracing.tracer`."""
-
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 Targets: TypeAlias = Tensor | tuple[Tensor, ...]
 Weights: TypeAlias = Float[torch.Tensor, "D"]

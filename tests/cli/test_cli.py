@@ -182,7 +182,7 @@ def test_fit_reports_in_text_and_json(call, files, tmp_path):
     code, out, err = call(*words, tmp_path / "a", *SMALL)
     assert code == 0
     assert "rich (classification, 2 classes)" in out
-    assert "pca subspace of rank 2" in out
+    assert "the 2 leading principal components" in out
     assert "next: subbayes predict" in err
     assert "warning: R-hat" in err
     assert "draws=..." in err

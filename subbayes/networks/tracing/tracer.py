@@ -15,9 +15,9 @@ from subbayes.networks.tracing.nodes import calls, is_random
 from subbayes.networks.tracing.private_torch import capture_graph, compile_graph, interpret_graph
 from subbayes.networks.tracing.vectorised import Vectorised
 from subbayes.utils.checks import InputError, InputTypeError, error_text
+from subbayes.utils.modes import Mode
 from subbayes.utils.seeding import torch_lock
 from subbayes.utils.trees import tensors_of, tree_map, with_tensors
-from subbayes.utils.types import Mode
 from subbayes.utils.warning import warn_user
 
 Status = Literal["eager", "traced", "compiled"]

@@ -30,7 +30,8 @@ from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.shapes import PointValues, RestPoints, RowValues, StoredRows
 from subbayes.semistructured.integrals.effect_density import EffectDensity
 from subbayes.utils.checks import fail
-from subbayes.utils.types import Coordinates, LogDensity, Mode
+from subbayes.utils.modes import Mode
+from subbayes.utils.types import Coordinates, LogDensity
 
 _AT_ONCE = 64  # points
 _MOST_PREDICTORS = 2**20  # of all rows and points at once, to bound the memory of gradients
