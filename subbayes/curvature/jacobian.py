@@ -466,5 +466,5 @@ def curvature_root(
     """
     blocks = likelihood.for_targets(y).curvature_blocks(outputs.double())
     if isinstance(blocks, SoftmaxBlocks) and blocks.probabilities.shape[-2] == 1:
-        return blocks.root().dense().squeeze(-3)
+        return blocks.triangular_root().squeeze(-3)
     return root_of(likelihood.for_targets(y).curvature(outputs.double()))

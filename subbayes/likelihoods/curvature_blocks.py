@@ -173,6 +173,26 @@ class SoftmaxBlocks(CurvatureBlocks):
         weights = None if self.weights is None else self.weights.double().sqrt()
         return SoftmaxRoot(p.sqrt(), weights)
 
+    def triangular_root(self) -> Float[Tensor, "N B K K"]:
+        r"""The upper triangular root, whose first column is 0 (Tanabe and Sagae 1992).
+
+        So each row needs K - 1 products with the Jacobian, of two classes half as many.
+
+        With $q_j = \sum_{k < j} p_k$ column j has $\sqrt{p_j q_j / q_{j+1}}$ on the diagonal, and
+        above it $-p_i / q_j$ times that.
+        """
+        p = self.probabilities.double()
+        if not bool(torch.isfinite(p).all()):
+            _fail_not_finite()
+        after = p.cumsum(-1)
+        before = torch.cat([torch.zeros_like(p[..., :1]), after[..., :-1]], -1)
+        shares = (p.unsqueeze(-1) / before.unsqueeze(-2)).nan_to_num(0.0, 0.0, 0.0)
+        identity = torch.eye(p.shape[-1]).to(p)
+        found = (identity - shares.triu(1)) * (p * before / after).nan_to_num(0.0).sqrt().unsqueeze(
+            -2
+        )
+        return found if self.weights is None else found * self.weights[..., None, None].to(p).sqrt()
+
 
 @dataclass(frozen=True)
 class SoftmaxRoot(CurvatureRoot):
@@ -180,12 +200,6 @@ class SoftmaxRoot(CurvatureRoot):
 
     roots: Float[Tensor, "N B K"]
     weights: Float[Tensor, "N B"] | None
-
-    def dense(self) -> Float[Tensor, "N B K K"]:
-        r"""$\sqrt{a} \, (\mathrm{diag}(\sqrt p) - p \sqrt p^\top)$."""
-        shared = self.roots.square().unsqueeze(-1) * self.roots.unsqueeze(-2)
-        found = torch.diag_embed(self.roots) - shared
-        return found if self.weights is None else found * self.weights[..., None, None]
 
     def times(self, u: Vectors) -> Vectors:
         """R u: project, then scale."""

@@ -24,6 +24,7 @@ class Exponential(EffectPrior):
         mean: m, above 0.
 
     Example:
+        >>> import torch
         >>> Exponential(2.0).from_standard(torch.tensor([0.0]))  # the median, 2 log 2
         tensor([1.3863])
     """
