@@ -195,8 +195,8 @@ def likely_network(
     """
     shift = subspace.shift
     matters = network.has_batchnorm or not likelihood.is_complete
-    divided = network.is_sharded or data.division is not None
-    if network.is_centred_on(shift) or divided or not matters:
+    fixed = network.is_sharded or (data.division is not None and network.has_batchnorm)
+    if network.is_centred_on(shift) or fixed or not matters:
         return network.centred_on(shift, data)
     nearest = network
     if not network.lies_in(subspace):
@@ -212,6 +212,10 @@ def _log_density(
     z = subspace.project(network.weights.to(subspace.shift))
     value = float(prior.log_prob(z.double().cpu().numpy()))
     likelihood = estimate_parameters(network, likelihood, data)
+    if data.division is not None:
+        terms = likelihood.log_prob(*_gathered_outputs(network, likelihood, data))
+        value += float(terms.double().sum())
+        return value if math.isfinite(value) else -math.inf
     with torch.no_grad():
         for batch in data.batches(4096):
             inputs, y = to_device(batch, network.device)

@@ -321,7 +321,6 @@ def test_curves(device):
         ("low-rank", "eager"),
         ("mvn", "eager"),
         ("all", "eager"),
-        ("dropout", "eager"),
     ],
 )
 def test_sparse_networks(device, posterior, mode, tmp_path):
