@@ -163,6 +163,8 @@ class Family(Likelihood):
             InputError: options that the family does not have.
         """
         call = literal_call("family", text)
+        if call is None and "(" in text:
+            fail("family", "a closing bracket", repr(text))
         options = {} if call is None else dict(call.options)
         for word in ("link", "cumulative"):
             if word in options:

@@ -206,7 +206,7 @@ def test_compare_ranks_regressions_by_leave_one_out(table, tmp_path, capsys):
         (["y ~ x", "--family", "tweedie"], "--family: expected one of "),
         (["y ~ age"], "expected columns age"),
         (["y ~ x", "--family", "mixture(normal, gamma, normal)"], "'mixture(normal, normal)'"),
-        (["y ~ x", "--family", "normal("], "--family: expected numbers, text in quotes"),
+        (["y ~ x", "--family", "normal("], "--family: expected a closing bracket"),
         (["y ~ x", "--family", "normal(s=1)"], "'normal', which has no options"),
         (["y ~ x", "--family", "quantile(q=1)"], "expected asymmetric-laplace(quantile=)"),
         (["y ~ x", "--family", "quantile(quantile=exec('1'))"], "numbers, text in quotes"),

@@ -50,7 +50,7 @@ class LiteralCall:
 
 
 def literal_call(argument: str, text: str) -> LiteralCall | None:
-    """Read a call; None for a text without brackets.
+    """Read a call; None for a text without brackets at its end.
 
     Args:
         argument: what the text was given for, for errors.
@@ -72,12 +72,10 @@ def literal_call(argument: str, text: str) -> LiteralCall | None:
         got "normal(open('file'))".
     """
     found = _CALL.fullmatch(text.strip())
-    if found is None and "(" not in text:
+    if found is None:
         return None
     shown, what = text[:_LONGEST], "numbers, text in quotes or lists of these in brackets"
     try:
-        if found is None:
-            raise ValueError("an open bracket")
         if len(text) > _LONGEST:
             raise ValueError("too long")
         node = ast.parse(f"f({found[2]})", mode="eval").body
