@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from cases import nested, table_settings, without_equal_weights
+from safetensors.torch import load_file
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -412,16 +413,20 @@ def test_export_command(income, tmp_path, capsys):
         == 0
     )
     mean = [row["mean"] for row in json.loads(capsys.readouterr().out)["predictions"]]
-    back = subbayes.load(tmp_path / "small.safetensors", MLP(1, (1,), 2))
-    inputs = torch.from_numpy(in_units(frame, back.inputs))
-    np.testing.assert_allclose(back.module(inputs)[:, 0], mean, rtol=1e-4)
+    small = model.small_network(frame, layout="csr")
+    stored = load_file(tmp_path / "small.safetensors")
+    assert stored.keys() == small.tensors().keys()
+    for name, tensor in small.tensors().items():
+        torch.testing.assert_close(stored[name], tensor)
+    inputs = torch.from_numpy(in_units(frame, small.inputs))
+    np.testing.assert_allclose(small.module(inputs)[:, 0], mean, rtol=1e-4)
     assert run(["evaluate", str(folder), str(file), "--structure", "all"]) == 2
     assert "--weights: expected 'mean'" in capsys.readouterr().err
     onnx = pytest.importorskip("onnx")
     assert run(["export", str(folder), "--out", str(tmp_path / "small.onnx")]) == 0
     written = onnx.load(str(tmp_path / "small.onnx"))
     props = {p.key: json.loads(p.value) for p in written.metadata_props}
-    assert props == {"inputs": list(back.inputs), "outputs": ["mean", "raw variance"]}
+    assert props == {"inputs": list(small.inputs), "outputs": ["mean", "raw variance"]}
     assert run(["export", str(folder), "--out", str(tmp_path / "csr.onnx"), "--layout", "csr"]) == 0
     said = capsys.readouterr()
     assert "warning: --layout makes no difference to ONNX, whose layers" in said.err
