@@ -121,10 +121,12 @@ def _rows(name: str, seed: int, folder: str | None) -> tuple[Rows, Rows]:
             values, y = load_digits(return_X_y=True)
         elif name == "phoneme":
             with np.load(find_file("phoneme/phoneme.npz", folder), allow_pickle=False) as file:
-                values, y = file["X"], file["y"]
+                values = file["X"]
+                y = file["y"]
         else:
             frame = pd.read_csv(find_file(f"{name}/{name}.csv.gz", folder))
-            values, y = frame.iloc[:, :-1].to_numpy(float), frame.iloc[:, -1].to_numpy()
+            values = frame.iloc[:, :-1].to_numpy(float)
+            y = frame.iloc[:, -1].to_numpy()
         codes = np.unique(y, return_inverse=True)[1]
         order = rng.permutation(len(y))
         pool, test = (

@@ -174,7 +174,8 @@ def optimise(method: str, name: str, seed: int) -> Record:
     regrets, started = [float(optimum - y.max())], time.process_time()
     torch.manual_seed(seed)
     while len(x) < budget:
-        fit, q = METHODS[method], min(BATCH, budget - len(x))
+        fit = METHODS[method]
+        q = min(BATCH, budget - len(x))
         if fit is None:
             points = torch.rand(q, d, dtype=torch.float64)
         else:

@@ -41,7 +41,8 @@ def network_that_is_left(seed: int, effort: Effort, folder: Path) -> Section:
 
     x, y = make_friedman1(N + N_TEST, noise=1.0, random_state=seed)
     frame = pd.DataFrame(x, columns=COLUMNS)
-    train, test = frame[:N], frame[N:]
+    train = frame[:N]
+    test = frame[N:]
     sparse = SparseRegressor(
         network={"hidden": HIDDEN},
         training={"epochs": effort.sparse_epochs},

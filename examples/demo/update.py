@@ -66,7 +66,8 @@ def update_and_export(seed: int, effort: Effort, folder: Path) -> Section:
     centre, spread = drawn.y[:FIRST].mean(), drawn.y[:FIRST].std()
     x, x_test = (torch.tensor((part - shift) / scale).float() for part in (drawn.x, drawn.x_test))
     y, y_test = (torch.tensor((p - centre) / spread).float() for p in (drawn.y, drawn.y_test))
-    seconds, models = {}, {}
+    seconds = {}
+    models = {}
 
     def timed(name: str, model: FittedModel, started: float) -> None:
         seconds[name], models[name] = time.perf_counter() - started, model
@@ -95,7 +96,8 @@ def update_and_export(seed: int, effort: Effort, folder: Path) -> Section:
     with torch.no_grad():
         exported = torch.export.load(file).module()(x_test)["mean"].numpy().ravel()
     gap = float(np.abs(exported - found[UPDATED].mean.ravel()).max())
-    same, agrees = difference < TOLERANCE, gap < TOLERANCE
+    same = difference < TOLERANCE
+    agrees = gap < TOLERANCE
     return Section(
         "update",
         "New rows, and another program",

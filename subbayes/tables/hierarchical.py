@@ -266,7 +266,8 @@ def _fit_process(
     shift, scale = likelihood.shift[0], likelihood.scale[0]
     target = (torch.from_numpy(np.asarray(y, np.float64)) - shift) / scale
     own = torch.ones_like(target) if weights is None else torch.from_numpy(weights)
-    rows = np.sort(rng.permutation(len(y))[:_EVIDENCE_ROWS])
+    known = np.flatnonzero(own.numpy() > 0)  # a row of weight 0 says nothing
+    rows = np.sort(rng.permutation(known)[:_EVIDENCE_ROWS])
     hyper = maximise_evidence(inputs_of_process[rows], target[rows], own[rows], rng)
     *relevance, amplitude, noise = hyper.exp().tolist()
     frequencies = orthogonal_frequencies(_FREQUENCIES, len(relevance), rng) * hyper[:-2].exp()

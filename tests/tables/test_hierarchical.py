@@ -133,6 +133,24 @@ def test_a_gaussian_process_is_a_member_and_predicts_as_the_exact_one(likelihood
     np.testing.assert_array_equal(loaded.predict(new).mean, found.mean)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", ["weights", "exact", "repeated", "columns"])
+def test_a_gaussian_process_takes_tables_that_are_nearly_singular(case):
+    rng = np.random.default_rng(9)
+    x = rng.normal(size=(40, 60 if case == "columns" else 2))
+    y = x[:, 0] if case == "exact" else rng.normal(size=40)
+    if case == "repeated":
+        x = np.repeat(x[:4], 10, 0)
+    weights = np.arange(40) % 2.0 if case == "weights" else None
+    effort = replace(TINY, candidates=(Candidate((), None),))
+    model = fit_hierarchical(x, y, "regression", effort, weights=weights, sampling=QUIET)
+    assert np.isfinite(model.predict(x).log_prob(y)).all()
+    if case == "weights":
+        y = np.where(weights > 0, y, 1e3)
+        other = fit_hierarchical(x, y, "regression", effort, weights=weights, sampling=QUIET)
+        np.testing.assert_allclose(other.predict(x).mean, model.predict(x).mean, rtol=1e-6)
+
+
 def test_a_gaussian_process_is_left_out_where_it_does_not_apply():
     x = np.random.default_rng(7).normal(size=(60, 1))
     effort = replace(TINY, candidates=(Candidate((3,), None), Candidate((), None)))

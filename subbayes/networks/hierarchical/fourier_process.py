@@ -142,7 +142,7 @@ def log_evidence(
             deviation.
         x: inputs.
         y: targets.
-        weights: of the rows, the inverse factors of their noise's variance.
+        weights: of the rows, above 0: the inverse factors of their noise's variance.
     """
     scaled, amplitude, noise = x * hyper[:-2].exp(), hyper[-2], hyper[-1]
     square = scaled.square().sum(1)
@@ -165,7 +165,7 @@ def maximise_evidence(
     Args:
         x: inputs, float64, of which each column is of order 1.
         y: targets, whose mean is 0 and whose variance is of order 1.
-        weights: of the rows.
+        weights: of the rows, above 0.
         rng: of the start.
 
     Returns:
@@ -177,7 +177,10 @@ def maximise_evidence(
 
     def loss(hyper: np.ndarray) -> tuple[float, np.ndarray]:
         point = torch.from_numpy(hyper).requires_grad_()
-        value = -log_evidence(point, x, y, weights)
+        try:
+            value = -log_evidence(point, x, y, weights)
+        except torch.linalg.LinAlgError:  # the line search tries a shorter step
+            return math.inf, np.zeros_like(hyper)
         (gradient,) = torch.autograd.grad(value, point)
         return float(value.detach()), gradient.numpy()
 
