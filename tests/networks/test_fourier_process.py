@@ -75,3 +75,10 @@ def test_inputs_without_influence_lose_their_relevance():
     y = (y - y.mean()) / y.std()
     relevance = maximise_evidence(x, y, torch.ones_like(y), rng)[:D].exp()
     assert (relevance[1:] < 0.1 * relevance[0]).all()
+
+
+def test_a_covariance_that_rounding_spoils_has_no_evidence():
+    far = X + 1e9  # squares of distances are lost
+    assert log_evidence(HYPER - 0.5, far, Y, torch.ones_like(Y)) == -torch.inf
+    found = maximise_evidence(far, Y, torch.ones_like(Y), np.random.default_rng(5))
+    assert found.isfinite().all()

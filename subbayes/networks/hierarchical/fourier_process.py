@@ -137,6 +137,8 @@ def log_evidence(
 ) -> Float[Tensor, ""]:
     r"""The log marginal likelihood of a process with Gaussian noise, up to a constant.
 
+    Minus infinity where the covariance is not positive definite in floating point.
+
     Args:
         hyper: logarithms of the relevances (d of them), of a, and of the noise's standard
             deviation.
@@ -149,7 +151,9 @@ def log_evidence(
     distance = (square[:, None] + square - 2 * scaled @ scaled.mT).clamp_min(0.0)
     covariance = (2 * amplitude - 0.5 * distance).exp()
     own = (2 * noise).exp() / weights + _JITTER * (2 * amplitude).exp()
-    factor = torch.linalg.cholesky(covariance + own.diag())
+    factor, failed = torch.linalg.cholesky_ex(covariance + own.diag())
+    if int(failed):
+        return torch.full_like(noise, -math.inf)
     white = torch.linalg.solve_triangular(factor, y[:, None], upper=False)
     return -0.5 * white.square().sum() - factor.diagonal().log().sum()
 
@@ -177,9 +181,8 @@ def maximise_evidence(
 
     def loss(hyper: np.ndarray) -> tuple[float, np.ndarray]:
         point = torch.from_numpy(hyper).requires_grad_()
-        try:
-            value = -log_evidence(point, x, y, weights)
-        except torch.linalg.LinAlgError:  # the line search tries a shorter step
+        value = -log_evidence(point, x, y, weights)
+        if not value.isfinite():  # the line search tries a shorter step
             return math.inf, np.zeros_like(hyper)
         (gradient,) = torch.autograd.grad(value, point)
         return float(value.detach()), gradient.numpy()
