@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from subbayes.cli.compare_models import rank_models
 from subbayes.cli.console import ROWS_BEFORE, print_line
 from subbayes.cli.files import check_other_file, check_output_file, naming_out
 from subbayes.cli.options import (
@@ -100,17 +99,7 @@ def compare(
     *,
     table: Table,
     settings: TableSettings,
-    models: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            help="Folders that `subbayes fit --out` or `subbayes regress --out` wrote from TABLE: "
-            "compare these, fit nothing.",
-            show_default=False,
-        ),
-    ] = None,
-    target: Annotated[
-        str | None, option(help="Column to predict; needed without MODELS.", panel=DATA)
-    ] = None,
+    target: Annotated[str, option(help="Column to predict.", panel=DATA)],
     chosen: MethodOptions,
     test_rows: TestRowOptions,
     source: TableOptions,
@@ -123,11 +112,6 @@ def compare(
 ) -> None:
     """Fit several methods to the same rows and score them on the same test rows.
 
-    With MODELS nothing is fitted: posteriors of TABLE, or regressions, are ranked by their expected
-    log density of a new row (PSIS leave-one-out, from the draws), with differences and standard
-    errors, and by log evidence where the engine estimates it. Only --target and the options of
-    reading and of output are used then.
-
     Columns: log-likelihood (mean over test rows, in nats; higher is better), its difference to that
     of --reference with the standard error, and, for numbers and counts, RMSE, CRPS and coverage of
     the interval; for classes accuracy, Brier score, calibration error and AUROC; then seconds.
@@ -138,13 +122,6 @@ def compare(
     temperature-scaling, recommend and --temperature validation hold out --validation of the
     training rows.
     """
-    if models:
-        rank_models(table, models, target, source, out, overwrite, console)
-        return
-    if target is None:
-        raise typer.BadParameter(
-            "the column to predict, or folders of models", param_hint="--target"
-        )
     check_output_file(out, overwrite, ".csv")
     check_other_file(out, table, test_rows.test)
     names = [name.strip() for name in chosen.methods.split(",") if name.strip()]

@@ -1,7 +1,6 @@
 """Optimal subspaces and subnetworks from the command line, end to end."""
 
 import json
-import shlex
 
 import numpy as np
 import pandas as pd
@@ -88,43 +87,3 @@ def test_fit_evaluate_and_predict(folder, tmp_path, capsys, subspace, inference,
     columns = ["mean", "std"] if target == "income" else ["p[no]", "p[yes]"]
     np.testing.assert_allclose(found[columns], model.frame(new)[columns], rtol=1e-6)
     assert len(found) == 30
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("inference", ["laplace-linearised", "laplace"])
-@pytest.mark.parametrize("target", ["income", "rich"])
-def test_compare_refuses_other_rows_of_models_in_closed_form(
-    folder, tmp_path, capsys, inference, target
-):
-    other = {"income": "rich", "rich": "income"}[target]
-    run_, rows = tmp_path / "run", pd.read_csv(folder / "rows.csv")
-    told(
-        capsys,
-        "fit",
-        folder / "rows.csv",
-        "--target",
-        target,
-        "--ignore",
-        other,
-        "--out",
-        run_,
-        *shlex.split("--subspace random --inference"),
-        inference,
-        "--rank",
-        2,
-        *SMALL,
-        "--json",
-        "--quiet",
-    )
-    rows[::-1].to_csv(tmp_path / "reversed.csv", index=False)
-    assert told(capsys, "compare", tmp_path / "reversed.csv", run_, "--json", "--quiet")["n"] == 60
-    rows[:50].to_csv(tmp_path / "fewer.csv", index=False)
-    rows.assign(**{target: rows[target][0]}).to_csv(tmp_path / "others.csv", index=False)
-    for name, expected, got in (
-        ("fewer", "the 60 rows", "50 rows"),
-        ("others", "the rows", "rows with other targets"),
-    ):
-        assert run(["compare", str(tmp_path / f"{name}.csv"), str(run_)]) == 2
-        said = capsys.readouterr().err.strip().splitlines()[-1]
-        assert f"table: expected {expected} that '{run_}' was fitted to" in said
-        assert f"got {got}. Name the table" in said

@@ -169,37 +169,6 @@ def test_predictions_of_classes_and_new_levels(table, tmp_path, capsys):
         assert said in line
 
 
-def test_compare_ranks_regressions_by_leave_one_out(table, tmp_path, capsys):
-    folders = [str(tmp_path / name) for name in ("line", "mean")]
-    for folder, formula in zip(folders, ("y ~ x", "y ~ 1"), strict=True):
-        assert run(["regress", str(table), formula, "--out", folder, *WORDS]) == 0
-    capsys.readouterr()
-    scores = tmp_path / "scores.csv"
-    words = ["compare", str(table), *reversed(folders), "--out", str(scores), "-q"]
-    assert run([*words, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    models = [subbayes.load(f"{folder}/model") for folder in folders]
-    expected = models[0].compare(models[1], names=folders)
-    assert [row["name"] for row in found["rows"]] == folders == list(expected.index)
-    assert [row["elpd"] for row in found["rows"]] == pytest.approx(list(expected["elpd"]))
-    assert (found["best"], found["n"]) == (folders[0], 80)
-    assert list(pd.read_csv(scores, index_col=0).index) == folders
-    assert run([*words, "--overwrite"]) == 0
-    assert "difference" in capsys.readouterr().out
-    other = tmp_path / "other.csv"
-    for frame in (pd.read_csv(table).iloc[1:], pd.read_csv(table).assign(y=lambda f: f["y"] + 1)):
-        frame.to_csv(other, index=False)
-        assert run(["compare", str(other), *folders]) == 2
-        assert "was fitted to, for leave-one-out" in capsys.readouterr().err
-    assert run(["compare", str(table), *folders, "--target", "x"]) == 2
-    assert "models that predict 'x', got 'y'" in capsys.readouterr().err
-    fitted = str(tmp_path / "fitted")
-    small = ["--epochs", "1", "--draws", "10", "--chains", "1", "-q"]
-    assert run(["fit", str(table), "--target", "y", "--out", fitted, *small]) == 0
-    assert run(["compare", str(table), folders[0], fitted]) == 2
-    assert "got some of both" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from subbayes import Draws, InputError, Network, Posterior, Sampling
-from subbayes.comparison import compare_posteriors, reweight, to_arviz
+from subbayes.comparison import to_arviz
 from subbayes.data.data import Data
 from subbayes.diagnostics import compare, loo, psis
 from subbayes.diagnostics.leave_one_out import sum_se
@@ -214,39 +214,6 @@ def test_pointwise_densities_are_of_one_copy(kind):
     np.testing.assert_allclose(weighted.log_likelihood(z), terms @ COPIES, rtol=1e-12)
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("kind", KINDS)
-def test_posteriors_of_weighted_rows_are_compared_as_their_copies(kind):
-    found = []
-    for rows in range(2):
-        both = {name: posteriors(kind, t)[rows] for name, t in (("cold", 1.0), ("hot", 2.0))}
-        draws = {
-            name: Draws(
-                np.resize(scale * Z, (2, 30, one.rank)), engine="x", temperature=one.temperature
-            )
-            for (name, one), scale in zip(both.items(), (1.0, 0.5), strict=True)
-        }
-        pairs = {name: (one, draws[name]) for name, one in both.items()}
-        settings = {"temperatures": [1.5], "prior_scales": [0.5, 2.0]}
-        found.append((compare_posteriors(pairs), reweight(*pairs["hot"], **settings)))
-    for one, other in zip(*found, strict=True):
-        assert one.n == other.n == COPIES.sum()
-        for a in one.rows:
-            b = other[a.name]
-            for name in ("elpd", "se", "difference", "difference_se", "p_loo", "weights_k"):
-                assert getattr(a, name) == pytest.approx(getattr(b, name), rel=1e-7, nan_ok=True)
-
-
-def test_posteriors_of_other_weights_are_not_compared():
-    weighted, _ = posteriors("memory")
-    network, space = linear()
-    plain = Posterior(network, Gaussian(0.7), (X, Y), space, prior=1.0)
-    draws = Draws(np.resize(Z, (2, 30, 3)))
-    pairs = {"weighted": (weighted, draws), "plain": (plain, draws)}
-    with pytest.raises(InputError, match="expected the row weights of 'weighted', got others"):
-        compare_posteriors(pairs)
-
-
 def test_batchnorm_posteriors_of_weighted_rows():
     network = Network(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Linear(2, 1)).double())
     space = FullSubspace(network.weights)
@@ -271,23 +238,6 @@ def test_sharded_densities_of_weighted_rows():
     )
     torch.testing.assert_close(terms, Gaussian(0.7).log_prob(outputs, Y))
     torch.testing.assert_close(total, terms @ A)
-
-
-def test_rows_of_weight_zero_may_have_zero_density():
-    """A target outside the range of float64 counts for nothing where its weight is 0."""
-    network, space = linear()
-    far, some = Y.clone(), COPIES > 0
-    far[~some] = 1e200
-    likelihood = Weighted(Gaussian(0.7))
-    draws = Draws(np.resize(Z, (2, 30, 3)))
-    found = []
-    for y in (far, Y):
-        posterior = Posterior(network, likelihood, Data.of((X, y)).weighted(A), space, prior=1.0)
-        assert np.isfinite(posterior.log_likelihood(draws.flat())).all()
-        found.append(reweight(posterior, draws, temperatures=[2.0]))
-    for one, other in zip(found[0].rows, found[1].rows, strict=True):
-        assert one.elpd == pytest.approx(other.elpd, rel=1e-12)
-        assert one.weights_k == pytest.approx(other.weights_k, rel=1e-9, nan_ok=True)
 
 
 # --- ArviZ ----------------------------------------------------------------------------------------
