@@ -4,12 +4,16 @@ The density is the one of the UCI concrete network of Izmailov et al. (2019): on
 50, heteroscedastic with a global variance, rank 20, temperature 1. Beside ours stand two plain
 sequential implementations of the same sampler on the same density, one chain, weights copied
 into the module: (a) one full batch per evaluation, (b) a loader with batches of N / 10.
+
+*Time over floor* is the time of a step of all chains, the sampler's own work in it, over that of
+the step's matrix products and activations alone (`benchmarks.floor`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.harness import bar, in_turns, peak_memory, seconds, summary
+from benchmarks.floor import floor
+from benchmarks.harness import bar, in_turns, peak_memory, per_second, seconds, summary
 from experiments.datasets import load_uci
 from subbayes import MLP, InputError, Posterior, Training
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
@@ -164,11 +169,16 @@ def run(
             posterior.network, posterior.likelihood, posterior.data, posterior.subspace, mode=mode
         )
         for chains in CHAINS:
-            name = f"{mode}, {chains} chain{'s' * (chains > 1)}"
+            name = label(mode, chains)
             points = starts[:chains]
             preparation[name] = seconds(lambda d=density, p=points: d.log_likelihood(p))
             cases[name] = ours(name, density, chains)
+    widths = (posterior.data.inputs.shape[1], 50, 2)
+    for chains in CHAINS:
+        kernels = floor(widths, "relu", n, chains, gradient=False)
+        cases[f"floor, {chains}"] = partial(per_second, kernels)
     rates = in_turns(cases, rounds)
+    floors = {chains: rates.pop(f"floor, {chains}") for chains in CHAINS}
     single = float(np.median(evaluations["plain (a) full batch"]))
     results["cases"] = {
         name: {
@@ -178,6 +188,12 @@ def run(
         }
         for name, values in rates.items()
     }
+    over = {
+        name: chains * np.array(floors[chains]) / np.multiply(rates[name], evaluations[name])
+        for mode in ("trace", "compile")
+        for chains, name in ((c, label(mode, c)) for c in CHAINS)
+    }
+    results["time_over_floor"] = {name: summary(list(values)) for name, values in over.items()}
     results["peak_memory_mib"] = {
         f"{c} chains": peak_memory(
             "import torch; torch.set_num_threads(1)\n"
@@ -191,7 +207,28 @@ def run(
             f"{name:24s} {case['draws_per_second']['median']:9.1f} draws/s   "
             f"{case['evaluations_per_draw']['median']:5.2f} evaluations/draw"
         )
-    return results, bars(rates, evaluations, single)
+    for name, values in results["time_over_floor"].items():
+        say(f"{name:24s} {values['median']:9.2f} times the floor of a step")
+    return results, [
+        *bars(rates, evaluations, single),
+        bar(
+            "32 chains compiled: time over floor",
+            float(np.median(over[label("compile", 32)])),
+            2.0,
+            "lower",
+        ),
+        bar(
+            "one chain compiled: time over floor",
+            float(np.median(over[label("compile", 1)])),
+            4.0,
+            "lower",
+        ),
+    ]
+
+
+def label(mode: str, chains: int) -> str:
+    """The name of a case of ours."""
+    return f"{mode}, {chains} chain{'s' * (chains > 1)}"
 
 
 def bars(
@@ -209,7 +246,7 @@ def bars(
         bar("8 chains traced over plain (a)", ratio("trace, 8 chains", a), 2.5),
     ]
     for chains in CHAINS:
-        name = f"trace, {chains} chain{'s' * (chains > 1)}"
+        name = label("trace", chains)
         found.append(
             bar(
                 f"evaluations per draw of {chains} chain{'s' * (chains > 1)} over one plain chain",

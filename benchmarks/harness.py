@@ -24,6 +24,7 @@ __all__ = [
     "machine",
     "own_peak",
     "peak_memory",
+    "per_second",
     "processor_seconds",
     "use_threads",
     "versions",
@@ -54,9 +55,12 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, and the load average at the end, which tells a busy machine."""
+    """Processor, its vectors, cores, and the load at the end, which tells a busy machine."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.+)", info.read_text()) if info.exists() else []
     return {
-        "processor": platform.processor() or platform.machine(),
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
         "cores": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
     }
@@ -115,6 +119,16 @@ def seconds(work: Callable[[], Any]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
+
+
+def per_second(work: Callable[[], Any], at_least: float = 0.2) -> float:
+    """Calls per second, of as many as fill `at_least` seconds after a first one."""
+    work()
+    calls, start = 0, time.perf_counter()
+    while (spent := time.perf_counter() - start) < at_least:
+        work()
+        calls += 1
+    return calls / spent
 
 
 def processor_seconds(work: Callable[[], Any], repeats: int = 1) -> float:

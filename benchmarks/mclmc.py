@@ -11,7 +11,9 @@ core.
 Seconds per step: `MCLMC` compiled and traced beside blackjax's `mclmc` under `vmap` in one jitted
 `lax.scan`, with the same integrator, step size, length and log density, which is checked first.
 The step sizes are those of the tuned run. The cost of the kernel itself is measured with a density
-that returns stored gradients. The seconds of NumPy's random numbers are part of it.
+that returns stored gradients. The seconds of NumPy's random numbers are part of it. *Time over
+floor* is the time of a step over that of the matrix products and activations of its two gradients
+alone (`benchmarks.floor`).
 
 Effective predictions: the bulk effective sample size of the predicted means of 50 rows, of which
 the median counts, per second and per gradient of the sampling after warm-up, compiled. MCLMC runs
@@ -33,7 +35,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.harness import bar, in_turns, summary, versions
+from benchmarks.floor import floor
+from benchmarks.harness import bar, in_turns, processor_seconds, summary, versions
 from benchmarks.jax_networks import mlp
 from experiments.datasets import load_uci
 from subbayes import MLP, Posterior, Training, diagnostics
@@ -260,8 +263,11 @@ def run(
             say(f"{label}, {name:15s}", {k: float(f"{v:.3g}") for k, v in found[name].items()})
         step, distance = found["mclmc"]["step_size"], found["mclmc"]["length"]
         steps = 200 if quick else 1000
+        widths, activation = shape
+        kernels = floor(widths, activation, compiled.n, CHAINS, gradient=True)
         seconds = in_turns(
             {
+                "floor": lambda kernels=kernels: 2 * processor_seconds(kernels, repeats=100),
                 "subbayes": ours(compiled, start, step, distance, steps),
                 "subbayes, traced": ours(traced, start, step, distance, steps),
                 "blackjax": blackjaxs(log_density, start, step, distance, steps),
@@ -278,6 +284,8 @@ def run(
         }
         ratio = np.median(np.array(seconds["subbayes"]) / np.array(seconds["blackjax"]))
         bars.append(bar(f"{label}: seconds per step over blackjax", float(ratio), 1.0, "lower"))
+        over = np.median(np.array(seconds["subbayes"]) / np.array(seconds["floor"]))
+        bars.append(bar(f"{label}: time over floor", float(over), 2.0, "lower"))
         gain = found["mclmc"]["per_second"] / found["nuts"]["per_second"]
         bars.append(bar(f"{label}: effective predictions per second over NUTS", gain, 5.0))
     results["peers"] = versions("blackjax", "jax")

@@ -12,6 +12,10 @@ All chains of a case together keep 800 draws, at most 200 each. At rank 3 and 5 
 are measured in three rounds, each with a warm-up of its own; at rank 20, and ours traced, numpyro
 and Pyro, which are slower, in one. numpyro, whose vectorised chains are the slowest to warm up and
 to sample at every number of chains, runs at 4 chains alone.
+
+*Time over floor* is the time of a gradient of all chains, with the sampler's own work and the waits
+of chains for one another, over that of its matrix products and activations alone
+(`benchmarks.floor`).
 """
 
 from __future__ import annotations
@@ -26,7 +30,8 @@ import numpy as np
 import torch
 import torch._inductor.config
 
-from benchmarks.harness import bar, peak_memory, summary, versions
+from benchmarks.floor import floor
+from benchmarks.harness import bar, peak_memory, per_second, summary, versions
 from benchmarks.jax_networks import mlp
 from subbayes import MLP, Posterior, Training, diagnostics
 from subbayes.inference.samplers.nuts import NUTS
@@ -227,12 +232,20 @@ def pyro(posterior: Posterior, warmup: int, draws: int, metric: str, seed: int) 
 # --- the run ------------------------------------------------------------------------------------
 
 
-def rate(z: np.ndarray, spent: float, gradients: float) -> dict[str, float]:
-    """Minimum bulk effective samples per second, and gradients for one of them."""
+def rate(z: np.ndarray, spent: float, gradients: float, floors: float) -> dict[str, float]:
+    """Minimum bulk effective samples per second, and gradients for one of them.
+
+    Args:
+        z: the draws, shape (chains, draws, k).
+        spent: seconds of sampling.
+        gradients: of all chains together.
+        floors: gradients of all chains a second by their kernels alone.
+    """
     ess = float(np.min(diagnostics.ess_bulk(z)))
     return {
         "ess_per_second": ess / spent,
         "gradients_per_ess": gradients / ess,
+        "time_over_floor": spent * len(z) / gradients * floors,
         "rhat": float(np.max(diagnostics.rhat(z))),
         "seconds": spent,
     }
@@ -258,11 +271,12 @@ def run(
             draws = MOST if quick else min(MOST, TOTAL // chains)
             samplers, prepared = _prepare(posterior, log_density, chains, warmup, draws, metric)
             found: dict[str, list[dict[str, float]]] = {name: [] for name in samplers}
+            kernels = floor((4, *HIDDEN, 2), "tanh", 1000, chains, gradient=True)
             for seed in range(1, rounds[k] + 1):
                 for name, sampler in samplers.items():
                     if name in ONCE and seed > 1:
                         continue
-                    found[name].append(rate(*sampler(seed)))
+                    found[name].append(rate(*sampler(seed), per_second(kernels)))
             for name, values in found.items():
                 label = f"k = {k}, {chains} chains, {name}"
                 label += ", diagonal" if metric == "diagonal" else ""
@@ -271,6 +285,7 @@ def run(
                 say(
                     f"{label:42s} {cases[label]['ess_per_second']['median']:8.1f} ESS/s  "
                     f"{cases[label]['gradients_per_ess']['median']:7.1f} gradients/ESS  "
+                    f"{cases[label]['time_over_floor']['median']:5.1f} x floor  "
                     f"R-hat {cases[label]['rhat']['median']:.3f}"
                 )
             bars += _bars(k, chains, found, cases) if metric == "dense" else []
@@ -339,15 +354,20 @@ def _bars(
     if "numpyro" in found:
         best = np.maximum(best, rates("numpyro"))  # its one rate for each round
     ratio = float(np.median(rates("subbayes") / best))
+    over = cases[f"k = {k}, {chains} chains, subbayes"]["time_over_floor"]["median"]
+    own = bar(
+        f"k = {k}, {chains} chains: time over floor", over, 4.0 if chains == 1 else 2.0, "lower"
+    )
     if chains == 1:
-        return []
+        return [own]
     bars = [
+        own,
         bar(
             f"k = {k}, {chains} chains: over "
             + ("the better of numpyro and blackjax" if "numpyro" in found else "blackjax"),
             ratio,
             1.0 if chains == 4 else 1.5,
-        )
+        ),
     ]
     alone = cases[f"k = {k}, 1 chains, pyro"]["ess_per_second"]["median"]
     over = float(np.median(rates("subbayes"))) / alone
