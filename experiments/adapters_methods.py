@@ -18,12 +18,11 @@ from torch import Tensor, nn
 import subbayes
 from experiments.adapters_data import Part, Rows
 from experiments.adapters_model import Architecture, adapted_model
+from experiments.blob import MeanFieldSettings, blob
 from experiments.store import Record
 from subbayes import Sampling, Training
 from subbayes.baselines import (
-    MeanFieldSettings,
     WeightSamples,
-    blob,
     ensemble_from_results,
     mc_dropout,
     point_estimate,

@@ -1,6 +1,5 @@
 """Methods that subspace inference is compared with, one file each; all return a `Predictive`."""
 
-from subbayes.baselines.blob import MeanFieldSettings, MeanFieldWeights, blob, train_mean_field
 from subbayes.baselines.deep_ensemble import deep_ensemble, ensemble_from_results
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.baselines.map import point_estimate
@@ -10,16 +9,12 @@ from subbayes.baselines.temperature_scaling import TemperatureScaled, temperatur
 
 __all__ = [
     "McDropout",
-    "MeanFieldSettings",
-    "MeanFieldWeights",
     "TemperatureScaled",
     "WeightSamples",
-    "blob",
     "deep_ensemble",
     "ensemble_from_results",
     "mc_dropout",
     "point_estimate",
     "swag",
     "temperature_scaling",
-    "train_mean_field",
 ]

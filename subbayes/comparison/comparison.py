@@ -241,7 +241,6 @@ def compare_methods(
             "laplace" is linearised Laplace of all weights, with the prior of the largest evidence;
             `AllWeightsLaplace(covariance="kfac")` of adapters is Laplace-LoRA.
             "mclmc" samples all weights from the members of an ensemble.
-            "mean-field" is BLoB for a module with LoRA adapters, else Gaussians of all weights.
             "optimal" and "subnetwork" are sampled through the network; with "-laplace" they have
             the closed form of its linearisation. Their `inputs` may be those of the test rows, an
             advantage over the other methods.

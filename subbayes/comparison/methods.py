@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from subbayes import sparse
-from subbayes.baselines.blob import MeanFieldSettings, train_mean_field
 from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.baselines.map import point_estimate
@@ -48,7 +47,6 @@ __all__ = [
     "ComparedMethod",
     "DeepEnsemble",
     "GivenModel",
-    "MeanField",
     "MonteCarloDropout",
     "Recommended",
     "Setup",
@@ -381,52 +379,6 @@ class GivenModel(ComparedMethod):
     @override
     def config(self) -> dict[str, Any]:
         return dict(self.model.describe())
-
-
-@dataclass(frozen=True)
-class MeanField(ComparedMethod):
-    """Independent Gaussian weights trained by the ELBO (Bayes by backprop), for the same epochs.
-
-    In a module with adapters only their matrices A are random, and the other selected parameters
-    are trained with them: BLoB.
-
-    Attributes:
-        draws: number of weight vectors.
-        settings: of the random weights; by default those of BLoB, and for other modules a prior of
-            scale `prior_scale` of the training, or 1.
-    """
-
-    draws: int = 30
-    settings: MeanFieldSettings | None = None
-    key: ClassVar[str] = "mean-field"
-    label: ClassVar[str] = "mean-field VI"
-    trains: ClassVar[bool] = True
-
-    def check(self, setup: Setup) -> None:
-        """Check that the weights are trained."""
-        setup.check_epochs(self.key, "Gaussian weights")
-
-    def fit_model(self, setup: Setup) -> WeightSamples:
-        """Train the means and deviations, and draw weights."""
-        network, seed = setup.network, setup.sampling.seed
-        random = [name for name in network.spans if "lora_A" in name]
-        settings, label = MeanFieldSettings(), "BLoB"
-        if not random:
-            settings = MeanFieldSettings(prior_scale=setup.training.prior_scale or 1.0)
-            label = self.label
-        found = train_mean_field(
-            _only_trainable(setup.module, network),
-            setup.likelihood,
-            setup.data,
-            setup.training,
-            random=random or setup.parameters,
-            settings=self.settings or settings,
-            seed=seed,
-            output=setup.output,
-            progress=setup.sampling.progress,
-        )
-        weights = found.sample(self.draws, seed)
-        return WeightSamples(found.network, weights, found.likelihood, label)
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,6 @@ BASELINES: Registry[Any] = Registry(
         "swag": f"{_METHODS}:SWAG",
         "ensemble": f"{_METHODS}:DeepEnsemble",
         "mc-dropout": f"{_METHODS}:MonteCarloDropout",
-        "mean-field": f"{_METHODS}:MeanField",
         "temperature-scaling": f"{_METHODS}:TemperatureScaling",
         "recommend": f"{_METHODS}:Recommended",
         "laplace": f"{_METHODS}:AllWeightsLaplace",

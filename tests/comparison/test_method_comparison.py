@@ -1,6 +1,5 @@
 """A comparison is each of its methods done by hand, on one training where they share it."""
 
-import copy
 import json
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,6 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from subbayes import MLP, InputError, InputTypeError, Sampling, Training, fit, recommend, sparse
-from subbayes.baselines.blob import MeanFieldSettings, train_mean_field
 from subbayes.baselines.deep_ensemble import deep_ensemble
 from subbayes.baselines.map import point_estimate
 from subbayes.baselines.temperature_scaling import temperature_scaling
@@ -267,33 +265,6 @@ def test_module_is_not_changed_and_results_are_reproducible():
     assert not torch.equal(first.predictives["swag"].outputs, other.predictives["swag"].outputs)
     torch.manual_seed(3)
     assert torch.equal(drawn, torch.rand(3))
-
-
-def test_mean_field_weights_are_those_of_the_baseline():
-    found = compare(net(), Gaussian(0.5), TRAIN, TEST, ("map", "mean-field"), **QUICK)
-    settings = MeanFieldSettings(prior_scale=1.0)
-    expected = train_mean_field(net(), Gaussian(0.5), TRAIN, PLAN, settings=settings)
-    assert torch.equal(found.models["mean-field"].weights, expected.sample(4))
-    assert found.table.loc["mean-field", "method"] == "mean-field VI"
-    assert found.table.loc["mean-field", "training_seconds"] > 0
-
-
-def test_mean_field_of_some_weights_keeps_the_others_and_the_module():
-    module = net()
-    before = copy.deepcopy(module.state_dict())
-    found = compare(
-        module, Gaussian(0.5), TRAIN, TEST, ("map", "mean-field"), parameters="last-layer", **QUICK
-    )
-    network = found.models["mean-field"].network
-    assert all(p.requires_grad for p in module.parameters())
-    assert set(network.spans) == {"layers.2.weight", "layers.2.bias"}
-    kept = {n: p for n, p in network.module_with().named_parameters() if n not in network.spans}
-    assert kept
-    assert all(torch.equal(value, before[name]) for name, value in kept.items())
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-    options = {"training": Training(epochs=0, swa_epochs=0), "progress": False}
-    with pytest.raises(InputError, match="training: expected epochs above 0 to train Gaussian"):
-        compare(module, Gaussian(0.5), TRAIN, TEST, ("map", "mean-field"), **options)
 
 
 @pytest.mark.parametrize("likelihood", ["gaussian", Weighted(Gaussian())])

@@ -49,7 +49,6 @@ OTHERS = (
 )
 LONGER = (
     "methods/all-weights",
-    "methods/blob",
     "methods/curves",
     "methods/linearised-laplace",
     "methods/optimal-subspace",

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import subbayes
+from experiments.blob import MeanFieldSettings, train_mean_field
 from subbayes import Network, Training
-from subbayes.baselines.blob import MeanFieldSettings, train_mean_field
 from subbayes.training.trainer import train
 
 KINDS = ["checkpointing", "reentrant checkpointing", "inputs require gradients"]

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from experiments.blob import train_mean_field
 from subbayes import Training
-from subbayes.baselines import train_mean_field
 from subbayes.likelihoods import Gaussian
 from subbayes.training.many import train_many
 from subbayes.training.trainer import swa, train

@@ -60,7 +60,7 @@ class MeanFieldSettings:
         for name in ("prior_scale", "initial_scale", "kl_weight"):
             check_positive(name, getattr(self, name))
 
-    def kl(self, mean: Float[Tensor, "D"], log_sd: Float[Tensor, "D"]) -> Tensor:
+    def kl(self, mean: Float[Tensor, " D"], log_sd: Float[Tensor, " D"]) -> Tensor:
         """KL divergence of the weights from their prior, in nats."""
         log_ratio = log_sd - math.log(self.prior_scale)
         squares = (mean / self.prior_scale) ** 2 + (2 * log_ratio).exp()
@@ -80,11 +80,11 @@ class MeanFieldWeights:
 
     network: Network
     likelihood: Likelihood
-    sd: Float[Tensor, "D"]
+    sd: Float[Tensor, " D"]
     history: History
 
     @property
-    def mean(self) -> Float[Tensor, "D"]:
+    def mean(self) -> Float[Tensor, " D"]:
         """Means of the weights."""
         return self.network.weights
 
@@ -254,7 +254,7 @@ class _MeanField(TrainableNetwork):
             decay = training.weight_decay_for(minibatches.n)
             self.optimizers.append(make_optimizer(others, self.unconstrained, training, decay))
 
-    def mean(self) -> Float[Tensor, "D"]:
+    def mean(self) -> Float[Tensor, " D"]:
         """The means, differentiable."""
         masks = self.network.masks
         parts = [(self.copies.by_name[n], masks.get(n)) for n in self.network.names]

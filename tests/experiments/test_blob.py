@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import subbayes
+from experiments.blob import MeanFieldSettings, blob, train_mean_field
 from subbayes import InputError, Training
-from subbayes.baselines import MeanFieldSettings, blob, train_mean_field
 from subbayes.likelihoods import Gaussian
 from subbayes.training import train
 
