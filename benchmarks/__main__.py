@@ -18,7 +18,7 @@ def names() -> list[str]:
     """The benchmarks there are, one file each."""
     files = Path(__file__).parent.glob("[a-z]*.py")
     parts = ("laplace_serve", "regress_mgcv", "regress_other", "regress_peers", "streamed_serve")
-    others = ("harness", "floor", "jax_networks", *parts)
+    others = ("floor", "harness", "jax_networks", "record", *parts)
     return sorted(f.stem for f in files if f.stem not in others)
 
 
