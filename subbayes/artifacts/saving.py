@@ -59,7 +59,6 @@ _MODULES = {
     "mc-dropout": "subbayes.baselines.mc_dropout",
     "temperature-scaled": "subbayes.baselines.temperature_scaling",
     "sparse-network": "subbayes.sparse.result",
-    "small-network": "subbayes.sparse.export.small_network",
     "regression": "subbayes.regression.model",
     "semi-structured-model": "subbayes.semistructured.model",
     "linearised-laplace": "subbayes.inference.laplace.linearised",

@@ -82,7 +82,7 @@ def export(
         if onnx:
             import numpy as np
 
-            small.to_onnx(out, np.zeros((2, len(small.inputs)), np.float32), overwrite=overwrite)
+            small.export(out, np.zeros((2, len(small.inputs)), np.float32), overwrite=overwrite)
         else:
             small.to_safetensors(out, overwrite=overwrite)
     before, after = small.weights

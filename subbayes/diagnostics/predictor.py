@@ -276,7 +276,8 @@ class Predictor(Calibratable, ABC):
             ['entropy', 'mutual_information', 'probabilities']
         """
         module, rows = self.predictive_module(inputs, n_draws=n_draws, levels=levels)
-        return write_graph(module, rows, path, {"method": self.label}, overwrite=overwrite)
+        facts = {"method": self.label, **module.facts}
+        return write_graph(module, rows, path, facts, overwrite=overwrite)
 
     def _some_rows(self) -> Any:
         """A few rows that the network takes, if they are known."""

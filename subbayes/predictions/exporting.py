@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from subbayes.artifacts.files import StrPath, atomic_write_bytes, new_file
 from subbayes.networks.batched_module import LinearisedModule, NetworkModule
 from subbayes.networks.network import arguments
-from subbayes.predictions.modules import PredictiveModule
 from subbayes.utils.checks import MissingPackageError, error_text, fail
 from subbayes.utils.trees import n_rows, take, to_device
 from subbayes.utils.types import Inputs
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def write_graph(
-    module: PredictiveModule,
+    module: nn.Module,
     inputs: Inputs,
     path: StrPath,
     facts: Mapping[str, Any],
@@ -38,10 +37,10 @@ def write_graph(
     before: nn.Module | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write the graph of a predictive distribution to a file .onnx or .pt2.
+    """Write the graph of a module to a file .onnx or .pt2.
 
     Args:
-        module: the distribution.
+        module: the module.
         inputs: some rows in the form that it takes, or that `before` takes.
         path: the file.
         facts: JSON values by name, for its metadata.
@@ -62,7 +61,7 @@ def write_graph(
         message = f"ONNX files need the package {missing[0]}: pip install 'subbayes[onnx]'"
         raise MissingPackageError(message)
     program = exported(module if before is None else Composed(before, module), inputs)
-    return writers[ending](program, path, {**facts, **module.facts}, overwrite=overwrite)
+    return writers[ending](program, path, facts, overwrite=overwrite)
 
 
 class Composed(nn.Module):

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from subbayes.networks.tracing.memory import reuse_memory
-from subbayes.utils.checks import error_text, fail
+from subbayes.utils.checks import fail
 from subbayes.utils.warning import filtered_warnings
 
 _TILE_SIZE = 90_000  # values in a tile, which fit the cache of a core with the weights
@@ -255,41 +255,7 @@ def csr_tensor(
     values: Float[Tensor, "k"],
     inputs: int,
 ) -> Tensor:
-    """A sparse CSR tensor of parts that `checked_csr` accepts, without warnings of torch."""
+    """A sparse CSR tensor without warnings of torch."""
     with without_beta_warning():
         shape = len(crow) - 1, inputs
         return torch.sparse_csr_tensor(crow, columns, values, shape, check_invariants=False)
-
-
-def checked_csr(
-    argument: str, crow: Tensor, columns: Tensor, values: Tensor, shape: tuple[int, int]
-) -> Tensor:
-    """A sparse CSR tensor whose parts are checked: products would read and write out of bounds.
-
-    Args:
-        argument: what the error names.
-        crow: start of the weights of each unit, and their total number.
-        columns: input of each weight.
-        values: the weights.
-        shape: number of units, and of inputs.
-
-    Raises:
-        InputError: other dtypes or sizes, row pointers that do not ascend from 0 to the number of
-            weights, or columns that do not ascend within a unit or are not inputs.
-
-    Example:
-        >>> checked_csr("weight", torch.tensor([0, 1]), torch.tensor([2]), torch.ones(1), (1, 3))
-        tensor(crow_indices=tensor([0, 1]),
-               col_indices=tensor([2]),
-               values=tensor([1.]), size=(1, 3), nnz=1, layout=torch.sparse_csr)
-    """
-    # torch reads the columns between two row pointers before it has checked all of these
-    in_order = crow.numel() > 0 and int(crow[-1]) == len(columns)
-    if not in_order or bool((crow[1:] < crow[:-1]).any()):
-        fail(argument, f"row pointers that ascend from 0 to {len(columns)}", "others")
-    try:
-        with without_beta_warning():
-            return torch.sparse_csr_tensor(crow, columns, values, shape, check_invariants=True)
-    except RuntimeError as error:
-        expected = f"compressed sparse rows of shape {shape}"
-        fail(argument, expected, error_text(error)[:120], cause=error)

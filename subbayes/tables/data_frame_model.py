@@ -348,7 +348,7 @@ class DataFrameModel(Calibratable):
         before = EncoderModule(self.encoder)
         features = before(**before.rows())
         module, _ = self.model.predictive_module(features, n_draws=n_draws, levels=levels)
-        facts = {"target": self.column, "method": self.model.label, **before.facts}
+        facts = {"target": self.column, "method": self.model.label, **before.facts, **module.facts}
         if self.target.classes:
             facts["classes"] = list(self.target.classes)
         return write_graph(module, before.rows(), path, facts, before=before, overwrite=overwrite)

@@ -392,7 +392,7 @@ class Estimator(Calibratable, BaseEstimator):
         options: dict[str, Any] = {"n_draws": self._n_draws, "levels": levels}
         features = before(**rows) if isinstance(rows, dict) else before(rows)
         module, _ = self.model_.predictive_module(features, **options)
-        facts["method"] = type(self).__name__
+        facts |= {"method": type(self).__name__, **module.facts}
         classes = getattr(self, "classes_", None)
         facts |= {} if classes is None else {"classes": classes.tolist()}
         return write_graph(module, rows, path, facts, before=before, overwrite=overwrite)

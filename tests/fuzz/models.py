@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 import subbayes
-from experiments.sparse_baselines import prune
 from subbayes import Sampling, Training, sparse
 from subbayes.baselines.ensemble import WeightSamples, stack_likelihoods
 from subbayes.baselines.mc_dropout import mc_dropout
@@ -144,20 +143,6 @@ def _sparse(posterior: str) -> sparse.SparseNetwork:
     )
 
 
-def _wide() -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Linear(2, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, 8), nn.ReLU(),
-            nn.Linear(8, 1),
-        )  # fmt: skip
-
-
-def _small(layout: str, path: Path) -> None:
-    module = prune(_wide(), 0.6)
-    sparse.export_network(module, example=X, layout=layout).save(path)
-
-
 def _semistructured(path: Path) -> None:
     model = SemiStructuredRegression(
         "y ~ a + C(c)", deep={"net": (subbayes.MLP(1, (3,), 1, seed=0), ["b"])}
@@ -203,13 +188,6 @@ def _load(path: Path, rows: Any = X, **options: Any) -> Arrays:
     if hasattr(model, "describe"):
         model.describe()
     return [np.asarray(predictive.mean), np.asarray(predictive.std)]
-
-
-def _load_small(path: Path) -> Arrays:
-    small = subbayes.load(path, _wide())
-    repr(small)
-    with torch.no_grad():
-        return [small(X).numpy(), small(X[:3]).numpy()]
 
 
 def _load_estimator(path: Path) -> Arrays:
@@ -318,10 +296,6 @@ MODELS: dict[str, Example] = {
             lambda path, posterior=posterior: _sparse(posterior).save(path), _load
         )
         for posterior in ("mean-field", "low-rank", "all")
-    },
-    **{
-        f"small-{layout}": Example(partial(_small, layout), _load_small)
-        for layout in ("dense", "csr")
     },
     "semi-structured": Example(_semistructured, partial(_load, rows=FRAME)),
     "semi-structured-binomial": Example(

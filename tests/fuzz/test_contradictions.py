@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import subbayes
-from fuzz.models import FRAME, MODELS, X, Y, _wide
+from fuzz.models import FRAME, MODELS, X, Y
 from subbayes import InputError, InputTypeError
 from subbayes.artifacts import folder as artifact
 from subbayes.regression.terms.columns import FormulaColumns
@@ -492,17 +492,6 @@ def test_facts_for_display_may_be_missing(tmp_path: Path, stored: Any):
     assert model.label == "posterior + ESS"
     assert model.fit_summary()["method"] == "posterior"
     assert np.isfinite(model.predict(X).mean).all()
-
-
-def test_layers_that_no_memory_holds_dense(tmp_path: Path):
-    pytest.importorskip("onnx")
-    MODELS["small-csr"].make(tmp_path / "small")
-    tensors, facts, kind = artifact.read(tmp_path / "small")
-    first = min(name for name in tensors if name.endswith(".inputs"))
-    artifact.write(tmp_path / "forged", kind, {**tensors, first: torch.tensor(2**40)}, facts)
-    small = subbayes.load(tmp_path / "forged", _wide())
-    with pytest.raises(InputError, match="dense weight of .* to fit into"):
-        small.to_onnx(tmp_path / "net.onnx", X)
 
 
 def test_loading_networks_keeps_the_random_state(tmp_path: Path, stored: Any):

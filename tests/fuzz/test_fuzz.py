@@ -45,7 +45,6 @@ def test_damaged_and_forged_artifacts_are_refused_or_predict(
     ("name", "label"),
     [
         ("temperature-scaled", "facts/model/facts/likelihoods/2 removed"),
-        ("small-dense", "tensor 5.weight a column less"),
         ("data-frame-sparse", "facts/encoder/options/missing_values = -1"),
         ("data-frame", "facts/model/facts/history/swa/learning_rate/0 = long int"),
         ("fitted-full-linearised", "facts/likelihood/noise = list"),

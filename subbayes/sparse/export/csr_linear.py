@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.networks.tracing.private_torch import is_traced
-from subbayes.sparse.kernels import BagIndices, checked_csr, sparse_linear, without_beta_warning
+from subbayes.sparse.kernels import BagIndices, sparse_linear, without_beta_warning
 from subbayes.utils.checks import fail
-from subbayes.utils.memory import check_memory
 
 
 class CsrLinear(nn.Module):
@@ -59,20 +57,10 @@ class CsrLinear(nn.Module):
         weight = self.weight
         known = self._cached
         if known is None or known[0] is not weight:
-            self._check()
             bags = BagIndices(weight.crow_indices(), weight.col_indices(), self.in_features)
             self._cached = known = weight, bags, weight.values()
         found = sparse_linear(input, *known[1:], self.bias)
         return found if self.keeps_tiles else found.contiguous()
-
-    def _check(self) -> None:
-        """Check the indices, which may come from a state dict or a pickle."""
-        weight = self.weight
-        shape: tuple[int, int] = self.out_features, self.in_features
-        if weight.layout != torch.sparse_csr or tuple(weight.shape) != shape:
-            got = f"{weight.layout} of shape {tuple(weight.shape)}"
-            fail("weight", f"compressed sparse rows of shape {shape}", got)
-        checked_csr("weight", weight.crow_indices(), weight.col_indices(), weight.values(), shape)
 
     def _load_from_state_dict(self, *given: Any) -> None:
         self._cached = None  # weights are copied into the existing tensor
@@ -95,15 +83,7 @@ class CsrLinear(nn.Module):
         )
 
     def dense(self) -> nn.Linear:
-        """The same layer with a dense weight.
-
-        Raises:
-            InputError: a dense weight that memory cannot hold.
-        """
-        self._check()
-        size = self.in_features * self.out_features * self.weight.values().element_size()
-        what = f"a dense weight of {self.out_features} x {self.in_features}"
-        check_memory("module", what, size, "Use the layer as it is")
+        """The same layer with a dense weight."""
         layer = nn.Linear(
             self.in_features,
             self.out_features,
