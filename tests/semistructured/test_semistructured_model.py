@@ -97,6 +97,24 @@ def test_a_normal_model_matches_its_conjugate_posterior():
     assert row["rhat"] < 1.02
 
 
+def test_effects_given_a_fixed_sigma_match_their_normal_posterior(tmp_path):
+    """No coordinate is left once the coefficients are integrated out."""
+    frame = table()
+    formulas, priors = {"mu": "y ~ 0 + x + z", "sigma": "0"}, {"x": 0.5, "z": 0.5}
+    frame["z"] = np.cos(np.arange(80.0))
+    model = Regression(formulas, priors=priors).fit(
+        frame, sampling=Sampling(draws=500, chains=4, progress=False)
+    )
+    x = frame[["x", "z"]].to_numpy()
+    covariance = np.linalg.inv(x.T @ x + np.eye(2) / 0.25)
+    drawn = np.stack([model.effects()[name] for name in ("x", "z")], -1)
+    close(drawn, covariance @ x.T @ frame.y.to_numpy(), covariance)
+    model.save(tmp_path / "model")
+    assert list(model.summary().index) == ["x", "z"]
+    means = [one.predict(frame).mean for one in (model, Regression.load(tmp_path / "model"))]
+    np.testing.assert_array_equal(*means)
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("inference", ["hmc", "nuts", "elliptical-slice"])
 def test_a_poisson_model_with_exposure_matches_a_grid(inference):

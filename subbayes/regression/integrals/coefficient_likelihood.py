@@ -76,7 +76,7 @@ def coefficient_likelihood(
     values = values.double()
     weights = torch.ones_like(values) if weights is None else weights.double()
     if family.has_canonical_link and family.kind == "regression":
-        scale = torch.tensor([i for i, place in enumerate(layout.predictors) if place == 1])
+        scale = torch.nonzero(torch.tensor(layout.predictors) == 1)[:, 0]
         if not any(term.predictor == 1 for term in layout.terms):
             constant = layout.columns(design, scale)
             if bool((constant == constant[:1]).all()):

@@ -84,7 +84,7 @@ def independence_chains(
     rows, last = np.arange(len(z))[:, None], [np.zeros_like(array[:, :1]) for array in into]
     for start in range(0, n, block or n):
         now = slice(start, min(start + (block or n), n))
-        value[:, now] = target(z[:, now].reshape(-1, z.shape[2])).reshape(len(z), -1)
+        value[:, now] = target(np.concatenate(z[:, now])).reshape(len(z), -1)
         log_w = np.where(np.isnan(value[:, now]), -np.inf, value[:, now]) - log_q[:, now]
         for chain, state in enumerate(states):
             kept[chain, now], states[chain] = _accepted(

@@ -226,6 +226,8 @@ def fitted_proposals(target: LogDensityFunction, start: Point) -> tuple[Distribu
 
     One component around the mode, or a mixture where that does not fit well.
     """
+    if not start.size:  # every coordinate is integrated out
+        return Proposals.of_precision(start, np.eye(0)), 1.0
     rng = pilot_generator()
     one, efficiency = laplace_proposals(target, start).adapted(target, rng, LARGE_PILOT)
     return mixture_around(one, efficiency, target, rng, LARGE_PILOT)
