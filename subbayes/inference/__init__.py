@@ -28,7 +28,6 @@ _NAMES = {
     "cross_validate_prior": "laplace.cross_validation",
     "from_log_prob": "function_density",
     "linearised_laplace": "laplace.linearised",
-    "sketched_lanczos": "laplace.sketched_lanczos",
     "tune_prior": "laplace.linearised",
 }
 

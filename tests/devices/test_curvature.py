@@ -17,7 +17,6 @@ from subbayes.inference import (
     compare_subspaces,
     cross_validate_prior,
     linearised_laplace,
-    sketched_lanczos,
     tune_prior,
 )
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
@@ -196,13 +195,3 @@ def test_jacobians_and_many_products(device, name):
         pairs.append(found)
     for a, b in zip(*pairs, strict=True):
         close(a.cpu(), b, 1e-9)
-
-
-def test_sketched_lanczos(device):
-    found, expected = (
-        sketched_lanczos(*problem("gaussian", where), rank=4, sketch=9, progress=False)
-        for where in (device, "cpu")
-    )
-    x = problem()[2][0]
-    close(found.scores(x), expected.scores(x), 1e-6)
-    close(found.scores(x.to(device)), expected.scores(x), 1e-6)
