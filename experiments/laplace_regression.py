@@ -31,10 +31,10 @@ from experiments.datasets import find_file, load_uci
 from experiments.laplace_subspaces import Judge, low_rank
 from experiments.markdown import add_write_option, publish
 from experiments.store import Record, Store, key_of
+from experiments.subspace_errors import dead_fraction, eckart_young, jacobian_rank
 from subbayes.curvature.precision_factory import precision
 from subbayes.data.data import Data
 from subbayes.inference.laplace.linearised import Evidence, linearised_laplace
-from subbayes.inference.laplace.subspace_error import dead_fraction, eckart_young, jacobian_rank
 from subbayes.likelihoods import Gaussian
 from subbayes.networks.network import Network
 from subbayes.subspaces.optimal import recombine_inputs

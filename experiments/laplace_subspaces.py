@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from experiments.subspace_errors import relative_error, trace_criterion
 from subbayes.curvature.exact import Primal
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.subspace_precision import SubspacePrecision, subspace_jacobian
-from subbayes.inference.laplace.subspace_error import relative_error, trace_criterion
 from subbayes.subspace import CoordinateSubspace, DenseSubspace, Subspace
 from subbayes.subspaces.optimal import optimal_for
 

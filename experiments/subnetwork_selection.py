@@ -23,10 +23,10 @@ import torch
 import subbayes
 from experiments.datasets import load_uci
 from experiments.store import Record, Store, key_of
+from experiments.subspace_errors import eckart_young, relative_error, trace_criterion
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.precision_factory import precision
 from subbayes.curvature.subspace_precision import SubspacePrecision
-from subbayes.inference.laplace.subspace_error import eckart_young, relative_error, trace_criterion
 from subbayes.subspaces.subnetwork import subnetwork
 from subbayes.utils.checks import InputError
 

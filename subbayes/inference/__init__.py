@@ -24,7 +24,6 @@ _NAMES = {
     "Sampling": "configuration",
     "SliceSampling": "samplers.slice",
     "choose_temperature": "tempering",
-    "compare_subspaces": "laplace.subspace_error",
     "cross_validate_prior": "laplace.cross_validation",
     "from_log_prob": "function_density",
     "linearised_laplace": "laplace.linearised",

@@ -14,7 +14,6 @@ from subbayes.plots.predictions import bands, intervals
 from subbayes.plots.sparse import feature_inclusion, inclusion, sparse_history
 from subbayes.plots.spectra import spectra, spectral_density
 from subbayes.plots.style import grid, png, save, styled
-from subbayes.plots.subspaces import subspace_errors
 from subbayes.plots.training import spectrum, training_history
 
 __all__ = [
@@ -30,7 +29,6 @@ __all__ = [
     "grid",
     "inclusion",
     "intervals",
-    "subspace_errors",
     "pit",
     "png",
     "predictive_check",

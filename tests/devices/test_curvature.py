@@ -7,18 +7,14 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import subbayes
+from experiments.subspace_errors import compare_subspaces
 from subbayes import Network
 from subbayes.curvature import Curvature, eigenvalues, spectral_density
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.many_products import ManyProducts
 from subbayes.data.data import Data
-from subbayes.inference import (
-    compare_subspaces,
-    cross_validate_prior,
-    linearised_laplace,
-    tune_prior,
-)
+from subbayes.inference import cross_validate_prior, linearised_laplace, tune_prior
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from subbayes.subspace import RandomSubspace
 from subbayes.subspaces import from_mask, optimal, subnetwork

@@ -21,7 +21,7 @@ from experiments.laplace_subspaces import (
     subspace_jacobians,
     subspace_precisions,
 )
-from subbayes.inference.laplace.subspace_error import eckart_young
+from experiments.subspace_errors import eckart_young
 from subbayes.utils.checks import InputError
 
 PLANS = {"mnist": TINY}

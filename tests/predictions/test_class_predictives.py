@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import subbayes
+from experiments.subspace_errors import compare_subspaces
 from subbayes import InputError, Predictive
 from subbayes.diagnostics.metrics import score
 from subbayes.inference import linearised_laplace
 from subbayes.inference.laplace.linearised import _warn_if_underconfident
-from subbayes.inference.laplace.subspace_error import compare_subspaces
 from subbayes.likelihoods import Bernoulli, Categorical, CategoricalTokens, Gaussian, Poisson
 from subbayes.likelihoods.families import BernoulliFamily, CategoricalFamily, OrdinalFamily
 from subbayes.likelihoods.weighted import Weighted

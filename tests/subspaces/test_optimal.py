@@ -2,7 +2,6 @@
 
 import math
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -11,11 +10,7 @@ from hypothesis import strategies as st
 from jacobians import dense, problem
 
 import subbayes
-from subbayes import InputError, InputTypeError, Network
-from subbayes.curvature.precision_factory import precision
-from subbayes.curvature.subspace_precision import SubspacePrecision
-from subbayes.inference.laplace.linearised import linearised_laplace
-from subbayes.inference.laplace.subspace_error import (
+from experiments.subspace_errors import (
     compare_subspaces,
     dead_fraction,
     eckart_young,
@@ -26,8 +21,11 @@ from subbayes.inference.laplace.subspace_error import (
     trace_criterion,
     wasserstein,
 )
+from subbayes import InputError, InputTypeError, Network
+from subbayes.curvature.precision_factory import precision
+from subbayes.curvature.subspace_precision import SubspacePrecision
+from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Gaussian
-from subbayes.plots import subspace_errors
 from subbayes.subspace import DenseSubspace
 from subbayes.subspaces.optimal import optimal, optimal_for
 
@@ -280,30 +278,3 @@ def test_incompatible_targets_raise():
     ):
         with pytest.raises(InputError, match=message):
             compare_subspaces(psi, spaces, new, targets=y)
-
-
-def test_subspace_errors_against_the_rank_are_drawn():
-    net, likelihood, data, new = problem(6)
-    psi = precision(net, likelihood, data)
-    spaces = {
-        "optimal": optimal_for(psi, new, 6)[0],
-        "random": subbayes.subspace.RandomSubspace(net.weights, 4),
-    }
-    found = compare_subspaces(psi, spaces, new, ranks=(1, 2, 4, 6), noise=0.1, targets=new[:, 0])
-    assert [(j.name, j.rank) for j in found][-2:] == [("random", 2), ("random", 4)]
-    for what in ("relative_error", "trace", "log_trace", "wasserstein", "kl", "nll"):
-        ax = subspace_errors(found, what)
-        lines = {line.get_label(): line for line in ax.get_lines()}
-        assert list(lines["optimal"].get_xdata()) == [1, 2, 4, 6]
-        assert list(lines["random"].get_ydata()) == [
-            getattr(j, what) for j in found if j.name == "random"
-        ]
-        assert ("least possible" in lines) is (what == "relative_error")
-        assert ("all weights" in lines) is (what == "nll")
-        plt.close(ax.figure)
-    with pytest.raises(InputError, match="what: expected one of 'relative_error', 'trace'"):
-        subspace_errors(found, "error")
-    with pytest.raises(InputError, match=r"what: expected a measure that was computed \('accur"):
-        subspace_errors(found, "accuracy")
-    with pytest.raises(InputError, match=r"Pass compare_subspaces\(..., noise=...\)"):
-        subspace_errors(compare_subspaces(psi, spaces, new), "kl")

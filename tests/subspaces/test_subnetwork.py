@@ -12,11 +12,11 @@ from sklearn.datasets import load_diabetes
 from torch import nn
 
 import subbayes
+from experiments.subspace_errors import compare_subspaces, relative_error
 from subbayes import InputError, InputTypeError, Network, subspaces
 from subbayes.curvature.precision_factory import precision
 from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.laplace.subspace_error import relative_error
 from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.subspaces.subnetwork import from_mask, scaled_prior_precision, subnetwork
 from subbayes.subspaces.weight_selection import wasserstein
@@ -96,8 +96,8 @@ def test_leading_precision_equals_that_of_the_smaller_subnetwork(by):
         rank: subnetwork(network, Categorical(), (x, y), rank=rank, **options) for rank in (3, 9)
     }
     psi = precision(network, Categorical(), (x, y), prior_precision=LAMBDA)
-    (first,) = subbayes.inference.compare_subspaces(psi, {"nine": spaces[9]}, x[:5], ranks=(3,))
-    (alone,) = subbayes.inference.compare_subspaces(psi, {"three": spaces[3]}, x[:5])
+    (first,) = compare_subspaces(psi, {"nine": spaces[9]}, x[:5], ranks=(3,))
+    (alone,) = compare_subspaces(psi, {"three": spaces[3]}, x[:5])
     assert first.trace == pytest.approx(alone.trace, rel=1e-9)
 
 

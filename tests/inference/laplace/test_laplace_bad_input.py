@@ -11,12 +11,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import subbayes
+from experiments.subspace_errors import compare_subspaces
 from subbayes import InputError, InputTypeError, Network, subspaces
 from subbayes.cli import run
 from subbayes.curvature.precision_factory import precision
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.linearised import linearised_laplace
-from subbayes.inference.laplace.subspace_error import compare_subspaces
 from subbayes.subspace import DenseSubspace
 from subbayes.subspaces.optimal import optimal
 from subbayes.subspaces.subnetwork import from_mask, subnetwork
