@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from experiments.batchnorm_posterior import BatchNormPosterior
 from experiments.cifar_data import Rows
 from experiments.residual_networks import MODELS
 from experiments.store import Record
 from subbayes import Network, Posterior, Predictive, Sampling, Training
 from subbayes.baselines import ensemble_from_results, point_estimate, swag, temperature_scaling
-from subbayes.inference.batchnorm_posterior import BatchNormPosterior
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.variational.variational import MeanFieldVI
 from subbayes.likelihoods import Categorical

@@ -166,7 +166,7 @@ class Posterior:
             warn_user(
                 "subspace: the network's weights are not in it, whose BatchNorm statistics are "
                 "used; pass network.centred_on(w, data) with a likely point w of it, such as "
-                "subspace.shift if that is a solution, or use BatchNormPosterior"
+                "subspace.shift if that is a solution, and predict with refresh_batchnorm=True"
             )
 
     def with_temperature(self, temperature: float) -> Posterior:

@@ -4,7 +4,6 @@ from subbayes.utils.registry import lazy_imports
 
 _NAMES = {
     "Approximation": "variational.variational",
-    "BatchNormPosterior": "batchnorm_posterior",
     "EllipticalSlice": "samplers.elliptical_slice",
     "Engine": "engine",
     "FullRankVI": "variational.variational",

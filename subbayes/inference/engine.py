@@ -53,10 +53,6 @@ class Engine(ABC):
             InputError: too many or too few coordinates for this engine.
         """
 
-    def takes_any_density(self) -> bool:
-        """Whether a run with these settings needs no more than a density; see `any_density`."""
-        return self.any_density
-
     def start_count(self, sampling: Sampling, rank: int) -> int:
         """Number of start points that a run takes, in `rank` coordinates; 0 if it takes none."""
         return sampling.chains if self.uses_initial else 0

@@ -169,7 +169,7 @@ class JointPosterior(RegressionPosterior):
             if not isinstance(sampling.initial, str):
                 sampling = replace(sampling, initial=sampling.initial[:, :rank])
             return density.with_effects(engine.run(density, sampling), self.seed)
-        one_process = engine.takes_any_density() and current() is None
+        one_process = engine.any_density and current() is None
         if one_process and self.collapsed is not None:
             collapsed = self.collapsed
             sampling = self.with_starts(engine, sampling, collapsed.rank)

@@ -10,6 +10,7 @@ from scipy import stats
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from experiments.batchnorm_posterior import BatchNormPosterior
 from subbayes import Draws, InputError, Network, Posterior, Sampling
 from subbayes.comparison import to_arviz
 from subbayes.data.data import Data
@@ -17,7 +18,6 @@ from subbayes.diagnostics import compare, loo, psis
 from subbayes.diagnostics.leave_one_out import sum_se
 from subbayes.diagnostics.loo_comparison import stacking_weights
 from subbayes.diagnostics.metrics import score
-from subbayes.inference.batchnorm_posterior import BatchNormPosterior
 from subbayes.likelihoods import (
     Bernoulli,
     Categorical,

@@ -41,11 +41,8 @@ class Kernel(HamiltonianKernel):
 
     name = "hmc"
     state_type: ClassVar[type[State]] = State
-
-    @property
-    def gradients(self) -> int:
-        """Gradients of a step."""
-        return 1
+    gradients: ClassVar[int] = 1
+    """Gradients of a step."""
 
     def start(self, s: Any, rows: Int[np.ndarray, "c"], rngs: Rngs) -> None:
         """Start a trajectory of each given chain."""

@@ -27,14 +27,11 @@ from subbayes.inference.samplers import hamiltonian, hmc
 from subbayes.inference.samplers.chains import GradientDensity, Rngs
 from subbayes.inference.samplers.hamiltonian import Point
 from subbayes.inference.samplers.microcanonical import (
-    INTEGRATORS,
-    Integrator,
+    GRADIENTS,
     check_rank,
-    gradients_per_step,
     isokinetic_step,
     unit_vectors,
 )
-from subbayes.utils.checks import check_choice
 
 
 @dataclass(frozen=True)
@@ -48,15 +45,9 @@ class State(hmc.State):
 class Kernel(hmc.Kernel):
     """The transition: `init` and `step` on a density with gradients."""
 
-    integrator: Integrator
-
     name = "mams"
     state_type = State
-
-    @property
-    @override
-    def gradients(self) -> int:
-        return gradients_per_step(self.integrator)
+    gradients = GRADIENTS
 
     @override
     def stats(
@@ -87,7 +78,6 @@ class Kernel(hmc.Kernel):
                 point[:, c.h],
                 s.factor,
                 s.step * np.sqrt(s.z.shape[1]),
-                self.integrator,
             )
             np.add(s.kinetic, new.kinetic, out=s.kinetic)
             log_weight = np.fmax(new.value - s.value - s.kinetic, -np.inf)  # NaN to -inf
@@ -112,7 +102,6 @@ class MAMS(hmc.HMC):
         length: mean length of a trajectory in units of the posterior's scale; $\pi / 2$ takes a
             standard normal of many coordinates to an independent draw.
         max_steps: maximal number of steps of a trajectory.
-        integrator: "minimal-norm" (two gradients a step) or "leapfrog" (one).
 
     Raises:
         InputError: one coordinate, whose direction cannot turn.
@@ -130,11 +119,6 @@ class MAMS(hmc.HMC):
     name = "mams"
     label = "MAMS"
     target_acceptance: float = 0.9
-    integrator: Integrator = "minimal-norm"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("integrator", self.integrator, INTEGRATORS)
 
     def check(self, rank: int | None = None) -> None:
         """Check that there are at least 2 coordinates."""
@@ -143,5 +127,4 @@ class MAMS(hmc.HMC):
     def kernel(self, posterior: GradientDensity, warmup: int) -> Kernel:
         """The transition, which adapts in the warm-up."""
         check_rank(posterior.rank, self.name)
-        settings = self.shared_settings(posterior, warmup)
-        return Kernel(*settings, self.length, self.max_steps, self.integrator)
+        return Kernel(*self.shared_settings(posterior, warmup), self.length, self.max_steps)

@@ -27,13 +27,11 @@ from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.adaptation import preferred_metric
 from subbayes.inference.samplers.chains import GradientDensity, Sampler, check_gradient
-from subbayes.inference.samplers.chains import run as run_chains
 from subbayes.inference.samplers.hamiltonian import with_log_likelihood
 from subbayes.inference.samplers.mclmc_kernel import Kernel
-from subbayes.inference.samplers.microcanonical import INTEGRATORS, Integrator, check_rank
+from subbayes.inference.samplers.microcanonical import check_rank
 from subbayes.inference.samplers.reparameterisation import run_reparameterised
-from subbayes.inference.samplers.stochastic_mclmc import BatchKernel, check_batches
-from subbayes.utils.checks import check_choice, check_count, check_positive, check_positive_or_zero
+from subbayes.utils.checks import check_choice, check_positive
 
 _MISSED = 5.0  # times the target, from which energy errors are reported
 _LEAST_ERRORS = 20  # of a chain, whose median square is compared with the target
@@ -76,12 +74,6 @@ class MCLMC(Sampler):
         step_size: the first step size, in units of the mass matrix, and that of all steps without a
             warm-up; None finds one, or without a warm-up takes $0.5 \sqrt{d}\, \tau^{1/6}$, that of
             a standard normal density for the first target.
-        integrator: "minimal-norm" (two gradients a step) or "leapfrog" (one).
-        batch_size: rows of a minibatch, for a `Posterior` with data in memory; a step then takes
-            one more gradient, all of that many rows, see `stochastic_mclmc`. None for all rows.
-        decay: with minibatches, the exponent of the step size after the warm-up, which is
-            multiplied by $(1 + n / w)^{-\text{decay}}$ after n steps, with w the warm-up, at least
-            1000; 0 keeps it.
 
     Raises:
         InputError: one coordinate, start points of zero density or with gradients that are not
@@ -101,13 +93,11 @@ class MCLMC(Sampler):
     name = "mclmc"
     label = "MCLMC"
     validity = "approximation"
+    any_density = True
     target: float | tuple[float, float] = 5e-4
     length: float | Literal["scale", "autocorrelation"] = "autocorrelation"
     metric: Metric | None = None
     step_size: float | None = None
-    integrator: Integrator = "minimal-norm"
-    batch_size: int | None = None
-    decay: float = 1 / 3
 
     def __post_init__(self) -> None:
         for value in self.target if isinstance(self.target, (tuple, list)) else (self.target,):
@@ -119,14 +109,6 @@ class MCLMC(Sampler):
         check_choice("metric", self.metric, (None, "prior", "diagonal", "dense"))
         if self.step_size is not None:
             check_positive("step_size", self.step_size)
-        check_choice("integrator", self.integrator, INTEGRATORS)
-        if self.batch_size is not None:
-            check_count("batch_size", self.batch_size)
-        check_positive_or_zero("decay", self.decay)
-
-    def takes_any_density(self) -> bool:
-        """Without minibatches; see `Engine.takes_any_density`."""
-        return self.batch_size is None
 
     def check(self, rank: int | None = None) -> None:
         """Check that there are at least 2 coordinates."""
@@ -148,19 +130,14 @@ class MCLMC(Sampler):
             step_size=self.step_size,
             length=None if isinstance(self.length, str) else float(self.length),
             traced=self.length == "autocorrelation",
-            integrator=self.integrator,
         )
 
     @override
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:
-        if self.batch_size is None:
-            check_gradient(posterior)
-            draws = run_reparameterised(super().run, posterior, sampling)
-        else:
-            draws = self._run_batches(posterior, sampling, self.batch_size)
+        check_gradient(posterior)
+        draws = run_reparameterised(super().run, posterior, sampling)
         draws = with_log_likelihood(draws, posterior)
-        options = {} if self.batch_size is None else {"batch_size": self.batch_size}
-        meta = draws.meta | options | {"target": self._targets[1]}
+        meta = draws.meta | {"target": self._targets[1]}
         return replace(draws, validity=self.validity, meta=meta)
 
     @classmethod
@@ -174,18 +151,6 @@ class MCLMC(Sampler):
         targets = self.target if isinstance(self.target, (tuple, list)) else (self.target,) * 2
         first, last = targets
         return float(first), float(last)
-
-    def _run_batches(
-        self, posterior: GradientDensity, sampling: Sampling, batch_size: int
-    ) -> Draws:
-        """Draw with minibatches, whose order the seed determines."""
-        check_batches(posterior, batch_size)
-        warmup = self.default_warmup(sampling) if sampling.warmup is None else sampling.warmup
-        plain = self.kernel(posterior, warmup)
-        kernel = BatchKernel(
-            **vars(plain), batch_size=batch_size, decay=self.decay, seed=sampling.seed
-        )
-        return run_chains(kernel, posterior, replace(sampling, warmup=warmup))
 
 
 def _failure_warnings(draws: Draws) -> list[str]:

@@ -13,9 +13,8 @@ from subbayes.inference.samplers.chains import Differentiable, GradientDensity, 
 from subbayes.inference.samplers.laplace_start import Points
 from subbayes.inference.samplers.mclmc_tuning import Tuner, Tuning
 from subbayes.inference.samplers.microcanonical import (
-    Integrator,
+    GRADIENTS,
     Moved,
-    gradients_per_step,
     isokinetic_step,
     partial_refreshment,
     unit_vectors,
@@ -44,8 +43,6 @@ class State(Tuning):
 class Kernel(Tuner):
     """The transition: `init` and `step` on a density with gradients."""
 
-    integrator: Integrator
-
     name = "mclmc"
     state_type: ClassVar[type[State]] = State
 
@@ -55,12 +52,8 @@ class Kernel(Tuner):
         s.start[:] = s.z
         s.direction[:] = _directions(rngs, z.shape[1])
         if self.warmup:
-            self.first_search(posterior, s)
+            self._search_step(posterior, s, np.arange(len(s.z)))
         return s
-
-    def first_search(self, posterior: GradientDensity, s: Any) -> None:
-        """Search the first step size of every chain."""
-        self._search_step(posterior, s, np.arange(len(s.z)))
 
     def step(self, posterior: GradientDensity, state: State, rngs: Rngs) -> tuple[State, Info]:
         """One step of every chain, in place; a step that fails is not a draw."""
@@ -69,12 +62,7 @@ class Kernel(Tuner):
         partial_refreshment(s.direction, _normals(rngs, s.z.shape[1]), used / s.length)
         stats |= self._recover(posterior, s, failed, rngs)
         self._search_step(posterior, s, self.update(posterior, s, ~failed, error))
-        return s, Info(~failed, stats, self.gradients)
-
-    @property
-    def gradients(self) -> int:
-        """Gradients of a step."""
-        return gradients_per_step(self.integrator)
+        return s, Info(~failed, stats, GRADIENTS)
 
     def _advance(
         self, density: Differentiable, s: State, used: Float[np.ndarray, "chains"]
@@ -90,7 +78,7 @@ class Kernel(Tuner):
             "energy_error": new.error,
             "step_size": used,
             "length": s.length.copy(),
-            "evaluations": np.full(len(failed), self.gradients),
+            "evaluations": np.full(len(failed), GRADIENTS),
         }
         return new.error, failed, stats
 
@@ -103,9 +91,7 @@ class Kernel(Tuner):
     ) -> Moved:
         h = apply_transposed_factor(s.factor, s.gradient)
         with np.errstate(over="ignore", invalid="ignore"):
-            return isokinetic_step(
-                posterior, s.z, s.direction, s.value, h, s.factor, step, self.integrator
-            )
+            return isokinetic_step(posterior, s.z, s.direction, s.value, h, s.factor, step)
 
     def _failed(self, new: Moved, k: int) -> Bool[np.ndarray, "chains"]:
         """Chains with an energy error that is NaN or huge."""

@@ -188,7 +188,6 @@ class Tuner:
         s: Any,
         finished: Bool[np.ndarray, "chains"],
         error: Float[np.ndarray, "chains"],
-        share: Float[np.ndarray, "chains"] | None = None,
     ) -> Int[np.ndarray, "c"]:
         """Count the steps that have finished, and tune in warm-up, in place.
 
@@ -197,7 +196,6 @@ class Tuner:
             s: the state.
             finished: chains whose step has not failed.
             error: energy errors, of steps of the size `s.step`.
-            share: of `s.step`, how far the steps went; None for all of it.
 
         Returns:
             Chains with a new mass matrix, in whose units the step size has to be searched again.
@@ -219,7 +217,7 @@ class Tuner:
                     self._close_window(s, closing, prior_scale(posterior))
                     changed = closing if self.metric != "prior" else changed
         if phases.points and (count > phases.trace).any():
-            self._record(s, rows, phases, np.ones(len(s.step)) if share is None else share)
+            self._record(s, rows, phases)
         return changed
 
     def _tune_step(self, s: Any, rows: Int[np.ndarray, "c"], error: Float[np.ndarray, "c"]) -> None:
@@ -253,9 +251,7 @@ class Tuner:
         for name in ("window", "window_mean", "window_spread"):
             getattr(s, name)[rows] = 0
 
-    def _record(
-        self, s: Any, rows: Int[np.ndarray, "c"], phases: Phases, share: Float[np.ndarray, "chains"]
-    ) -> None:
+    def _record(self, s: Any, rows: Int[np.ndarray, "c"], phases: Phases) -> None:
         """Record points, and set the length when the warm-up ends."""
         place, phase = np.divmod(s.count[rows] - phases.trace, phases.stride)
         due = (phase == 0) & (place >= 1) & (place <= phases.points)
@@ -266,7 +262,7 @@ class Tuner:
             size = np.asarray(ess_mean(s.trace[c][None]))
             size = size[np.isfinite(size) & (size > 0)]
             if size.size and self.length is None:
-                length = _SHARE * share[c] * s.step[c] * float(np.mean(steps / size))
+                length = _SHARE * s.step[c] * float(np.mean(steps / size))
                 s.length[c] = np.clip(length, s.length[c] / _WIDEST, s.length[c] * _WIDEST)
             s.trace[c] = 0.0
 

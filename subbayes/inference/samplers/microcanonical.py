@@ -1,4 +1,4 @@
-r"""Isokinetic dynamics and its integrators, which MCLMC and MAMS share.
+r"""Isokinetic dynamics and its integrator, which MCLMC and MAMS share.
 
 With the density $p$ of $d$ coordinates and a unit direction $u$, the flow
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -33,14 +33,11 @@ if TYPE_CHECKING:
     from subbayes.inference.samplers.chains import Differentiable
 
 
-Integrator = Literal["minimal-norm", "leapfrog"]
-
+GRADIENTS = 2
+"""Gradients of a step of the minimal-norm integrator."""
 _LAMBDA = 0.1931833275037836  # minimises the norm of the error (Omelyan et al. 2003)
-INTEGRATORS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "minimal-norm": ((_LAMBDA, 1 - 2 * _LAMBDA, _LAMBDA), (0.5, 0.5)),
-    "leapfrog": ((0.5, 0.5), (1.0,)),
-}
-"""Parts of a step by name: turns of the direction, and moves of the point between them."""
+_TURNS = (_LAMBDA, 1 - 2 * _LAMBDA, _LAMBDA)  # of the direction, as shares of a step
+_MOVES = (0.5, 0.5)  # of the point, between them
 _TINY = 1e-300
 _OPPOSITE = 1e-15 - 1.0  # where the direction is opposite to the gradient, 0 / 0 for huge steps
 
@@ -72,16 +69,6 @@ def check_rank(rank: int | None, engine: str) -> None:
     """Check that there are directions to turn to: one coordinate has none."""
     if rank is not None and rank < 2:
         fail("rank", f"at least 2 coordinates for {engine}", rank, "Use nuts or slice")
-
-
-def gradients_per_step(integrator: str) -> int:
-    """Gradients that a step of an integrator needs.
-
-    Example:
-        >>> gradients_per_step("minimal-norm")
-        2
-    """
-    return len(INTEGRATORS[integrator][1])
 
 
 def turn(
@@ -132,9 +119,8 @@ def isokinetic_step(
     h: Float[np.ndarray, "chains k"],
     factor: Float[np.ndarray, "chains *kk"],
     step: Float[np.ndarray, "chains"],
-    integrator: str,
 ) -> Moved:
-    """One step of every chain, in one or two batched gradients.
+    """One step of the minimal-norm integrator of every chain, in two batched gradients.
 
     Args:
         posterior: the density.
@@ -144,12 +130,10 @@ def isokinetic_step(
         h: gradients there in the coordinates of the mass matrix.
         factor: L of the inverse mass matrix $LL^T$, diagonal or dense.
         step: step sizes in the coordinates of the mass matrix.
-        integrator: a name of `INTEGRATORS`.
     """
-    turns, moves = INTEGRATORS[integrator]
     u, possible = u.copy(), None
-    kinetic = turn(u, h, turns[0] * step)
-    for time, distance in zip(turns[1:], moves, strict=True):
+    kinetic = turn(u, h, _TURNS[0] * step)
+    for time, distance in zip(_TURNS[1:], _MOVES, strict=True):
         z = z + apply_factor(factor, u * (distance * step)[:, None])
         new, g = posterior.value_and_grad(z)
         possible = _where_finite(new, g, possible)

@@ -189,15 +189,14 @@ def test_no_data_gives_the_prior(engine):
 # --- the adjusted version -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("integrator", ["minimal-norm", "leapfrog"])
 @pytest.mark.parametrize("step_size", [0.2, 0.7])
 @pytest.mark.parametrize(
     "density", [Banana(2), Bimodal(2, distance=1.0)], ids=["banana", "bimodal"]
 )
-def test_exact_draws_remain_exact(density, step_size, integrator):
+def test_exact_draws_remain_exact(density, step_size):
     """Exact for any step size, even if many trajectories are rejected."""
     start = density.sample(4000, np.random.default_rng(0))
-    draws = MAMS(step_size=step_size, integrator=integrator).sample(
+    draws = MAMS(step_size=step_size).sample(
         density, draws=4, chains=4000, warmup=0, initial=start, progress=False
     )
     assert (draws.z[:, -1] != start).any(1).mean() > 0.2
@@ -289,17 +288,15 @@ def test_a_target_falls_linearly():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("integrator", ["minimal-norm", "leapfrog"])
-def test_the_step_size_meets_the_target(integrator):
+def test_the_step_size_meets_the_target():
     sd = np.random.default_rng(0).uniform(0.5, 2.0, 60)
-    draws = MCLMC(target=1e-2, integrator=integrator, metric="prior", length="scale").sample(
+    draws = MCLMC(target=1e-2, metric="prior", length="scale").sample(
         Anisotropic(sd), draws=1000, warmup=2000, chains=6, progress=False
     )
     measured = np.square(draws.stats["energy_error"]).mean(1) / 60
     assert ((measured > 4e-3) & (measured < 2.5e-2)).all()
-    gradients = {"minimal-norm": 2, "leapfrog": 1}[integrator]
-    assert (draws.stats["evaluations"] == gradients).all()
-    assert draws.meta["batched_evaluations"] == 3000 * gradients
+    assert (draws.stats["evaluations"] == 2).all()
+    assert draws.meta["batched_evaluations"] == 3000 * 2
 
 
 @pytest.mark.slow
@@ -565,15 +562,11 @@ def test_bad_input(engine):
         ({"length": 0.0}, "length"),
         ({"metric": "round"}, "metric: expected one of None, 'prior', 'diagonal', 'dense'"),
         ({"step_size": 0.0}, "step_size"),
-        ({"integrator": "euler"}, "integrator: expected one of 'minimal-norm', 'leapfrog'"),
     ],
 )
 def test_bad_settings(settings, message):
     with pytest.raises(InputError, match=message):
         MCLMC(**settings)
-    if "integrator" in settings:
-        with pytest.raises(InputError, match=message):
-            MAMS(**settings)
 
 
 def test_engines_by_their_words():

@@ -47,8 +47,7 @@ class BatchNormPosterior(Posterior):
     in memory. The module is not changed.
 
     Raises:
-        InputError: what `Posterior` raises, and sharded rows, since the statistics need all of
-            them; `value_and_grad` and `log_prob` always.
+        InputError: what `Posterior` raises; `value_and_grad` and `log_prob` always.
 
     Example:
         >>> import subbayes
@@ -67,15 +66,11 @@ class BatchNormPosterior(Posterior):
         super().__init__(*args, **options)
         weighted = has_weights(self.likelihood, self.data.first()[1])
         self.data = replace(self.data, has_weights=weighted)  # rows of weight 0 have no statistics
-        if self.data.division is not None:
-            expected = "all rows in each process, for BatchNorm statistics that follow the weights"
-            remedy = "Pass all rows to each process, or use Posterior, which keeps one set of them"
-            fail("data", expected, "sharded rows", remedy)
 
     def _warn_of_other_statistics(self) -> None:
         """Nothing to warn of: statistics follow the weights."""
 
-    def network_at(self, z: Float[np.ndarray, "k"]) -> Network:
+    def network_at(self, z: np.ndarray) -> Network:
         """The network at z (k,), with its BatchNorm statistics."""
         return self._network(self.subspace.weights(self._coordinates(z[None]))[0])
 
@@ -124,7 +119,7 @@ class BatchNormPosterior(Posterior):
     def fingerprint(self) -> str:
         return "refreshed " + super().fingerprint()
 
-    def _network(self, weights: Float[Tensor, "D"]) -> Network:
+    def _network(self, weights: Tensor) -> Network:
         return self.network.refresh_batchnorm(weights, self.data)
 
     def _device_batches(self) -> Iterator[tuple[Inputs, Any]]:

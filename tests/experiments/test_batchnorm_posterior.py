@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,10 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from experiments.batchnorm_posterior import BatchNormPosterior
 from subbayes import Network, Posterior
 from subbayes.data.data import Data
-from subbayes.data.division import Division
-from subbayes.inference.batchnorm_posterior import BatchNormPosterior
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.likelihoods import Categorical, Gaussian, Weighted
@@ -131,19 +129,6 @@ def test_the_density(case):
     np.testing.assert_allclose(posterior.log_likelihood(Z), terms.sum(1), rtol=1e-10)
     warm = posterior.with_temperature(7.0)
     np.testing.assert_allclose(warm.value(Z), terms.sum(1) / 7 + warm.prior.log_prob(Z), rtol=1e-10)
-
-
-def test_rows_that_are_divided_among_processes_are_refused():
-    """The statistics, and the sum over rows, would be those of one process alone."""
-    x, y = rows("dense", 8, 0)
-    whole = Data.of((x, y))
-    network = Network(dense().double())
-    space = RandomSubspace(network.weights, 2)
-    divided = replace(whole, division=Division((8, 8), (x[:1], y[:1])))
-    with pytest.raises(InputError, match="data: expected all rows in each process.* or use Poster"):
-        BatchNormPosterior(network, Gaussian(0.5), divided, space)
-    one, other = (BatchNormPosterior(network, Gaussian(0.5), d, space) for d in (whole, (x, y)))
-    np.testing.assert_array_equal(one.value(Z), other.value(Z))
 
 
 @pytest.mark.few(1)
