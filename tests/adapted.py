@@ -18,18 +18,10 @@ ADAPTERS = {
     "lora": lambda task: peft.LoraConfig(
         task_type=task, r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.1
     ),
-    "dora": lambda task: peft.LoraConfig(
-        task_type=task, r=2, target_modules=["q_proj"], use_dora=True
-    ),
     "ia3": lambda task: peft.IA3Config(
         task_type=task, target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]
     ),
     "vera": lambda task: peft.VeraConfig(task_type=task, r=4, target_modules=["q_proj", "v_proj"]),
-    "prompt": lambda task: peft.PromptTuningConfig(task_type=task, num_virtual_tokens=3),
-    "prefix": lambda task: peft.PrefixTuningConfig(task_type=task, num_virtual_tokens=3),
-    "loha": lambda task: peft.LoHaConfig(
-        task_type=task, r=2, alpha=2, target_modules=["q_proj", "v_proj"]
-    ),
 }
 
 

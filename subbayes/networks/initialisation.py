@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from subbayes.networks.adapters.in_use import loaded_adapters
 from subbayes.networks.adapters.names import tuner_layer
-from subbayes.networks.adapters.reset import reset_adapter
 from subbayes.networks.module_copy import set_values, shared_copy
 from subbayes.networks.network import Network
 from subbayes.utils.checks import fail, fail_type
@@ -69,8 +68,8 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
     """A copy of a module with initial weights from each layer's `reset_parameters`.
 
     A part is reset after those in it, as constructors do. Frozen parameters keep their values,
-    whose memory is shared, and frozen parts their buffers; adapters of peft begin as new ones do,
-    most without an effect; torch's global generators are restored afterwards.
+    whose memory is shared, and frozen parts their buffers; LoRA begins without an
+    effect; torch's global generators are restored afterwards.
 
     Args:
         module: the module, which is not changed.
@@ -78,7 +77,7 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
 
     Raises:
         InputError: a trainable parameter that no `reset_parameters` sets, such as those of weight
-            norm, or adapters whose initial values cannot be found, such as those of PiSSA.
+            norm, or adapters of peft other than LoRA.
 
     Example:
         >>> layer = nn.Linear(2, 2)
@@ -93,6 +92,7 @@ def reinitialise(module: nn.Module, seed: int) -> nn.Module:
     return other
 
 
+_WITHOUT_THE_BASE = ("gaussian", "orthogonal", "eva")  # others change the weights of the base model
 _UNSET = 0.739085
 """Value of trainable parameters before they are reset, which no initial value is."""
 
@@ -113,9 +113,9 @@ def _reset(
     done.add(part)
     if isinstance(part, tuner_layer() or ()):
         with _unchanged(part, _frozen_tensors(part)):
-            if reset_adapter(part, configs):
-                adapters.add(part)
-                return
+            _reset_lora(part, configs)
+        adapters.add(part)
+        return
     for child in part.children():
         _reset(child, configs, adapters, done)
     for parameter in part.parameters(recurse=False):
@@ -127,6 +127,28 @@ def _reset(
         names = [n for n in _named_tensors(part) if n.startswith(tuple(within))]
         with _unchanged(part, [*names, *_frozen_tensors(part)]):
             reset()
+
+
+def _reset_lora(layer: Any, configs: Mapping[str, Any]) -> None:
+    """Initialise a layer of LoRA as peft does, with B = 0, so that it has no effect.
+
+    Args:
+        layer: the layer, which is changed.
+        configs: the configurations of peft by name of the adapter, as far as there are any.
+
+    Raises:
+        InputError: another kind of adapter, or initial values from the weights of the base model,
+            such as those of PiSSA, which have changed that model.
+    """
+    remedy = "Pass factory=a function that returns a fresh module"
+    if not hasattr(layer, "reset_lora_parameters"):
+        fail("module", "LoRA, whose initial values are known", type(layer).__name__, remedy)
+    for adapter in layer.active_adapters:
+        initial = getattr(configs.get(adapter), "init_lora_weights", True)
+        if isinstance(initial, str) and initial not in _WITHOUT_THE_BASE:
+            expected = "adapters whose initial values do not depend on the weights of the base"
+            fail("module", expected, f"init_lora_weights={initial!r}", remedy)
+        layer.reset_lora_parameters(adapter, "gaussian" if initial == "gaussian" else True)
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 
 from subbayes.distributed.sharded_weights import is_sharded
-from subbayes.networks.adapters.layers import differentiate_layers_of_peft
 from subbayes.networks.adapters.names import is_of_base
 from subbayes.networks.embeddings import differentiate_embeddings
 from subbayes.networks.tracing.private_torch import map_forward_hooks
@@ -102,9 +101,8 @@ def private_copy(
     """A copy of the module in evaluation mode.
 
     Hooks of fine-tuning by which embeddings require gradients stay, for training with activation
-    checkpointing, but do nothing under transforms of `torch.func`, which refuse them. Layers of
-    DoRA and LoHa, and embeddings, have the derivatives of their outputs, see `adapters.layers` and
-    `embeddings`.
+    checkpointing, but do nothing under transforms of `torch.func`, which refuse them.
+    Embeddings have the derivatives of their outputs, see `embeddings`.
 
     Args:
         module: the module, which is not changed.
@@ -120,7 +118,6 @@ def private_copy(
             parameter.requires_grad_(True)
     for part in duplicate.modules():
         map_forward_hooks(part, _outside_transforms)
-    differentiate_layers_of_peft(duplicate)
     differentiate_embeddings(duplicate)
     return duplicate.eval()
 

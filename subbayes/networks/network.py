@@ -45,7 +45,7 @@ from subbayes.networks.module_copy import (
 )
 from subbayes.networks.outputs import HALF, as_outputs, check_outputs
 from subbayes.networks.selection import Selection, aliases_of, select, selects_adapters
-from subbayes.networks.token_outputs import check_decoder_inputs, without_virtual_tokens
+from subbayes.networks.token_outputs import check_decoder_inputs, with_decoder
 from subbayes.networks.tracing.private_torch import convert_dtype, count_bytes, uncompiled
 from subbayes.networks.tracing.vectorised import Vectorised, contiguous
 from subbayes.utils.checks import check_device, fail, fail_type
@@ -143,7 +143,7 @@ class Network(CopiedUnderLock):
         module = uncompiled(module)
         if output is not None and not callable(output):
             fail_type("output", "a function of what the module returns", output)
-        self.output = without_virtual_tokens(module, output)
+        self.output = with_decoder(module, output)
         self.selection = parameters
         self.in_training, self.fixed_norms = layers_in_training(module), fixed_batch_norms(module)
         chosen = select(module, parameters)

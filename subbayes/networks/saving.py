@@ -19,10 +19,8 @@ from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.networks.adapters.in_use import (
     active_adapters,
     check_active_adapters,
-    check_encoders,
     replaced_names,
     unused_names,
-    warn_of_unsaved_prompts,
     without_unused,
 )
 from subbayes.networks.adapters.names import check_active, has_adapters, settings_digest
@@ -116,9 +114,6 @@ def network_facts(network: Network) -> NetworkFacts:
     Raises:
         InputError: a base model whose weights have changed since the network was made.
 
-    Warns:
-        Weights that peft does not save, so that they are not in a model that it loads.
-
     Example:
         >>> network_facts(Network(MLP(2, (), 1))).module.n_inputs
         2
@@ -133,7 +128,6 @@ def network_facts(network: Network) -> NetworkFacts:
     module = plain_module(network)
     shown = module
     if network.base_names:
-        warn_of_unsaved_prompts(network.names)
         shown = without_unused(module)
     facts = NetworkFacts(
         architecture=architecture_of(shown), names=list(network.names), module=_settings_of(module)
@@ -259,7 +253,6 @@ def network_from(
     if base is not None:
         check_active_adapters(base.active, module)
     if any(name not in known for name in chosen):
-        check_encoders(chosen, known)
         refuse_module(facts, module)
     if base is not None:
         check_active(module)

@@ -11,7 +11,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.likelihoods import Likelihood, as_likelihood
-from subbayes.networks.adapters.names import virtual_tokens
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Inputs
 
@@ -28,9 +27,6 @@ class TokenOutputs:
         output: selects the logits from the return value; by default its attribute `logits`, or the
             return value itself.
         n_classes: the number of classes V; any if None.
-        n_virtual: number of positions before those of the inputs, of virtual tokens of prompt
-            tuning; their logits are left out, unless `output` has left them out. `Network` finds
-            it.
         has_decoder: whether the logits are those of a decoder with inputs of its own, beside an
             encoder; `Network` finds it.
 
@@ -46,7 +42,6 @@ class TokenOutputs:
 
     output: Callable[[Any], Tensor] | None = None
     n_classes: int | None = None
-    n_virtual: int = field(default=0, repr=False)
     has_decoder: bool = field(default=False, repr=False)
 
     def __call__(self, returned: Any) -> Float[Tensor, "N C"]:
@@ -55,7 +50,7 @@ class TokenOutputs:
 
     def logits(self, returned: Any) -> Float[Tensor, "N L V"]:
         """Logits (N, L, V) of the positions of the inputs from what the module returns."""
-        logits = every = getattr(returned, "logits", returned)
+        logits = getattr(returned, "logits", returned)
         if self.output is not None:
             logits = self.output(returned)
         if not isinstance(logits, Tensor):
@@ -71,8 +66,7 @@ class TokenOutputs:
         if self.n_classes not in (None, logits.shape[2]):
             expected = f"logits of {self.n_classes} classes, as the likelihood has"
             fail("module", expected, logits.shape[2])
-        shortened = isinstance(every, Tensor) and logits.shape[1] < every.shape[1]
-        return logits if shortened else logits[:, self.n_virtual :]
+        return logits
 
 
 def output_for(
@@ -92,20 +86,18 @@ def output_for(
     return TokenOutputs(own, getattr(likelihood, "n_classes", None))
 
 
-def without_virtual_tokens(
+def with_decoder(
     module: nn.Module, output: Callable[[Any], Tensor] | None
 ) -> Callable[[Any], Tensor] | None:
-    """The argument `output` of a `Network` without the positions of virtual tokens of its module.
-
-    It knows then whether the logits are those of a decoder.
+    """The argument `output` of a `Network`, which knows whether logits are those of a decoder.
 
     Example:
-        >>> without_virtual_tokens(nn.Linear(2, 1), TokenOutputs())
+        >>> with_decoder(nn.Linear(2, 1), TokenOutputs())
         TokenOutputs(output=None, n_classes=None)
     """
     if not isinstance(output, TokenOutputs):
         return output
-    return replace(output, n_virtual=virtual_tokens(module), has_decoder=_has_decoder(module))
+    return replace(output, has_decoder=_has_decoder(module))
 
 
 def _has_decoder(module: nn.Module) -> bool:

@@ -53,10 +53,9 @@ def test_training_moves_adapters_and_head_alone(made):
     np.testing.assert_allclose(estimate.predict(inputs).probabilities, p, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "vera", "loha"])
-def test_fresh_adapters_have_no_effect(kind):
+def test_fresh_adapters_have_no_effect():
     """As of peft itself: an ensemble does not begin at random functions."""
-    model = adapted.adapted(kind)
+    model = adapted.adapted()
     inputs, *_ = adapted.rows()
     before = copy.deepcopy(model.state_dict())
     fresh = reinitialise(model, 0)
@@ -64,10 +63,7 @@ def test_fresh_adapters_have_no_effect(kind):
         base = model(**inputs).logits
     with torch.no_grad():
         found = fresh(**inputs).logits
-    if kind == "dora":  # its magnitudes are not reset: they are near those of the base
-        assert found.shape == base.shape
-    elif kind != "vera":  # whose initial scale is 0.1 times a random projection to zero
-        torch.testing.assert_close(found, base, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found, base, rtol=1e-5, atol=1e-6)
     assert all(torch.equal(t, before[n]) for n, t in model.state_dict().items())
     assert base_pointers(fresh) == base_pointers(model)
 

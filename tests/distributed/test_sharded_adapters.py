@@ -11,7 +11,7 @@ if find_spec("peft") is None:
 from adapted import ADAPTERS
 
 GRADIENTS = [["sharded_gradients", kind] for kind in ADAPTERS]
-GRADIENTS += [["sharded_gradients", kind, True] for kind in ("lora", "dora", "prompt")]
+GRADIENTS += [["sharded_gradients", "lora", True]]
 ROUNDING = {"float64": 1e-12, "float32": 1e-4}
 SIXTEEN_BITS = [["sharded_sixteen_bits", kind] for kind in ("sparse", "gaussian")]
 

@@ -376,7 +376,7 @@ def test_adapters_that_are_not_in_use_are_no_settings():
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("kind", "change"), [("dora", "one value"), ("lora", "merge")])
+@pytest.mark.parametrize(("kind", "change"), [("ia3", "one value"), ("lora", "merge")])
 def test_a_base_model_that_changes_after_the_fit_is_not_used_in_silence(kind, change, tmp_path):
     model, result, inputs, _ = fitted(kind=kind)
     folder = result.save(tmp_path / "own")

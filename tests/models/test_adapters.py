@@ -35,7 +35,7 @@ def merged(network, weights):
     return copy.deepcopy(network.module_with(weights)).merge_and_unload()
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "vera", "loha"])
+@pytest.mark.parametrize("kind", ["lora", "ia3", "vera", "loha"])
 def test_density_equals_that_of_merged_weights(kind):
     model, inputs, labels = classifier(kind)
     network = Network(model, "adapters")

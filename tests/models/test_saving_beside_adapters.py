@@ -1,4 +1,4 @@
-"""What is saved beside adapters: other trained parameters, the adapters in use, and prompts."""
+"""What is saved beside adapters: other trained parameters, and the adapters in use."""
 
 import warnings
 
@@ -163,40 +163,3 @@ def test_an_adapter_of_another_name_has_a_subfolder(tmp_path):
     base = adapted.base_model()
     fresh = peft.PeftModel.from_pretrained(base, tmp_path / "mine", adapter_name="mine")
     check_same(result, subbayes.load(tmp_path / "mine", fresh), inputs)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    ("head", "config"),
-    [
-        (
-            "CausalLM",
-            lambda: peft.PrefixTuningConfig(
-                task_type="CAUSAL_LM",
-                num_virtual_tokens=3,
-                prefix_projection=True,
-                encoder_hidden_size=8,
-            ),
-        ),
-        (
-            "SequenceClassification",
-            lambda: peft.PromptEncoderConfig(
-                task_type="SEQ_CLS", num_virtual_tokens=3, encoder_hidden_size=8
-            ),
-        ),
-    ],
-)
-def test_encoders_of_virtual_tokens_that_peft_does_not_save(head, config, tmp_path):
-    model = make(config(), head)
-    result, inputs = fitted_around(model, head)
-    model.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="peft saves only the virtual tokens of this adapter"):
-        result.save(tmp_path)
-    fresh = peft.PeftModel.from_pretrained(adapted.base_model(head), tmp_path)
-    with pytest.raises(InputError, match="virtual tokens alone.*Pass get_peft_model"):
-        subbayes.load(tmp_path, fresh)
-    again = peft.PeftConfig.from_pretrained(tmp_path)
-    again.inference_mode = False
-    for one in (config(), again):
-        made = peft.get_peft_model(adapted.base_model(head), one)
-        check_same(result, subbayes.load(tmp_path, made), inputs)

@@ -6,7 +6,6 @@ copies, so artifacts do not either.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
@@ -14,9 +13,6 @@ from torch import nn
 
 from subbayes.distributed.sharded_weights import without_shards
 from subbayes.utils.checks import fail
-from subbayes.utils.warning import warn_user
-
-_OF_ENCODER = re.compile(r"(^|\.)prompt_encoder\.[^.]+\.(?!embedding\.weight$|prefix_task_)")
 
 
 def loaded_adapters(module: nn.Module) -> dict[str, Any]:
@@ -149,40 +145,3 @@ def check_active_adapters(saved: Collection[str], module: nn.Module) -> None:
             f"adapter_name={missing[0]!r})"
         )
     fail("module", f"the adapter {names[0]} in use, as saved", f"the adapter {names[1]}", remedy)
-
-
-def warn_of_unsaved_prompts(names: Collection[str]) -> None:
-    """Warn of weights of an encoder of virtual tokens, which peft does not save.
-
-    Prefix tuning with a projection and p-tuning save the virtual tokens that it computes.
-
-    Args:
-        names: names of the weights of a network.
-    """
-    if any(map(_OF_ENCODER.search, names)):
-        warn_user(
-            "module: peft saves only the virtual tokens of this adapter, without the encoder that "
-            "the posterior is over; to load the posterior pass get_peft_model(base, config) "
-            "instead of PeftModel.from_pretrained, with config = "
-            "PeftConfig.from_pretrained(folder) and config.inference_mode = False"
-        )
-
-
-def check_encoders(names: Collection[str], known: Collection[str]) -> None:
-    """Check that a module has the encoders of virtual tokens that an artifact is over.
-
-    Args:
-        names: names of the saved weights.
-        known: names of the parameters of the module.
-
-    Raises:
-        InputError: those of a model that was loaded from the files of peft.
-    """
-    if any(name not in known and _OF_ENCODER.search(name) for name in names):
-        fail(
-            "module",
-            "the encoder of virtual tokens that the posterior is over",
-            "virtual tokens alone, as peft saves them",
-            "Pass get_peft_model(base, config), with config = PeftConfig.from_pretrained(folder) "
-            "and config.inference_mode = False",
-        )

@@ -22,9 +22,7 @@ from subbayes.utils.checks import fail
 
 _USUAL_NAMES = re.compile(
     r"(^|\.|_)(lora|loha|lokr|hada|oft|boft|hra|vera|dora|ia3|adalora)_"
-    r"|(^|\.)(adapters?|adaption_prompt|adaption_gate|adapter_\w+|\w+_adapter)(\.|$)"
-    r"|(^|\.)(prompt_(encoder|embeddings?|tokens?)|soft_prompts?|prefix_(encoder|tokens?|\w*prompt))"
-    r"(\.|$)",
+    r"|(^|\.)(adapters?|adaption_prompt|adaption_gate|adapter_\w+|\w+_adapter)(\.|$)",
     re.IGNORECASE,
 )
 _SAVED_BESIDE = re.compile(r"(^|\.)(modules_to_save|ranknum)\.")  # the latter are ranks of AdaLoRA
@@ -48,16 +46,14 @@ _EXCHANGES_PARAMETERS = {  # of peft, by class of the layer, with what to do ins
     ),
 }
 _IN_USE = "adapters that the outputs depend on"
-_IN_CACHE = ("PREFIX_TUNING", "CARTRIDGE")
-_TASKS_OF_TOKENS = ("CAUSAL_LM", "TOKEN_CLS")
 
 
 def adapter_names(module: nn.Module) -> list[str]:
     """Names of the parameters of the adapters of a module.
 
     Layers of peft list their own; the adapters in use count, not others that are loaded beside
-    them. Without layers of peft, names such as `lora_A`, `ia3_l` or `prompt_encoder` are looked
-    for. Heads that are trained beside the adapters (`modules_to_save` of peft) are not adapters.
+    them. Without layers of peft, names such as `lora_A` or `ia3_l` are looked for. Heads that are
+    trained beside the adapters (`modules_to_save` of peft) are not adapters.
 
     Args:
         module: the module.
@@ -207,13 +203,11 @@ def _of_peft(module: nn.Module) -> Iterator[str]:
     if layer is None:
         return
     check_active(module)
-    unused = set(_unused_prompts(module))
     for path, part in module.named_modules():
         own = [name for name, _ in part.named_parameters(remove_duplicate=False)]
-        if isinstance(part, layer):
-            own = [name for name in own if name.partition(".")[0] in part.adapter_layer_names]
-        elif not _is_prompt(part) or path in unused:
+        if not isinstance(part, layer):
             continue
+        own = [name for name in own if name.partition(".")[0] in part.adapter_layer_names]
         active = getattr(part, "active_adapters", None)
         for name in own:
             adapter = name.split(".")[1:2]  # `default` in `lora_A.default.weight`
@@ -230,24 +224,6 @@ def _check_active(part: Any) -> None:
         fail("parameters", _IN_USE, "disabled adapters", "Call enable_adapter_layers() first")
 
 
-def _check_prompts(part: nn.Module) -> None:
-    """Check that a model of peft does not leave out its prompts, as in `disable_adapter()`."""
-    if not isinstance(part, _peft_model()):
-        return
-    forward: Any = vars(part).get("forward")  # that of the base model, in its place
-    if forward is not None and getattr(forward, "__self__", None) is part.base_model:
-        fail("parameters", _IN_USE, "disabled prompts", "Leave model.disable_adapter() first")
-
-
-def _unused_prompts(module: nn.Module) -> Iterator[str]:
-    """Paths of the prompts of adapters that are loaded beside the one in use."""
-    for path, part in module.named_modules():
-        if isinstance(part, _peft_model()):
-            for name in getattr(part, "prompt_encoder", ()):
-                if name != part.active_adapter:
-                    yield f"{path}.prompt_encoder.{name}".lstrip(".")
-
-
 def check_active(module: nn.Module) -> None:
     """Check that the outputs of a module depend on peft's adapters.
 
@@ -256,7 +232,6 @@ def check_active(module: nn.Module) -> None:
     """
     layer = tuner_layer()
     for part in module.modules() if layer is not None else ():
-        _check_prompts(part)
         if isinstance(part, layer):
             _check_active(part)
 
@@ -265,7 +240,8 @@ def check_kinds(module: nn.Module) -> None:
     """Check that a module has no layers of peft that cannot be called with other weights.
 
     `functional_call` exchanges the parameters of a module, as the forward of some layers does.
-    Adapters that are tied share memory, not parameters, and would be random independently.
+    Adapters that are tied share memory, not parameters, and would be random independently. The
+    gradients of DoRA leave out the norm of the weights (Liu et al. 2024, section 4.3).
 
     Raises:
         InputError: such a layer.
@@ -278,43 +254,14 @@ def check_kinds(module: nn.Module) -> None:
         if kind in _EXCHANGES_PARAMETERS and type(part).__module__.startswith("peft."):
             what, remedy = _EXCHANGES_PARAMETERS[kind]
             fail("module", "adapters of peft with parameters of their own", what, remedy)
+        if getattr(part, "lora_magnitude_vector", ()):
+            remedy = "Leave use_dora=True out"
+            fail("module", "adapters whose gradients are those of the outputs", "DoRA", remedy)
         kwargs = getattr(part, "kwargs", None)
         if isinstance(kwargs, dict) and kwargs.get("tied_adapter"):
             got = f"those of {path}, tied to the embedding by LoraConfig(ensure_weight_tying=True)"
             remedy = "Leave ensure_weight_tying out, or adapt only one of the two layers"
             fail("module", "adapters of peft with parameters of their own", got, remedy)
-
-
-def virtual_tokens(module: nn.Module) -> int:
-    """Number of positions that a model of peft puts before the logits of the tokens of each row.
-
-    Prompt tuning and p-tuning do; the virtual tokens of prefix tuning are in the cache and have no
-    logits.
-
-    Example:
-        >>> virtual_tokens(nn.Linear(2, 1))
-        0
-    """
-    if not isinstance(module, _peft_model()):
-        return 0
-    config: Any = module.active_peft_config
-    kind, task = (_plain(getattr(config, name, None)) for name in ("peft_type", "task_type"))
-    if not config.is_prompt_learning or kind in _IN_CACHE or task not in _TASKS_OF_TOKENS:
-        return 0
-    return int(config.num_virtual_tokens)
-
-
-def _is_prompt(part: nn.Module) -> bool:
-    """Whether a module holds the virtual tokens of prompt tuning, prefix tuning or p-tuning."""
-    room = type(part).__module__
-    return bool(
-        re.match(r"peft\.tuners\.(\w*prompt\w*|prefix_tuning|p_tuning|cpt|cartridge)\.", room)
-    )
-
-
-def _peft_model() -> Any:
-    """The classes of the models of peft; none where it is not imported."""
-    return getattr(sys.modules.get("peft.peft_model"), "PeftModel", ())
 
 
 def tuner_layer() -> Any:

@@ -31,7 +31,6 @@ from subbayes.distributed.sharded_weights import (
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.networks.adapters.in_use import unused_names
-from subbayes.networks.adapters.layers import differentiable_layers_of_peft
 from subbayes.networks.adapters.names import base_names_of
 from subbayes.networks.embeddings import check_embeddings
 from subbayes.networks.global_state import outside_inference_mode
@@ -39,7 +38,7 @@ from subbayes.networks.identity.architecture import architecture_of
 from subbayes.networks.layer_kinds import fixed_batch_norms, layers_in_training
 from subbayes.networks.network import Network, arguments
 from subbayes.networks.selection import Selection, requiring_gradients, select, selects_adapters
-from subbayes.networks.token_outputs import without_virtual_tokens
+from subbayes.networks.token_outputs import with_decoder
 from subbayes.networks.tracing.memory import return_memory
 from subbayes.networks.validation import fail_of_gradients
 from subbayes.utils.checks import fail
@@ -78,7 +77,7 @@ class ShardedNetwork(Network):
     ) -> None:
         processes = joined_processes()
         return_memory()
-        self.output = without_virtual_tokens(module, output)
+        self.output = with_decoder(module, output)
         self.selection, self.copy_frozen = parameters, False
         self.in_training = layers_in_training(module)
         self.fixed_norms = fixed_batch_norms(module)
@@ -143,7 +142,6 @@ class ShardedNetwork(Network):
                 _set(others, self._replaced)
                 with (
                     requiring_gradients(self._module, self.names),
-                    differentiable_layers_of_peft(self._module),
                     torch.enable_grad() if gradient else torch.no_grad(),
                 ):
                     yield named
