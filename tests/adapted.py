@@ -22,6 +22,9 @@ ADAPTERS = {
         task_type=task, target_modules=["k_proj", "down_proj"], feedforward_modules=["down_proj"]
     ),
     "vera": lambda task: peft.VeraConfig(task_type=task, r=4, target_modules=["q_proj", "v_proj"]),
+    "loha": lambda task: peft.LoHaConfig(
+        task_type=task, r=2, alpha=2, target_modules=["q_proj", "v_proj"]
+    ),
 }
 
 

@@ -20,7 +20,7 @@ import json
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -44,14 +44,7 @@ from subbayes.artifacts.files import (
     translate_os_errors,
     write_new,
 )
-from subbayes.artifacts.tensors import (
-    Kept,
-    Stored,
-    add_to_digest,
-    as_tensors,
-    read_tensors,
-    safetensors_pieces,
-)
+from subbayes.artifacts.tensors import add_to_digest, as_tensors, read_tensors, safetensors_pieces
 from subbayes.utils.checks import InputError, check_device
 from subbayes.utils.registry import __version__
 from subbayes.utils.warning import is_first_process
@@ -70,7 +63,7 @@ class Artifact(NamedTuple):
     """What an artifact holds.
 
     Attributes:
-        tensors: tensors by name, with a `DividedTensor` for one of which a part was read.
+        tensors: tensors by name.
         facts: the other values, as JSON has them.
         kind: what the artifact is, e.g. "fitted-model".
     """
@@ -97,7 +90,7 @@ class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
 def write(
     path: StrPath,
     kind: str,
-    tensors: Mapping[str, Stored | np.ndarray],
+    tensors: Mapping[str, Tensor | np.ndarray],
     facts: Any,
     *,
     overwrite: bool = False,
@@ -161,20 +154,13 @@ def write(
             remove(directory / previous)
 
 
-def read(
-    path: StrPath,
-    kind: str | None = None,
-    *,
-    device: str | torch.device = "cpu",
-    kept: Callable[[dict[str, Any]], Kept] | None = None,
-) -> Artifact:
+def read(path: StrPath, kind: str | None = None, *, device: str | torch.device = "cpu") -> Artifact:
     """Read an artifact after verifying its version, kind and digests.
 
     Args:
         path: the folder that was written.
         kind: the expected kind; any if None.
         device: where to put the tensors.
-        kept: from the facts, which parts of tensors to keep; by default all.
 
     Returns:
         Tensors (in memory of their own), facts and kind.
@@ -195,7 +181,7 @@ def read(
         while True:  # until the artifact is not replaced meanwhile
             manifest = _verified_manifest(location, kind)
             try:
-                tensors, facts = _content(location, manifest, kept)
+                tensors, facts = _content(location, manifest)
                 break
             except (ArtifactError, OSError):
                 if _verified_manifest(location, kind) == manifest:
@@ -342,17 +328,15 @@ def _check_version(location: Path, content: Mapping[str, Any]) -> None:
         fail_artifact("path", f"an artifact of format version {FORMAT_VERSION}", got, remedy)
 
 
-def _content(
-    location: Path, manifest: _Manifest, kept: Callable[[dict[str, Any]], Kept] | None
-) -> tuple[dict[str, Stored], dict[str, Any]]:
-    """The tensors, or the parts of them that are kept, and the facts."""
+def _content(location: Path, manifest: _Manifest) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the facts."""
     try:
         facts = dict(decode(manifest.facts))
     except (ValueError, TypeError, RecursionError) as error:
         fail_damaged(f"facts that subbayes can decode in {quoted(location / MANIFEST)}", error)
     file = location / manifest.tensor_file
     try:
-        tensors, sha256 = read_tensors(file, None if kept is None else kept(facts))
+        tensors, sha256 = read_tensors(file)
     except InputError:
         raise
     except FileNotFoundError:

@@ -13,7 +13,6 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import (
@@ -47,7 +46,7 @@ from subbayes.artifacts.files import (
     read_start,
 )
 from subbayes.artifacts.folder import Artifact
-from subbayes.artifacts.tensors import Kept, as_tensors, strip_prefix, whole_tensors
+from subbayes.artifacts.tensors import as_tensors, strip_prefix
 from subbayes.utils.checks import CheckpointError, InputError, InputTypeError, fail, fail_type
 
 BESIDE = "subbayes"
@@ -70,7 +69,6 @@ _MODULES = {
     "conformal": "subbayes.diagnostics.conformal",
 }
 """The modules that register the kinds of this package, imported when a kind is read."""
-_SHARES = "subbayes.networks.sharded.saving"
 _GROUP = "subbayes.artifact"  # of entry points
 _ADAPTER, _CARDS = "adapter_config.json", ("README.md", "MODEL_CARD.md")
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -200,7 +198,7 @@ def checked_facts(kind: str, tensors: Mapping[str, Any], facts: Any) -> Any:
     if (known := _kind_named(kind)) is None or isinstance(facts, KindFacts):
         return facts
     made = as_facts(facts, known.facts)
-    check_tensors(whole_tensors(tensors), made.arrays())
+    check_tensors(tensors, made.arrays())
     return made
 
 
@@ -313,8 +311,7 @@ def load(
         deep: modules of the networks of a semi-structured model, by name.
         family: a family of your own, of a semi-structured model.
         priors: priors of your own, of a semi-structured model, by name.
-        device: where to put the model. One with a module that is sharded by `fully_shard` stays
-            where the module is; all processes load it together, and each keeps its shards.
+        device: where to put the model.
 
     Returns:
         The model: an object of the class that was saved.
@@ -343,32 +340,17 @@ def load(
     }
     if module is not None and not isinstance(module, nn.Module):
         fail_type("module", "a torch.nn.Module", module)
-    tensors, facts, kind = _read_for(module, path, device)
+    tensors, facts, kind = read(path, device=device)
     return rebuild(kind, tensors, facts, given, path)
 
 
-def _read_for(module: nn.Module | None, path: StrPath, device: torch.device | str) -> Artifact:
-    """Read an artifact; for a module whose weights are sharded, the shards of this process."""
-    if module is None:
-        return read(path, device=device)
-    read_shares = importlib.import_module(_SHARES).read_shares
-    return cast(Artifact, read_shares(module, partial(read, path), device))
-
-
-def read(
-    path: StrPath,
-    kind: str | None = None,
-    *,
-    device: torch.device | str = "cpu",
-    kept: Callable[[dict[str, Any]], Kept] | None = None,
-) -> Artifact:
+def read(path: StrPath, kind: str | None = None, *, device: torch.device | str = "cpu") -> Artifact:
     """Read an artifact, with its facts in the class of its kind.
 
     Args:
         path: the folder.
         kind: the expected kind; any if None.
         device: where to put the tensors.
-        kept: from the facts, which parts of tensors to keep; by default all.
 
     Raises:
         InputError: as for `load`.
@@ -376,7 +358,7 @@ def read(
     beside = as_path(path) / BESIDE
     if not folder.is_artifact(path) and folder.is_artifact(beside):
         path = beside
-    found = folder.read(path, kind, device=device, kept=kept)
+    found = folder.read(path, kind, device=device)
     if found.kind.endswith("-checkpoint"):
         fail_artifact("path", "a saved model", f"a checkpoint: {quoted(path)}",
                       "Pass it as checkpoint=... to the call that wrote it")  # fmt: skip

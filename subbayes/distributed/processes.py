@@ -251,22 +251,6 @@ class Processes:
         if errors:
             raise problem or errors[0]
 
-    def receive(self, part: Tensor, sender: int) -> Tensor:
-        """In the first process what a sender has, in the sender and all others what is given.
-
-        Args:
-            part: in the sender its numbers, in the first process memory for them.
-            sender: number of the process, not 0.
-        """
-        if self.rank in (0, sender) and part.numel():
-            group = self._group("patient")
-            with self._reachable():
-                if self.rank == sender:
-                    dist.send(part, 0, group=group)
-                else:
-                    dist.recv(part, sender, group=group)
-        return part
-
     def _broadcast(self, content: list[Any]) -> None:
         with self._reachable():
             dist.broadcast_object_list(content, src=0, group=self._group("patient"))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from subbayes.distributed.exact_sum import decode, encode
 from subbayes.distributed.sharded_weights import ShardLayout, joined_processes
-from subbayes.subspace import DenseSubspace, Subspace
+from subbayes.subspace import Subspace
 from subbayes.utils.checks import fail
 
 
@@ -36,10 +36,6 @@ class ShardedSubspace(Subspace):
     def size(self) -> int:
         """Number of weights D of all processes."""
         return self.layout.size
-
-    def stored(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What an artifact holds: `config` and `tensors` of the same subspace in one process."""
-        raise NotImplementedError
 
     def to(self, device: torch.device | str, dtype: torch.dtype | None = None) -> ShardedSubspace:
         """The same subspace, which stays where the module is."""
@@ -92,14 +88,6 @@ class ShardedDenseSubspace(ShardedSubspace):
     def config(self) -> dict[str, Any]:
         """Name, rank and digests of centre and basis; all processes have to call it."""
         return super().config() | {"basis": [self.digest(row) for row in self._basis]}
-
-    def stored(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What an artifact holds: `config` and `tensors` of the same subspace in one process."""
-        tensors = {
-            "shift": self.layout.divided(self.shift),
-            "basis": self.layout.divided(self._basis),
-        }
-        return {"name": DenseSubspace.__name__, "rank": self.rank}, tensors
 
 
 def sum_over_processes(part: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt
+from jaxtyping import Float, UInt
 from torch import Tensor, nn
 
-from subbayes.artifacts.tensors import DividedTensor
 from subbayes.distributed.processes import Processes, current
-from subbayes.utils.checks import fail, fail_type, is_finite
+from subbayes.utils.checks import fail, fail_type
 
 _FSDP1 = "FullyShardedDataParallel"
 _CHUNK = 2**20  # weights that are digested at once
@@ -141,73 +140,6 @@ class ShardLayout:
         flat = torch.cat(parts)
         return flat.float() if flat.dtype.itemsize < 4 else flat
 
-    def pieces(
-        self, rows: Sequence[Float[Tensor, "D_r"]], processes: Processes
-    ) -> Iterator[Float[Tensor, "n"]]:
-        """Whole vectors in pieces in the first process, and empty pieces in the others.
-
-        Before each piece all processes say that they go on; see `Stopped`. All of them have to
-        iterate over the pieces. No process holds more than a few MiB beside its shards.
-
-        Args:
-            rows: the shards of the vectors.
-            processes: those that hold the shards.
-
-        Raises:
-            Stopped: another process has failed.
-            InputError: NaN or infinite weights.
-        """
-        every = [_bounds(self.slices_of(rank)) for rank in range(processes.count)]
-        for row in rows:
-            for start in range(0, self.size, _CHUNK):
-                stop = min(start + _CHUNK, self.size)
-                places = [_overlaps(bounds, start, stop) for bounds in every]
-                own = torch.cat([row[:0], *(row[part] for part, _ in places[processes.rank])])
-                if not is_finite(own):
-                    got = f"NaN or infinite ones on rank {processes.rank}"
-                    fail("weights", "finite numbers", got, "Train the module or load it again")
-                whole = own.new_empty(stop - start if processes.rank == 0 else 0, device="cpu")
-                own = own.cpu()
-                go_on(processes)
-                for sender, parts in enumerate(places):
-                    sizes = [part.stop - part.start for part, _ in parts]
-                    found = own
-                    if sender:
-                        into = own if processes.rank else own.new_empty(sum(sizes))
-                        found = processes.receive(into, sender)
-                    if processes.rank == 0:
-                        for (_, at), values in zip(parts, found.split(sizes), strict=True):
-                            whole[at : at + len(values)] = values
-                yield whole
-
-    def divided(
-        self, part: Float[Tensor, "*k D_r"], shape: tuple[int, ...] | None = None
-    ) -> DividedTensor:
-        """A tensor to write, from shards of a whole vector, or of several as rows.
-
-        Args:
-            part: the shards of this process.
-            shape: of the whole, if it is not that of vectors.
-        """
-        whole = shape or (*part.shape[:-1], self.size)
-        rows = tuple(part[None] if part.ndim == 1 else part)
-
-        def pieces() -> Iterator[Tensor]:
-            return self.pieces(rows, joined_processes())
-
-        return DividedTensor(torch.empty(whole, dtype=part.dtype, device="meta"), part, pieces)
-
-    def kept(self, rows: int = 1) -> list[slice]:
-        """Positions of the local shards in a matrix of whole vectors, row after row.
-
-        Args:
-            rows: number of vectors.
-        """
-        starts = [i * self.size for i in range(rows)]
-        return [
-            slice(i + p.start, i + p.stop) for i in starts for p in self.slices if p.stop > p.start
-        ]
-
     def digest(self, weights: Float[Tensor, "D_r"], processes: Processes) -> str:
         """A digest of the weights of all processes, the same for every number of them.
 
@@ -229,35 +161,6 @@ class ShardLayout:
                 sums += _hash_sums(piece, part.start + at)
         found = processes.sum_over_data(sums.view(np.int64)).view(np.uint64)
         return "".join(f"{int(number):016x}" for number in found)
-
-
-class Stopped(Exception):
-    """Another process has failed, and says why afterwards."""
-
-
-def go_on(processes: Processes, failed: bool = False) -> None:
-    """Say whether this process has failed, before the next exchange of all.
-
-    Raises:
-        Stopped: another one has.
-    """
-    if any(processes.gather(failed)) and not failed:
-        raise Stopped
-
-
-def _bounds(slices: tuple[slice, ...]) -> Int[np.ndarray, "parts 2"]:
-    return np.array([(part.start, part.stop) for part in slices], dtype=np.int64).reshape(-1, 2)
-
-
-def _overlaps(bounds: Int[np.ndarray, "parts 2"], start: int, stop: int) -> list[tuple[slice, int]]:
-    """Parts of a shard that lie in a range of the whole vector, and where they begin there."""
-    sizes = bounds[:, 1] - bounds[:, 0]
-    local = np.cumsum(sizes) - sizes - bounds[:, 0]
-    low, high = np.maximum(bounds[:, 0], start), np.minimum(bounds[:, 1], stop)
-    return [
-        (slice(int(local[i] + low[i]), int(local[i] + high[i])), int(low[i]) - start)
-        for i in np.flatnonzero(low < high)
-    ]
 
 
 def _hash_sums(values: Float[np.ndarray, "n"], start: int) -> UInt[np.ndarray, "2"]:

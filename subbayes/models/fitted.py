@@ -23,8 +23,6 @@ from subbayes.data.data import Data
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.diagnostics.surprise import Update
 from subbayes.distributed.divided_rows import exchanged
-from subbayes.distributed.sharded_subspaces import ShardedSubspace
-from subbayes.distributed.sharded_weights import is_sharded
 from subbayes.draws import Draws, DrawsFacts
 from subbayes.inference.engine import ENGINES
 from subbayes.inference.tempering import TemperatureChoice
@@ -41,8 +39,6 @@ from subbayes.networks.saving import (
     network_from,
     network_tensors,
 )
-from subbayes.networks.sharded.network import ShardedNetwork
-from subbayes.networks.sharded.saving import save_together, sharded_network_from, sharded_tensors
 from subbayes.networks.token_outputs import output_for
 from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import average
@@ -51,7 +47,6 @@ from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace, Subspace, SubspaceFacts
 from subbayes.subspaces.registry import SUBSPACES
-from subbayes.subspaces.sharded_random import sharded_from_facts
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_device, fail
 from subbayes.utils.modes import Mode
@@ -398,9 +393,6 @@ class FittedModel(Predictor):
     ) -> Path:
         """Save as a folder of safetensors and JSON, without pickle; `subbayes.load` opens it.
 
-        All processes save sharded weights together, in pieces of a few MiB and in the same format;
-        `load` takes a module in one piece or a sharded one.
-
         In the folder of an adapter of peft it is saved in the subfolder `subbayes`, with a model
         card in `README.md`, or `MODEL_CARD.md` if that exists; other files are left alone.
 
@@ -411,14 +403,14 @@ class FittedModel(Predictor):
             n_draws: save about this many draws, see `thin`; by default all.
 
         Raises:
-            InputError: the path is taken (pass `overwrite=True`), or cannot be written; or, in all
-                processes that save sharded weights together, another path in one of them.
+            InputError: the path is taken (pass `overwrite=True`), or cannot be written; sharded
+                weights.
         """
         kept = self if n_draws is None else self.thin(n_draws)
-        options: dict[str, Any] = {"overwrite": overwrite, "card": lambda: kept.card(scores)}
-        if isinstance(self.network, ShardedNetwork):
-            return save_together(kept, path, network=self.network, **options)
-        return save(kept, path, **options)
+        if self.network.is_sharded:
+            remedy = "Fit with Sampling(checkpoint=...): the same call has its draws again"
+            fail("model", "weights in one process", "weights sharded by fully_shard", remedy)
+        return save(kept, path, overwrite=overwrite, card=lambda: kept.card(scores))
 
     @property
     def sampled(self) -> Draws:
@@ -509,11 +501,8 @@ class FittedModel(Predictor):
 
     def tensors(self) -> dict[str, Any]:
         """Network, subspace, draws, and start points of an ensemble."""
-        if isinstance(self.network, ShardedNetwork):
-            tensors = sharded_tensors(self.network)
-        else:
-            tensors = {**network_tensors(self.network)}
-        tensors |= add_prefix("subspace", _stored(self.subspace)[1])
+        tensors: dict[str, Any] = {**network_tensors(self.network)}
+        tensors |= add_prefix("subspace", self.subspace.tensors())
         if self.starts is not None:
             tensors["starts"] = self.starts
         if self.draws is not None:
@@ -522,7 +511,7 @@ class FittedModel(Predictor):
 
     def facts(self) -> FittedFacts:
         """Everything but the tensors; the posterior and its data are not saved."""
-        subspace: Any = _stored(self.subspace)[0]  # a dict, which is checked when it is saved
+        subspace: Any = self.subspace.config()  # a dict, which is checked when it is saved
         return FittedFacts(
             network=network_facts(self.network),
             likelihood=self.likelihood.to_config(),
@@ -541,13 +530,6 @@ class FittedModel(Predictor):
         )
 
 
-def _stored(subspace: Subspace) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The facts and tensors of a subspace in one process."""
-    if isinstance(subspace, ShardedSubspace):
-        return subspace.stored()
-    return subspace.config(), subspace.tensors()
-
-
 @artifact("fitted-model", FittedFacts)
 def rebuild(
     tensors: dict[str, Any],
@@ -561,7 +543,7 @@ def rebuild(
     """Rebuild a fitted model from its artifact; see `subbayes.load`.
 
     Args:
-        tensors: as saved, or the parts of this process for a sharded module.
+        tensors: as saved.
         facts: as saved.
         module: a module of the same architecture, unless it is an `MLP`.
         data: the training data, to rebuild `posterior`.
@@ -572,14 +554,8 @@ def rebuild(
         facts.likelihood, likelihood, known_outputs(facts.network, output)
     )
     output = output_for(likelihood, output)
-    subspace: Subspace
-    if module is not None and is_sharded(module):
-        sharded = sharded_network_from(tensors, facts.network, module, output)
-        subspace = sharded_from_facts(sharded, facts.subspace, tensors)
-        network: Network = sharded
-    else:
-        subspace = facts.subspace.build(strip_prefix("subspace", tensors))
-        network = network_from(tensors, facts.network, subspace.shift, module, output)
+    subspace = facts.subspace.build(strip_prefix("subspace", tensors))
+    network = network_from(tensors, facts.network, subspace.shift, module, output)
     prior, temperature = Normal.from_config(facts.prior), facts.temperature
     prior.check_rank(subspace.rank)
     draws = None if facts.draws is None else Draws.from_state(tensors, facts.draws)

@@ -32,7 +32,6 @@ from subbayes.networks.mlp import MLP, MLPSettings
 from subbayes.networks.module_copy import private_copy
 from subbayes.networks.network import Network
 from subbayes.networks.outputs import HALF
-from subbayes.networks.sharded.network import ShardedNetwork, plain_module
 from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.utils.checks import fail, fail_type
 
@@ -125,7 +124,7 @@ def network_facts(network: Network) -> NetworkFacts:
             f"one whose weights have changed since: {_short(name)}",
             "Merge adapters and train in a copy, and fit again around a fresh base model",
         )
-    module = plain_module(network)
+    module = network.module_with()
     shown = module
     if network.base_names:
         shown = without_unused(module)
@@ -136,9 +135,7 @@ def network_facts(network: Network) -> NetworkFacts:
     if not network.base_names and any(dtype in HALF for dtype in dtypes):
         halves: Any = [str(dtype)[6:] for dtype in dtypes]  # `weights` is float32
         facts.dtypes = halves
-    if network.base_names and isinstance(network, ShardedNetwork):
-        facts.base = network.identity  # of `save_together`
-    elif network.base_names:
+    if network.base_names:
         facts.base = base_identity(network, network.base_names, network.unused)
     return facts
 
@@ -157,8 +154,6 @@ def base_identity(
 ) -> BaseFacts:
     """What identifies the base model of a network.
 
-    All processes of a sharded network have to call it; that of the first one counts.
-
     Every value is read, at about 1.5 GB a second: half a second for 400 million weights in
     bfloat16, ten seconds for 7 billion.
 
@@ -167,20 +162,12 @@ def base_identity(
         names: names of the parameters of its base model.
         unused: names that do not count, as `Network.unused`.
     """
-    module = plain_module(network)
-    if isinstance(network, ShardedNetwork):
-        every, dtypes = network.base_pieces(), network.base_dtypes
-    else:
-        tensors = {name: network.frozen[name].detach() for name in sorted({*names} - {*unused})}
-        every = (
-            (name, tuple(tensor.shape), tensor.reshape(-1).split(_DIGESTED))
-            for name, tensor in tensors.items()
-        )
-        dtypes = {tensor.dtype for tensor in tensors.values()}
+    module = network.module_with()
+    tensors = {name: network.frozen[name].detach() for name in sorted({*names} - {*unused})}
     shapes, values = hashlib.sha256(), hashlib.sha256()
-    for name, shape, parts in every:
-        shapes.update(f"{name} {shape}\n".encode())
-        for part in parts:
+    for name, tensor in tensors.items():
+        shapes.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        for part in tensor.reshape(-1).split(_DIGESTED):
             values.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
     known, others = dict(module.named_parameters()), {*names, *unused, *network.names}
     if unused:
@@ -193,7 +180,7 @@ def base_identity(
         settings=settings_digest(module),
         shapes=shapes.hexdigest(),
         values=values.hexdigest(),
-        dtypes=sorted(map(str, dtypes)),
+        dtypes=sorted({str(tensor.dtype) for tensor in tensors.values()}),
         model=_model_name(module),
     )
 

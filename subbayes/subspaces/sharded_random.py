@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,15 +14,9 @@ from subbayes.distributed.sharded_subspaces import (
     ShardedSubspace,
     sum_over_processes,
 )
-from subbayes.subspace import (
-    DenseSubspace,
-    RandomSubspace,
-    SparseRandomSubspace,
-    SubspaceFacts,
-    check_finite_weights,
-)
+from subbayes.subspace import SparseRandomSubspace
 from subbayes.subspaces.base import check_rank
-from subbayes.utils.checks import check_seed, fail
+from subbayes.utils.checks import check_seed
 from subbayes.utils.memory import check_memory
 
 if TYPE_CHECKING:
@@ -86,11 +79,6 @@ class ShardedRandomSubspace(ShardedDenseSubspace):
         """Name, rank, seed and a digest of the centre; all processes have to call it."""
         return ShardedSubspace.config(self) | {"seed": self.seed}
 
-    def stored(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What an artifact holds: `config` and `tensors` of a `RandomSubspace`."""
-        facts = {"name": RandomSubspace.__name__, "rank": self.rank, "seed": self.seed}
-        return facts, {"shift": self.layout.divided(self.shift)}
-
 
 class ShardedSparseRandomSubspace(ShardedSubspace):
     r"""The groups and signs of `SparseRandomSubspace` with the same seed, for the shards held.
@@ -135,33 +123,3 @@ class ShardedSparseRandomSubspace(ShardedSubspace):
     def config(self) -> dict[str, Any]:
         """Name, rank, seed and a digest of the centre; all processes have to call it."""
         return super().config() | {"seed": self.seed}
-
-    def stored(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What an artifact holds: `config` and `tensors` of a `SparseRandomSubspace`."""
-        facts = {"name": SparseRandomSubspace.__name__, "rank": self.rank, "seed": self.seed}
-        return facts, {"shift": self.layout.divided(self.shift)}
-
-
-def sharded_from_facts(
-    network: ShardedNetwork, facts: SubspaceFacts, tensors: Mapping[str, Any]
-) -> ShardedSubspace:
-    """Rebuild a subspace around a network at its centre from `Subspace.stored`.
-
-    Args:
-        network: the network, whose weights are the shift.
-        facts: those of the subspace.
-        tensors: tensors of the artifact, with the shards of this process.
-
-    Raises:
-        InputError: a kind that needs all weights in one process.
-    """
-    if facts.name == RandomSubspace.__name__:
-        return ShardedRandomSubspace(network, facts.rank, facts.seed)
-    if facts.name == SparseRandomSubspace.__name__:
-        return ShardedSparseRandomSubspace(network, facts.rank, facts.seed)
-    if facts.name != DenseSubspace.__name__:
-        expected = "random directions or a basis, for a sharded module"
-        fail("module", expected, f"a {facts.name}", "Load it around a module in one process")
-    basis = tensors["subspace.basis"].part.reshape(facts.rank, -1)
-    check_finite_weights("path", basis)
-    return ShardedDenseSubspace(network.layout, network.weights, basis)

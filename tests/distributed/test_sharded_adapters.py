@@ -16,11 +16,6 @@ ROUNDING = {"float64": 1e-12, "float32": 1e-4}
 SIXTEEN_BITS = [["sharded_sixteen_bits", kind] for kind in ("sparse", "gaussian")]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("adapters")
-
-
 @pytest.mark.few(2)
 @pytest.mark.parametrize("case", GRADIENTS)
 def test_gradients_are_those_of_whole_adapters(two_processes, case):
@@ -48,39 +43,13 @@ def test_gradients_of_sixteen_bits_are_added_up_in_float32(one_process, two_proc
 
 
 @pytest.mark.slow
-def test_adapters_beside_sharded_base_weights(two_processes, folder):
+def test_adapters_beside_sharded_base_weights(two_processes):
     for found in two_processes:
-        adapters = found[json.dumps(["sharded_adapters", str(folder / "one")])]
+        adapters = found['["sharded_adapters"]']
         assert len(set(adapters["size"])) == 1
         assert max(adapters["parts"]) < 0.65 * adapters["size"][0]
         assert adapters["draws"] < 1e-12
-        assert max(adapters["predict"]) < 1e-12  # fitted, loaded in one piece and sharded
+        assert adapters["predict"] < 1e-12
         assert adapters["weights"]
-        assert adapters["facts"], "the artifact is that of one process"
-        assert adapters["names"]
         assert adapters["described"]
-        assert adapters["card"] == ["MODEL_CARD.md", "README.md"]
-        assert len(adapters["refused"]) == 4
-        for error in adapters["refused"]:
-            assert error.startswith("module: expected the base model that the posterior was fit")
-
-
-@pytest.mark.slow
-def test_adapters_that_are_not_in_use_are_no_part_of_the_artifact(two_processes, folder):
-    for found in two_processes:
-        adapters = found[json.dumps(["sharded_artifacts", str(folder / "second")])]
-        assert adapters["facts"], "the artifact is that of one process"
-        assert adapters["identity"], "heads that are not called count"
-        assert adapters["names"]
-        assert max(adapters["predict"]) < 1e-12
-        assert adapters["gradient"] < 1e-12
-        assert adapters["flags"]
-        for error in adapters["refused"]:
-            assert "the adapter 'default' in use, as saved, got the adapter 'other'" in error
-
-
-@pytest.mark.slow
-def test_adapters_that_peft_loads_in_another_dtype_are_refused(two_processes, folder):
-    for found in two_processes:
-        error = found[json.dumps(["sharded_adapters_in_float32", str(folder / "float32")])]
-        assert error.startswith("module: expected adapters of bfloat16, as saved, got float32")
+        assert adapters["error"].startswith("model: expected weights in one process")

@@ -344,7 +344,7 @@ def left() -> dict[str, Any]:
     return {"groups": found, "own": before <= set(groups)}
 
 
-MODULES = ("engine", "sharded", "sharded_saving", "padded", "divided", "curvature", "training")
+MODULES = ("engine", "sharded", "padded", "divided", "curvature", "training")
 
 
 def case_of(name: str) -> Callable[..., dict[str, Any]]:

@@ -9,7 +9,7 @@ the same calls, one weight vector after the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -23,7 +23,6 @@ from subbayes.distributed.sharded_weights import (
     ShardLayout,
     is_sharded,
     joined_processes,
-    local_part,
     reshard,
     shard_layout,
     without_shards,
@@ -59,7 +58,6 @@ class ShardedNetwork(Network):
 
     Attributes:
         layout: which weights this process holds.
-        identity: of the base model beside adapters, after `sharded.saving.identify_base`.
 
     Raises:
         InputError: parameters that are not sharded beside others, another mesh, masks of
@@ -91,15 +89,12 @@ class ShardedNetwork(Network):
         self._set_parameters(named, chosen)
         self.layout: ShardLayout = shard_layout(module, self.names, processes)
         self.tied, self._has_lstm, self.shared_weights = {}, False, None
-        frozen = [name for name in named if name not in chosen]
         has_base = selects_adapters(parameters)
-        self.unused, self.base_names = frozenset(), ()
+        self.unused = frozenset(unused_names(module) if has_base else ())
+        frozen = [name for name in named if name not in chosen and name not in self.unused]
+        self.base_names = base_names_of(named, frozen) if has_base else ()
         self._frozen_layout = shard_layout(module, frozen, processes)
-        if has_base:
-            self.use_base(unused_names(module))
-        self.identity: Any = None  # of the base model, while it is saved
         self._frozen = dict(module.named_buffers())
-        self._replaced: dict[str, Tensor] = {}
         self.weights = self.layout.flatten(named)
 
     @property
@@ -129,8 +124,6 @@ class ShardedNetwork(Network):
             reshard(self._module)
             named: dict[str, Any] = dict(self._module.named_parameters())
             held, slopes = self.layout.flatten(named), {n: p.grad for n, p in named.items()}
-            others = {**named, **dict(self._module.named_buffers())}
-            kept = {name: local_part(others[name]).clone() for name in self._replaced}
             modes = [(part, part.training) for part in self._module.modules()]
             failed = True
             try:
@@ -139,7 +132,6 @@ class ShardedNetwork(Network):
                 for parameter in named.values():
                     parameter.grad = None
                 self.layout.write(named, weights)
-                _set(others, self._replaced)
                 with (
                     requiring_gradients(self._module, self.names),
                     torch.enable_grad() if gradient else torch.no_grad(),
@@ -149,7 +141,6 @@ class ShardedNetwork(Network):
             finally:
                 reshard(self._module, after_error=failed)
                 self.layout.write(named, held)
-                _set(others, kept)
                 for name, parameter in named.items():
                     parameter.grad = slopes[name]
                 for part, training in modes:
@@ -209,66 +200,11 @@ class ShardedNetwork(Network):
     def architecture(self) -> str:
         """The printed form of the module, with a digest of frozen weights of all processes."""
         printed = architecture_of(self.module_without_shards)
-        used = [name for name in self._frozen_layout.names if name not in self.unused]
-        if not used:
+        if not self._frozen_layout.names:
             return printed
-        named, processes = dict(self._module.named_parameters()), joined_processes()
-        layout = shard_layout(self._module, used, processes)
-        digest = layout.digest_of(named | self._replaced, processes)
+        named = dict(self._module.named_parameters())
+        digest = self._frozen_layout.digest_of(named, joined_processes())
         return f"{printed} beside frozen weights {digest}"
-
-    @property
-    def frozen_shards(self) -> dict[str, tuple[ShardLayout, Tensor]]:
-        """The part that this process holds of each parameter that is not a weight."""
-        named = dict(self._module.named_parameters()) | self._replaced
-        return {
-            name: (shard_layout(self._module, [name], joined_processes()), local_part(named[name]))
-            for name in self._frozen_layout.names
-        }
-
-    def use_base(self, unused: Collection[str]) -> None:
-        """Take frozen parameters as a base model, where a file names the adapters.
-
-        Args:
-            unused: see `Network`.
-        """
-        self.unused = frozenset(unused)
-        names = [n for n in self._frozen_layout.names if n not in self.unused]
-        self.base_names = base_names_of(dict(self._module.named_parameters()), names)
-
-    @property
-    def base_dtypes(self) -> set[torch.dtype]:
-        """Dtypes of the parameters of the base model beside adapters."""
-        return {self._module.get_parameter(name).dtype for name in self.base_names}
-
-    def base_pieces(self) -> Iterator[tuple[str, tuple[int, ...], Iterator[Tensor]]]:
-        """Names, shapes and numbers of the base model; all processes have to iterate over them.
-
-        The first process gets the numbers, in pieces, and the others empty pieces.
-        """
-        named, processes = dict(self._module.named_parameters()), joined_processes()
-        for name in sorted(self.base_names):
-            part = local_part(named[name]).reshape(-1)
-            pieces = shard_layout(self._module, [name], processes).pieces([part], processes)
-            yield name, self.shape_of(name), pieces
-
-    def shape_of(self, name: str) -> tuple[int, ...]:
-        """The shape of a whole parameter."""
-        return tuple(self._module.get_parameter(name).shape)
-
-    def local_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of what this process holds of a parameter or buffer."""
-        named = {**dict(self._module.named_parameters()), **self._frozen}
-        return tuple(local_part(named[name]).shape)
-
-    def with_buffers(self, buffers: Mapping[str, Tensor]) -> Network:
-        """The same network with other buffers and shards of frozen parameters within its calls."""
-        other = super().with_buffers(
-            {name: t for name, t in buffers.items() if name in self._frozen}
-        )
-        assert isinstance(other, ShardedNetwork)
-        other._replaced = self._replaced | dict(buffers)
-        return other
 
     def _check_size(self, weights: Tensor) -> None:
         if weights.shape != (self.layout.local_size,):
@@ -300,13 +236,6 @@ def plain_module(network: Network) -> nn.Module:
     if isinstance(network, ShardedNetwork):
         return network.module_without_shards
     return network.module_with()
-
-
-def _set(tensors: Mapping[str, Any], parts: Mapping[str, Tensor]) -> None:
-    """Set the local parts of tensors in place."""
-    with torch.no_grad():
-        for name, values in parts.items():
-            local_part(tensors[name]).copy_(values)
 
 
 class ShardedDensity:

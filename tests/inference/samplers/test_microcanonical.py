@@ -138,7 +138,7 @@ def test_points_without_density_have_an_infinite_error():
             return value, gradient
 
     z, u = np.zeros((3, 2)), unit_vectors(np.ones((3, 2)))
-    new = isokinetic_step(Broken(2), z, u, np.zeros(3), z, z + 1, np.ones(3), "minimal-norm")
+    new = isokinetic_step(Broken(2), z, u, np.zeros(3), z, z + 1, np.ones(3))
     assert (new.value[:2] == -np.inf).all()
     assert (new.error[:2] == np.inf).all()
     assert np.isfinite(new.gradient).all()
