@@ -14,7 +14,7 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.many_products import ManyProducts
 from subbayes.data.data import Data
-from subbayes.inference import cross_validate_prior, linearised_laplace, tune_prior
+from subbayes.inference import choose_prior, linearised_laplace, tune_prior
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from subbayes.subspace import RandomSubspace
 from subbayes.subspaces import from_mask, optimal, subnetwork
@@ -124,11 +124,11 @@ def test_saving_and_the_prior_by_evidence(device, form, tmp_path):
 
 
 @pytest.mark.slow
-def test_cross_validation_and_subspaces(device):
+def test_held_out_rows_and_subspaces(device):
     network, likelihood, data = problem("gaussian", device)
-    with pytest.warns(UserWarning, match="trained on the held-out rows"):
-        posterior, scores = cross_validate_prior(
-            network, likelihood, data, prior_precisions=(0.1, 1.0), folds=2
+    with pytest.warns(UserWarning, match="of those tried"):
+        posterior, scores = choose_prior(
+            network, likelihood, data, validation=data, prior_precisions=(0.1, 1.0)
         )
     assert np.isfinite(list(scores.values())).all()
     random = RandomSubspace(network.weights, 3)

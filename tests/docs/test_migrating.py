@@ -43,8 +43,8 @@ def test_models_of_transformers_predict(names):
 
 def test_calls_of_the_table_exist(names):
     """Each right-hand side with a call on `posterior` does run; names are public."""
-    from subbayes.inference.laplace.cross_validation import cross_validate_prior
     from subbayes.inference.laplace.linearised import tune_prior
+    from subbayes.inference.laplace.prior_choice import choose_prior
 
     posterior, new = names["posterior"], names["new"]
     for method in ("probit", "monte-carlo", "laplace-bridge", "network"):
@@ -56,7 +56,7 @@ def test_calls_of_the_table_exist(names):
     assert posterior.precision.variances().shape == (names["network"].size,)
     assert tune_prior(posterior, noise=False).prior_precision > 0
     validation = names["new"], torch.arange(50) % 2
-    assert cross_validate_prior(
+    assert choose_prior(
         names["network"],
         Categorical(),
         names["data"],

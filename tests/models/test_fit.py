@@ -39,7 +39,7 @@ from subbayes import (
 )
 from subbayes.artifacts import folder as artifact
 from subbayes.artifacts import saving
-from subbayes.inference import cross_validate_prior, tune_prior
+from subbayes.inference import choose_prior, tune_prior
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.mclmc import MCLMC
@@ -1126,7 +1126,7 @@ def test_devices_that_are_not_there(saved, device):
 def test_a_module_in_place_of_a_network():
     subspace = FullSubspace(torch.zeros(26))
     for call in (
-        lambda: cross_validate_prior(net(), "gaussian", data(), validation=data()),
+        lambda: choose_prior(net(), "gaussian", data(), validation=data()),
         lambda: Posterior(net(), Gaussian(1.0), data(), subspace),
     ):
         with pytest.raises(InputTypeError, match="network: expected a Network, got Sequential"):

@@ -751,5 +751,5 @@ def _warn_if_underconfident(posterior: LinearisedPosterior) -> None:
             f"prior: at the precision {posterior.prior_precision:.3g} of the largest evidence, "
             f"labels of training rows have a mean probability of {doubtful:.2f}, and "
             f"{sure:.2f} by the network: predictions are underconfident. Choose the prior on "
-            f"held-out rows (cross_validate_prior){other}"
+            f"held-out rows (choose_prior){other}"
         )

@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import subbayes
 from subbayes import InputError, Network, subspaces
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.laplace.cross_validation import cross_validate_prior
 from subbayes.inference.laplace.linearised import Evidence, linearised_laplace, tune_prior
 from subbayes.inference.laplace.linearised_engine import LinearisedLaplace, predict_linearised
+from subbayes.inference.laplace.prior_choice import choose_prior
 from subbayes.predictions.gaussian import (
     ClassPredictive,
     GaussianPredictive,
@@ -328,23 +328,6 @@ def test_evidence_in_other_units_of_y():
     assert other.scale_noise(2.0).likelihood.noise == pytest.approx(0.6)
 
 
-def test_cross_validation_against_fits_to_each_fold():
-    net, likelihood, (x, y), _ = problem(6)
-    found, scores = cross_validate_prior(
-        net, likelihood, (x, y), folds=3, seed=1, prior_precisions=(0.1, 10.0)
-    )
-    order = np.random.default_rng(1).permutation(15)
-    total = dict.fromkeys(scores, 0.0)
-    for part in np.array_split(order, 3):
-        rest = np.setdiff1d(order, part)
-        for p in scores:
-            fitted = linearised_laplace(net, likelihood, (x[rest], y[rest]), prior_precision=p)
-            total[p] += fitted.predict(x[part]).log_prob(y[part]).sum() / 15
-    for key, score in scores.items():
-        assert math.isclose(score, total[key], rel_tol=1e-7)
-    assert found.prior_precision == max(scores, key=lambda key: scores[key])
-
-
 @cache
 def overfitted():
     """A classifier trained on 60 noisy labels, and 180 held-out rows."""
@@ -365,57 +348,23 @@ def trained_on(rows):
 
 
 @pytest.mark.slow
-def test_cross_validation_on_training_rows_selects_the_edge_of_the_grid():
+def test_the_prior_of_held_out_rows():
     net, data, validation = overfitted()
     likelihood = subbayes.likelihoods.Categorical()
-    with pytest.warns(
-        UserWarning, match="pass validation=, rows that were not used in training"
-    ) as warned:
-        seen, _ = cross_validate_prior(net, likelihood, data)
+    with pytest.warns(UserWarning, match="10000 is the largest of those tried, and others beyond"):
+        seen, _ = choose_prior(net, likelihood, data, validation=data)
     assert seen.prior_precision == 1e4
-    assert [str(w.message).split(";")[0] for w in warned] == [
-        "data: the weights were trained on the held-out rows, whose scores favour too narrow a "
-        "prior",
-        "prior_precisions: 10000 is the largest of those tried, and others beyond it may be better",
-    ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        held, scores = cross_validate_prior(net, likelihood, data, validation=validation)
-        anew, honest = cross_validate_prior(
-            net,
-            likelihood,
-            data,
-            retrain=trained_on,
-            folds=3,
-            prior_precisions=(1e-4, 1e-2, 1.0, 1e4),
-        )
+        held, scores = choose_prior(net, likelihood, data, validation=validation)
         streamed = DataLoader(TensorDataset(*validation), batch_size=50)
-        _, again = cross_validate_prior(net, likelihood, data, validation=streamed)
+        _, again = choose_prior(net, likelihood, data, validation=streamed)
     assert 1e-4 < held.prior_precision < 1e3
-    assert anew.prior_precision == 1e-2
     assert again == pytest.approx(scores, rel=1e-9)
-    # against new posteriors, and networks trained on each fold
-    p = held.prior_precision
+    p = held.prior_precision  # against a new posterior
     alone = linearised_laplace(net, likelihood, data, prior_precision=p).predict(validation[0])
     assert math.isclose(scores[p], alone.log_prob(validation[1]).mean(), rel_tol=1e-7)
-    (x, y), total = data, 0.0
-    for part in np.array_split(np.random.default_rng(0).permutation(60), 3):
-        rest = np.setdiff1d(np.arange(60), part)
-        fitted = linearised_laplace(
-            trained_on((x[rest], y[rest])), likelihood, (x[rest], y[rest]), prior_precision=1.0
-        )
-        total += fitted.predict(x[part]).log_prob(y[part]).sum() / 60
-    assert math.isclose(honest[1.0], total, rel_tol=1e-6)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_messages_about_held_out_rows():
-    net, likelihood, data, _ = problem(7, 3)
-    space = subbayes.subspace.RandomSubspace(net.weights, 2)
-    with pytest.raises(InputError, match="validation and retrain: expected one of the two, got b"):
-        cross_validate_prior(net, likelihood, data, retrain=trained_on, validation=data)
-    with pytest.raises(InputError, match="subspace: expected None with retrain, got Random"):
-        cross_validate_prior(net, likelihood, data, space, retrain=trained_on)
+    assert p == max(scores, key=lambda key: scores[key])
 
 
 def test_low_rank_evidence_is_an_upper_bound():
