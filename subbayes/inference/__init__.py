@@ -21,7 +21,6 @@ _NAMES = {
     "RealNVP": "variational.variational",
     "SMC": "samplers.smc",
     "Sampling": "configuration",
-    "SliceSampling": "samplers.slice",
     "choose_prior": "laplace.prior_choice",
     "choose_temperature": "tempering",
     "from_log_prob": "function_density",

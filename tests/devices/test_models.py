@@ -98,7 +98,6 @@ def test_every_subspace(device, subspace, tmp_path):
         RealNVP(steps=8),
         "nuts",
         "hmc",
-        "slice",
         ParallelTempering(),
         SMC(),
     ],

@@ -67,7 +67,6 @@ ENGINES = (
     "pca",
     "random",
     "sequential-monte-carlo",
-    "slice-sampling",
     "swag",
 )
 pytestmark = [

@@ -143,7 +143,6 @@ ENGINES = [
     "elliptical-slice",
     "nuts",
     "hmc",
-    "slice",
     ParallelTempering(),
     SMC(),
     "laplace",
