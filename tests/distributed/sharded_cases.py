@@ -337,14 +337,6 @@ def _fit(**options: Any) -> Callable[[], Any]:
     return lambda: subbayes.fit(sharded(plain()), table(20), **({"subspace": "random"} | options))
 
 
-def _summed_gradients() -> Any:
-    density, _ = two_posteriors(100)
-    for part in density.network._module.modules():
-        if hasattr(part, "set_gradient_divide_factor"):
-            part.set_gradient_divide_factor(1.0)
-    return density.value_and_grad(np.zeros((1, 4)))
-
-
 def _recorded(**options: Any) -> TrajectoryRecorder:
     recorder = TrajectoryRecorder(**options)
     module = sharded(plain())
@@ -377,7 +369,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
         table(20),
         RandomSubspace(torch.zeros(3).double(), 2),
     ),
-    "gradients": _summed_gradients,
     "sparse": lambda: subbayes.sparse.convert(sharded(plain())),
     "swag": lambda: _recorded().swag(2),
     "state": lambda: _recorded().state(),

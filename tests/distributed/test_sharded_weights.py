@@ -59,7 +59,6 @@ MESSAGES = {
     "chain groups": "chain_groups: expected 1 for sharded weights or rows",
     "rank": "rank: expected at most 97, the number of weights, got 1000",
     "size": "subspace: expected 97 weights, as the network has, got 3",
-    "gradients": "module: expected gradients averaged over processes, as FSDP2 makes them, got 2",
     "swag": "recorder: expected whole weights for draws of SWAG, got shards of this process",
     "state": "recorder: expected whole weights for a saved recorder, got shards of this process",
     "masks of a trajectory": "parameters: expected names of whole parameters of a sharded module",
@@ -141,8 +140,6 @@ def test_a_module_that_fails_is_restored(two_processes):
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_needs_all_weights_is_refused_in_one_line(two_processes, what):
-    if what == "gradients" and not hasattr(FSDPModule, "set_gradient_divide_factor"):
-        pytest.skip("before torch 2.8 there is no other factor")
     for found in two_processes:
         error = found['["sharded_refused"]'][what]
         assert MESSAGES[what] in error

@@ -8,17 +8,14 @@ the same calls, one weight vector after the other.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.distributed.exact_sum import decode, encode
 from subbayes.distributed.sharded_weights import (
     ShardLayout,
     is_sharded,
@@ -255,7 +252,6 @@ class ShardedDensity:
 
     def __init__(self, network: ShardedNetwork, likelihood: Likelihood, what: str) -> None:
         self.network, self.likelihood, self.what = network, likelihood, what
-        self._is_checked = what != "grad"
 
     def use_eager(self, reason: str) -> None:
         """It always is."""
@@ -265,48 +261,8 @@ class ShardedDensity:
         if self.what != "grad":
             return torch.stack([self._terms(self.network(w, inputs), y) for w in weights])
         found = [self.network.pull(w, inputs, lambda f: self._score(f, y)) for w in weights]
-        if not self._is_checked:
-            self._check_gradient(weights[0], inputs, self._score(found[0][0], y), found[0][1])
-            self._is_checked = True
         values = torch.stack([self._terms(outputs, y).sum() for outputs, _ in found])
         return torch.stack([gradient for _, gradient in found]), values
-
-    def _check_gradient(
-        self,
-        weights: Float[Tensor, "D_r"],
-        inputs: Inputs,
-        score: Float[Tensor, "n C"],
-        gradient: Float[Tensor, "D_r"],
-    ) -> None:
-        """Compare a gradient of all processes with a difference of their outputs along it, once.
-
-        A module may sum gradients instead of averaging them, or not exchange them at all, which it
-        does not tell.
-
-        Raises:
-            InputError: a gradient that is far from the difference.
-        """
-        lengths = _over_processes(gradient.square().sum(), weights.square().sum())
-        slope, step = lengths[0] ** 0.5, 1e-3 * max(lengths[1], 1e-12) ** 0.5
-        if not 0 < slope < math.inf:
-            return
-        above, below = (
-            self.network(
-                torch.add(weights, gradient.to(weights), alpha=sign * step / slope), inputs
-            )
-            for sign in (1, -1)
-        )
-        terms = (above - below).double() * score
-        found, size = _over_processes(terms.sum(), (above.double() * score).abs().sum())
-        ratio = found / (2 * step * slope)
-        noise = size * torch.finfo(above.dtype).eps / (step * slope)
-        if noise < 1e-2 and not 0.7 < ratio < 1.4:
-            fail(
-                "module",
-                "gradients averaged over processes, as FSDP2 makes them",
-                f"{1 / ratio if ratio else math.inf:.3g} times these",
-                "Leave out set_gradient_divide_factor and set_requires_gradient_sync",
-            )
 
     def _terms(self, outputs: Float[Tensor, "n C"], y: Targets | None) -> Float[Tensor, "*n"]:
         if y is None:
@@ -319,12 +275,6 @@ class ShardedDensity:
 
     def _score(self, outputs: Float[Tensor, "n C"], y: Targets | None) -> Float[Tensor, "n C"]:
         return torch.zeros_like(outputs) if y is None else self.likelihood.score(outputs, y)
-
-
-def _over_processes(*numbers: Float[Tensor, ""]) -> list[float]:
-    """The sums of numbers over all processes."""
-    own = np.array([float(number) for number in numbers])
-    return list(decode(joined_processes().sum_over_data(encode(own))).tolist())
 
 
 def network_of(
