@@ -12,8 +12,9 @@ import os
 import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from subbayes.utils.checks import InputError, fail_type
 from subbayes.utils.warning import is_first_process
@@ -76,7 +77,7 @@ def read_start(path: Path, most: int) -> bytes:
         return file.read(min(most, os.fstat(file.fileno()).st_size + 1))
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a file to read it; a pipe or a device is not waited for."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "Not a file")

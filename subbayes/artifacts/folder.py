@@ -28,6 +28,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import numpy as np
 import torch
+from torch import Tensor
 
 from subbayes.artifacts.facts import canonical_bytes, decode, encode, parse
 from subbayes.artifacts.files import (

@@ -12,8 +12,9 @@ import math
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -169,10 +170,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], str]:
     return tensors, digest.hexdigest()
 
 
-def _read(file: BinaryIO, entry: _Entry, digest: Any) -> Tensor:
+def _read(file: BufferedReader, entry: _Entry, digest: Any) -> Tensor:
     """The tensor whose numbers begin here in the file."""
     size = entry.data_offsets[1] - entry.data_offsets[0]
-    check_memory("path", "the tensors", size, "Free some memory, or check where the file is from")
+    check_memory(
+        "path", "the tensors of a file", size, "Free some memory, or check where the file is from"
+    )
     values = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
     held = values.reshape(-1).view(torch.uint8).numpy() if size else np.empty(0, np.uint8)
     for begin in range(0, size, _PIECE):
