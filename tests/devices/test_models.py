@@ -67,7 +67,6 @@ def check_model(model, device, x, y):
         Optimal(rank=2),
         *(Subnetwork(rank=4, by=by) for by in ("predictive", "variance", "swag", "magnitude")),
         Subnetwork(rank=6, by="last-layer"),
-        Subnetwork(rank=3, by="wasserstein"),
         "full",
     ],
     ids=str,

@@ -120,7 +120,6 @@ SUBSPACES = [
     Optimal(rank=2),
     *(Subnetwork(rank=4, by=by) for by in ("predictive", "variance", "swag", "magnitude")),
     Subnetwork(rank=6, by="last-layer"),
-    Subnetwork(rank=3, by="wasserstein"),
     "full",
 ]
 
