@@ -35,7 +35,7 @@ _ELSEWHERE = (
 _IMPROPER = 1e15  # coordinates of chains that disagree, where the density has no finite integral
 
 Validity = Literal["exact", "approximation", "ensemble"]
-Prediction = Literal["network", "linearised", "linearised-draws"]
+Prediction = Literal["network", "linearised"]
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,7 @@ class Draws:
             an approximation, "ensemble" for separately trained networks.
         independent: whether all draws are independent, like those of an approximation.
         prediction: "network" averages the network's predictions over the draws; "linearised"
-            predicts in closed form by the linearised network, from `moments`;
-            "linearised-draws" by averages of its outputs over the draws.
+            predicts in closed form by the linearised network, from `moments`.
         temperature: T of the posterior.
         pareto_k: Pareto k of the importance ratios of an approximation; NaN if unknown.
         converged: whether an optimisation converged; None if there is none.

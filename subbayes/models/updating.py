@@ -88,7 +88,7 @@ def updated_draws(
         warnings: of the draws before, which resampled ones keep.
 
     Raises:
-        InputError: sharded rows or weights, or many processes; sampled draws of linearised Laplace;
+        InputError: sharded rows or weights, or many processes;
             a forgetting that is not above 0 and at most 1; new rows too informative for importance
             weights, with separate chains or fewer than four draws of each coordinate.
     """
@@ -98,9 +98,6 @@ def updated_draws(
     if posterior.needs_all_processes or current() is not None:
         got = "sharded ones, or many processes"
         fail("new_rows", "rows and weights of one process that works alone", got)
-    if draws.prediction == "linearised-draws":
-        got = "draws of LinearisedLaplace(covariance='sampled')"
-        fail("model", "one with a covariance or draws of the network", got, "Refit")
     if draws.prediction == "linearised":
         return _update_linear_model(posterior, draws, forgetting, seed)
     return _update_draws(posterior, draws, forgetting, seed, separate, warnings)

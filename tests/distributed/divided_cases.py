@@ -150,10 +150,6 @@ def divided_laplace(shares: list[int], method: str) -> dict[str, Any]:
     engine = subbayes.inference.LinearisedLaplace
     options: dict[str, Any] = {
         "evidence": {"subspace": "full", "prior": "evidence"},
-        "sampled": {
-            "subspace": "full",
-            "inference": engine(covariance="sampled", tolerance=1e-5, solver="primal"),
-        },
         "optimal": {"subspace": subbayes.subspaces.Optimal(rank=3, inputs=new)},
         "subnetwork": {"subspace": subbayes.subspaces.Subnetwork(rank=9, by="variance")},
     }[method]
@@ -330,10 +326,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "epochs": _fit(_normalised, training=Training(epochs=5)),
     "curve": _fit(subspace="curve"),
     "optimal": _fit(subspace="optimal"),
-    "dual": _fit(
-        subspace="full",
-        inference=subbayes.inference.LinearisedLaplace(covariance="sampled", solver="dual"),
-    ),
     "predictive": _fit(subspace="subnetwork"),
     "minibatches": _fit(inference=subbayes.inference.MeanFieldVI(batch_size=10, steps=8)),
     "rows": lambda: posterior(_data()).value_and_grad(np.zeros((1, 4)), np.arange(3)),

@@ -35,7 +35,7 @@ FITS = [
     ["divided_fit", [50, 150], "laplace-linearised"],
     ["divided_fit", [0, 200], "laplace-linearised"],
 ]
-METHODS = ["evidence", "sampled", "optimal", "subnetwork"]
+METHODS = ["evidence", "optimal", "subnetwork"]
 LAPLACE = [["divided_laplace", [50, 150], method] for method in METHODS]
 SAME, LOADED = ["divided_same_rows"], ["divided_loaded", [70, 130]]
 BLOCKS = [["divided_linearised", shares] for shares in ([96, 104], [32, 168], [0, 200])]
@@ -49,7 +49,6 @@ MESSAGES = {
     "epochs": "training: expected Training(epochs=0, swa_epochs=0) for BatchNorm and sharded rows",
     "curve": "subspace: expected a subspace that is a sum over rows or a trajectory for",
     "optimal": "subspace: expected a subspace that is a sum over rows or a trajectory for",
-    "dual": "solver: expected 'auto' or 'primal' for sharded rows, got 'dual'",
     "predictive": "subspace: expected a subspace that is a sum over rows or a trajectory for",
     "minibatches": "data: expected all rows in each process, got sharded rows",
     "rows": "data: expected all rows in each process, got sharded rows",

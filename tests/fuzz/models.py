@@ -20,7 +20,6 @@ from subbayes.baselines.mc_dropout import mc_dropout
 from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.inference.laplace.linearised import linearised_laplace
-from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.hmc import HMC
 from subbayes.inference.samplers.mams import MAMS
@@ -242,12 +241,6 @@ MODELS: dict[str, Example] = {
             subspace="full",
             inference="hmc",
             sampling=replace(FEW, initial="ensemble"),
-        ),
-        _load,
-    ),
-    "fitted-full-sampled": Example(
-        partial(
-            _fitted, _mlp(), subspace="full", inference=LinearisedLaplace(covariance="sampled")
         ),
         _load,
     ),

@@ -14,9 +14,7 @@ from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
 
 X = torch.randn(24, 2, generator=torch.Generator().manual_seed(0))
 MADE = {name: engine_of(name) for name in ENGINES} | {
-    "sampled": LinearisedLaplace(covariance="sampled"),
-    "sampled, with a step": LinearisedLaplace(covariance="sampled", gauss_newton_step=True),
-    "with a step": LinearisedLaplace(gauss_newton_step=True),
+    "with a step": LinearisedLaplace(gauss_newton_step=True)
 }
 
 

@@ -26,7 +26,6 @@ from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.draws import Draws
 from subbayes.inference.engine import ENGINES, Engine
 from subbayes.inference.laplace.linearised import linearised_laplace
-from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
 from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.variational.variational import FullRankVI, MeanFieldVI, RealNVP
@@ -89,7 +88,6 @@ def from_function(posterior: Any, sampling: Sampling) -> Draws:
 OF_STEPS = {"vi": MeanFieldVI(20), "full-rank-vi": FullRankVI(20), "realnvp": RealNVP(20)}
 USED: dict[str, Any] = {
     **{name: OF_STEPS.get(name, name) for name in ENGINES},
-    "sampled": LinearisedLaplace(covariance="sampled"),
     "reference": EllipticalSlice(reference=Normal(0.5)),
     "subclass": Mine(),
     "own": Another(),

@@ -328,9 +328,6 @@ def test_forgetting_is_above_0_and_at_most_1(forgetting):
 
 
 def test_models_without_moments_or_draws_and_sharded_rows_are_refused(monkeypatch):
-    sampled = fitted(rows(20), LinearisedLaplace(covariance="sampled"))
-    with pytest.raises(InputError):
-        sampled.update(rows(5))
     model = fitted(rows(20))
     with pytest.raises(InputError):
         replace(model, draws=None).update(rows(5))

@@ -130,8 +130,7 @@ def test_few_outputs_have_the_same_closed_form():
     torch.testing.assert_close(found.precision.z_covariance, torch.linalg.inv(inside))
 
 
-@pytest.mark.parametrize("covariance", ["exact", "sampled"])
-def test_fit_of_many_classes_predicts_by_draws(covariance, tmp_path):
+def test_fit_of_many_classes_predicts_by_draws(tmp_path):
     _, _, (x, y) = problem(1200)
     model = fit(
         Tagger(1200).double(),
@@ -139,7 +138,7 @@ def test_fit_of_many_classes_predicts_by_draws(covariance, tmp_path):
         likelihood="tokens",
         parameters="between.*",
         subspace=subbayes.subspaces.Random(rank=3),
-        inference=LinearisedLaplace(covariance=covariance),
+        inference=LinearisedLaplace(),
         training=Training(epochs=3),
         sampling=Sampling(draws=50, chains=2, progress=False),
     )
@@ -150,8 +149,7 @@ def test_fit_of_many_classes_predicts_by_draws(covariance, tmp_path):
     z = torch.from_numpy(model.draws.flat().copy())
     f = network(space.shift, x[:2]).detach() + (z @ J.T).reshape(len(z), 2, -1)
     p = f.unflatten(2, (L, -1)).softmax(-1).mean(0)
-    limit = 1e-8 if covariance == "sampled" else 5e-3
-    np.testing.assert_allclose(found.probabilities, p, atol=limit)
+    np.testing.assert_allclose(found.probabilities, p, atol=5e-3)
     loaded = subbayes.load(model.save(tmp_path / "model"), Tagger(1200).double())
     np.testing.assert_allclose(loaded.predict(x[:2]).probabilities, found.probabilities)
 

@@ -6,10 +6,9 @@ import torch
 from jacobians import dense, problem
 
 import subbayes
-from subbayes import InputError, Network, Sampling, Training, fit
+from subbayes import InputError, Network
 from subbayes.inference import linearised_laplace, tune_prior
 from subbayes.inference.laplace.linearised import Evidence
-from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
 from subbayes.likelihoods import CategoricalTokens, Gaussian
 from subbayes.subspaces.optimal import optimal
 
@@ -135,65 +134,6 @@ def test_optimal_subspace_by_draws_keeps_almost_as_much():
     assert kept[1] > 0.95 * kept[0]
 
 
-X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0)).double()
-Y = torch.sin(2 * X[:, 0])
-
-
-def fitted(engine, subspace="full", temperature=1.0):
-    return fit(
-        subbayes.MLP(2, (6,), 1, "tanh", seed=0).double(),
-        (X, Y),
-        subspace=subspace,
-        inference=engine,
-        prior=0.7,
-        temperature=temperature,
-        training=Training(epochs=20),
-        sampling=Sampling(draws=S // 4, chains=4, progress=False),
-    )
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("step", [False, True])
-@pytest.mark.parametrize("where", ["full", "pca"])
-def test_fit_draws_from_the_exact_gaussian(where, step, tmp_path):
-    space = subbayes.subspaces.PCA(rank=4) if where == "pca" else "full"
-    settings = dict(gauss_newton_step=step)
-    exact = fitted(LinearisedLaplace(**settings), space, 2.0)
-    sampled = fitted(LinearisedLaplace(covariance="sampled", **settings), space, 2.0)
-    mean, covariance = exact.draws.moments.mean, exact.draws.moments.covariance
-    z, sd = sampled.draws.flat(), np.sqrt(np.diag(covariance))
-    assert (np.abs(z.mean(0) - mean) < 4.5 * sd / S**0.5 + 0.01 * np.abs(mean)).all()
-    limit = 5 * np.sqrt((np.outer(sd, sd) ** 2 + covariance**2) / S)
-    assert (np.abs((z - mean).T @ (z - mean) / S - covariance) < limit).all()
-    one, other = exact.predict(X[:5]), sampled.predict(X[:5])
-    assert (np.abs(other.epistemic / one.epistemic - 1) < 4.5 * (2 / S) ** 0.5).all()
-    assert (np.abs(other.mean - one.mean) < 4.5 * np.sqrt(one.epistemic / S) + 0.01).all()
-    path = sampled.save(tmp_path / "model")
-    assert np.array_equal(subbayes.load(path).predict(X[:5]).std, other.std)
-
-
-def test_evidence_prior_by_draws():
-    model = fit(
-        subbayes.MLP(2, (6,), 1, "tanh", seed=0).double(),
-        (X, Y),
-        subspace="full",
-        inference=LinearisedLaplace(covariance="sampled"),
-        prior=subbayes.priors.EvidencePrior("sampled"),
-        training=Training(epochs=20),
-        sampling=Sampling(draws=8, chains=4, progress=False),
-    )
-    assert model.settings["prior"] == {"evidence": "sampled"}
-    assert model.predict(X[:3]).std.shape == (3,)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_bad_settings_of_the_engine():
-    with pytest.raises(InputError, match="covariance: expected one of 'exact', 'sampled', got"):
-        LinearisedLaplace(covariance="kfac")
-    with pytest.raises(InputError, match="tolerance: expected a number strictly between 0"):
-        LinearisedLaplace(covariance="sampled", tolerance=-1.0)
-
-
 class Places(torch.nn.Module):
     """Logits of three classes at each of 6 x 6 pixels."""
 
@@ -234,9 +174,10 @@ def test_segmentation_predicts_by_its_draws_as_the_exact_posterior():
 def test_many_outputs_without_a_matrix_of_them():
     module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 3000))
     net = Network(module.double())
-    y = torch.randn(4, 3000, generator=torch.Generator().manual_seed(0)).double()
-    posterior = linearised_laplace(net, Gaussian(0.5), (X[:4], y), covariance="sampled", samples=10)
-    predictive = posterior.predict(X[:4])
+    generator = torch.Generator().manual_seed(0)
+    x, y = (torch.randn(4, size, generator=generator).double() for size in (2, 3000))
+    posterior = linearised_laplace(net, Gaussian(0.5), (x, y), covariance="sampled", samples=10)
+    predictive = posterior.predict(x)
     assert predictive.kind == "mixture"
     assert predictive.epistemic.shape == (4, 3000)
 
