@@ -20,6 +20,7 @@ from subbayes.curvature.row_sums import sum_over_rows
 from subbayes.utils.memory import temporary_size
 
 _NUMBERS = 2**20  # of gradients that are formed at once
+_BYTES = 2**26  # of the gradients of a block of rows
 
 
 class Diagonal(Precision):
@@ -94,7 +95,8 @@ def squared_column_norms(rows: Jacobian) -> Float[Tensor, "D"]:
     """
     total = torch.zeros(rows.size, dtype=torch.float64, device=rows.network.device)
     most = temporary_size(_NUMBERS, rows.network.device)
-    for _, part in rows.blocks():
+    step = min(rows.step, temporary_size(_BYTES, rows.network.device) // rows.row_bytes)
+    for _, part in rows.blocks(step=max(1, step)):
         for piece in part.pieces:
             for some in slices(part.n, most // (part.roots * piece.layer.size)):
                 for place, columns in piece.parts(some):
