@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.data.data import Data
-from subbayes.networks.adapters.in_use import unused_names
+from subbayes.networks.adapters.in_use import replaced_names
 from subbayes.networks.adapters.names import base_names_of, is_of_transformers
 from subbayes.networks.batch_statistics import collect_statistics, statistics_batches
 from subbayes.networks.embeddings import check_embeddings
@@ -108,7 +108,7 @@ class Network(CopiedUnderLock):
         fixed_norms: names of frozen BatchNorm layers in evaluation mode, where they stay.
         row_bytes: bytes of activations per observation, by kind of inputs.
         tied: further names of shared parameters, with the first name.
-        unused: frozen parameters of adapters that are not in use, and of heads with trained copies.
+        unused: frozen parameters of heads with trained copies.
 
     Raises:
         InputTypeError: `module` is not a `torch.nn.Module`.
@@ -158,7 +158,7 @@ class Network(CopiedUnderLock):
         self._frozen = {
             n: p.detach() for n, p in named.items() if n not in chosen or n in self._masks
         }
-        self.unused = frozenset(unused_names(self._module) if adapters else ())
+        self.unused = frozenset(replaced_names(self._module) if adapters else ())
         base = base_names_of(named, [n for n in self._frozen if n not in self.unused])
         self.base_names: tuple[str, ...] = base if adapters else ()
         self.shared_weights = None if self.copy_frozen else SharedWeights(self._frozen)

@@ -19,9 +19,8 @@ from subbayes.artifacts.tensors import add_prefix, strip_prefix
 from subbayes.networks.adapters.in_use import (
     active_adapters,
     check_active_adapters,
+    check_single_adapter,
     replaced_names,
-    unused_names,
-    without_unused,
 )
 from subbayes.networks.adapters.names import check_active, has_adapters, settings_digest
 from subbayes.networks.hierarchical.fourier_process import FourierProcess, FourierProcessSettings
@@ -125,11 +124,8 @@ def network_facts(network: Network) -> NetworkFacts:
             "Merge adapters and train in a copy, and fit again around a fresh base model",
         )
     module = network.module_with()
-    shown = module
-    if network.base_names:
-        shown = without_unused(module)
     facts = NetworkFacts(
-        architecture=architecture_of(shown), names=list(network.names), module=_settings_of(module)
+        architecture=architecture_of(module), names=list(network.names), module=_settings_of(module)
     )
     dtypes = [network.dtype_of(name) for name in network.names]
     if not network.base_names and any(dtype in HALF for dtype in dtypes):
@@ -170,8 +166,6 @@ def base_identity(
         for part in tensor.reshape(-1).split(_DIGESTED):
             values.update(part.cpu().contiguous().view(torch.uint8).numpy().data)
     known, others = dict(module.named_parameters()), {*names, *unused, *network.names}
-    if unused:
-        module = without_unused(module)
     adapters: Any = str(network.dtype_of(network.names[0]))[6:]
     return BaseFacts(
         own=sorted(known.keys() - others),
@@ -243,6 +237,7 @@ def network_from(
         refuse_module(facts, module)
     if base is not None:
         check_active(module)
+        check_single_adapter(module)
     if base is not None or not all(known[name].requires_grad for name in chosen):
         # adapters that are loaded for inference do not require gradients
         module = private_copy(module, set(chosen), copy_frozen=base is None)
@@ -254,7 +249,9 @@ def network_from(
     if base is None:
         _check_halves(network, saved_dtypes)
     dtypes = {name: {tensor.dtype} for name, tensor in network.frozen.items()}
-    unused = names_left_out(facts, module)
+    if architecture_of(module) != facts.architecture:
+        refuse_module(facts, module)
+    unused = set() if base is None else replaced_names(module)
     if (network.device, network.dtype) != (weights.device, weights.dtype):
         network = network.to(weights.device, weights.dtype)
     own, frozen = network.frozen, strip_prefix("network.frozen", tensors)
@@ -290,26 +287,6 @@ def _check_halves(network: Network, saved: Mapping[str, torch.dtype]) -> None:
             expected = f"{name} of {wanted}" if wanted else f"{name} of at least 32 bits"
             remedy = f"Pass module.to({wanted or torch.float32})"
             fail("module", f"{expected}, as saved", found, remedy)
-
-
-def names_left_out(facts: NetworkFacts, module: nn.Module) -> set[str]:
-    """Names of the parameters and buffers of a module that its artifact does not count.
-
-    They are `Network.unused`.
-
-    Args:
-        facts: the result of `network_facts`.
-        module: the module to load around.
-
-    Raises:
-        InputError: a module of another architecture.
-    """
-    if architecture_of(module) == facts.architecture:
-        return replaced_names(module) if facts.base is not None else set()
-    shown = without_unused(module)
-    if facts.base is None or architecture_of(shown) != facts.architecture:
-        refuse_module(facts, shown)
-    return unused_names(module)
 
 
 def check_base(found: BaseFacts, base: BaseFacts) -> None:

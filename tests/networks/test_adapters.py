@@ -44,7 +44,7 @@ def test_heads_beside_adapters_are_optional():
 
 
 def test_an_adapter_loaded_for_inference_is_found(tmp_path):
-    """Nothing of such a model is trainable; only the active one of two adapters is selected."""
+    """Nothing of such a model is trainable; a second adapter beside it is refused."""
     model = adapted.adapted()
     model.save_pretrained(tmp_path)
     loaded = peft.PeftModel.from_pretrained(adapted.base_model(), tmp_path)
@@ -52,9 +52,10 @@ def test_an_adapter_loaded_for_inference_is_found(tmp_path):
     network = Network(loaded, "adapters", TokenOutputs())
     assert torch.equal(network.weights.double(), Network(model, "adapters").weights)
     loaded.load_adapter(tmp_path, "other")
+    with pytest.raises(InputError, match="those in use, got 'other' too.*delete_adapter"):
+        Network(loaded, "adapters")
+    loaded.delete_adapter("other")
     assert Network(loaded, "adapters").names == network.names
-    loaded.set_adapter("other")
-    assert all(".other." in name for name in Network(loaded, "adapters").names)
     assert all(p.requires_grad for n, p in network.module_with().named_parameters() if "lora" in n)
 
 

@@ -1,17 +1,16 @@
-"""Adapters of peft by name: those in use, and others that are loaded beside them.
+"""Adapters of peft by name, and the layers that they replace.
 
-Outputs do not depend on the latter, nor on the layers that `modules_to_save` replaces by trained
-copies, so artifacts do not either.
+Outputs do not depend on layers that `modules_to_save` replaces by trained copies, so artifacts do
+not either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import nn
 
-from subbayes.distributed.sharded_weights import without_shards
 from subbayes.utils.checks import fail
 
 
@@ -35,22 +34,6 @@ def active_adapters(module: nn.Module) -> list[str]:
     return sorted(used & loaded_adapters(module).keys())
 
 
-def _unused(module: nn.Module) -> tuple[Collection[str], Collection[str]]:
-    """The names of all adapters, and of those that are not in use."""
-    known, used = loaded_adapters(module).keys(), active_adapters(module)
-    return known, (known - set(used) if used else ())
-
-
-def _parts_by_adapter(module: nn.Module, known: Collection[str]) -> Iterator[tuple[str, Any]]:
-    """Path and container of parts by name of their adapter."""
-    for path, part in module.named_modules():
-        kinds = (nn.ModuleDict, nn.ParameterDict)
-        if isinstance(part, kinds) or type(part).__name__ == "BufferDict":
-            container: Any = part  # all three iterate over names
-            if len(container) and all(name in known for name in container):
-                yield path, container
-
-
 def replaced_names(module: nn.Module) -> set[str]:
     """Names of the parameters and buffers of layers that peft calls trained copies of instead.
 
@@ -72,25 +55,6 @@ def replaced_names(module: nn.Module) -> set[str]:
     return _names_below(module, paths)
 
 
-def unused_names(module: nn.Module) -> set[str]:
-    """Names of the parameters and buffers of adapters of peft that are not in use.
-
-    Those of `replaced_names` are among them.
-
-    Example:
-        >>> unused_names(nn.Linear(2, 1))
-        set()
-    """
-    known, unused = _unused(module)
-    paths = [
-        f"{path}.{name}"
-        for path, container in (_parts_by_adapter(module, known) if unused else ())
-        for name in container
-        if name in unused
-    ]
-    return _names_below(module, paths) | replaced_names(module)
-
-
 def _names_below(module: nn.Module, paths: Collection[str]) -> set[str]:
     """Names of the tensors below some paths, without those that have names elsewhere too."""
     if not paths:
@@ -103,28 +67,16 @@ def _names_below(module: nn.Module, paths: Collection[str]) -> set[str]:
     return {name for name in found if id(every[name]) not in elsewhere}
 
 
-def without_unused(module: nn.Module) -> nn.Module:
-    """The module without adapters of peft that are not in use, to look at, not to call.
+def check_single_adapter(module: nn.Module) -> None:
+    """Check that no adapters of peft are loaded beside those in use.
 
-    Args:
-        module: the module, which is not changed and may be sharded; returned if it has none.
+    Raises:
+        InputError: such adapters.
     """
-    known, unused = _unused(module)
-    if not unused:
-        return module
-    other = without_shards(module)
-    for _, container in list(_parts_by_adapter(other, known)):
-        for name in [name for name in container if name in unused]:
-            delattr(container, name)
-        if isinstance(container, nn.ParameterDict):
-            container._keys = {key: None for key in container._keys if key not in unused}
-    for part in other.modules():
-        plain = [own for own in vars(part).values() if type(own) is dict]  # such as `scaling`
-        for own in plain:
-            if own and all(name in known for name in own):
-                for name in unused:
-                    own.pop(name, None)
-    return other
+    if others := sorted(loaded_adapters(module).keys() - set(active_adapters(module))):
+        names = ", ".join(map(repr, others))
+        remedy = "Call model.delete_adapter(name) for each of them"
+        fail("parameters", "no adapters of peft but those in use", f"{names} too", remedy)
 
 
 def check_active_adapters(saved: Collection[str], module: nn.Module) -> None:

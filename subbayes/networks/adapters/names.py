@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from subbayes.networks.adapters.in_use import active_adapters, loaded_adapters
+from subbayes.networks.adapters.in_use import active_adapters, check_single_adapter, loaded_adapters
 from subbayes.utils.checks import fail
 
 _USUAL_NAMES = re.compile(
@@ -51,9 +51,8 @@ _IN_USE = "adapters that the outputs depend on"
 def adapter_names(module: nn.Module) -> list[str]:
     """Names of the parameters of the adapters of a module.
 
-    Layers of peft list their own; the adapters in use count, not others that are loaded beside
-    them. Without layers of peft, names such as `lora_A` or `ia3_l` are looked for. Heads that are
-    trained beside the adapters (`modules_to_save` of peft) are not adapters.
+    Layers of peft list their own. Without them, names such as `lora_A` or `ia3_l` are looked for.
+    Heads that are trained beside the adapters (`modules_to_save` of peft) are not adapters.
 
     Args:
         module: the module.
@@ -203,6 +202,7 @@ def _of_peft(module: nn.Module) -> Iterator[str]:
     if layer is None:
         return
     check_active(module)
+    check_single_adapter(module)
     for path, part in module.named_modules():
         own = [name for name, _ in part.named_parameters(remove_duplicate=False)]
         if not isinstance(part, layer):

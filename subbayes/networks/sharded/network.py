@@ -26,7 +26,7 @@ from subbayes.distributed.sharded_weights import (
 )
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.target_parts import one_copy_log_prob
-from subbayes.networks.adapters.in_use import unused_names
+from subbayes.networks.adapters.in_use import replaced_names
 from subbayes.networks.adapters.names import base_names_of
 from subbayes.networks.embeddings import check_embeddings
 from subbayes.networks.global_state import outside_inference_mode
@@ -87,7 +87,7 @@ class ShardedNetwork(Network):
         self.layout: ShardLayout = shard_layout(module, self.names, processes)
         self.tied, self._has_lstm, self.shared_weights = {}, False, None
         has_base = selects_adapters(parameters)
-        self.unused = frozenset(unused_names(module) if has_base else ())
+        self.unused = frozenset(replaced_names(module) if has_base else ())
         frozen = [name for name in named if name not in chosen and name not in self.unused]
         self.base_names = base_names_of(named, frozen) if has_base else ()
         self._frozen_layout = shard_layout(module, frozen, processes)
