@@ -49,11 +49,6 @@ from subbayes.utils.types import (
     Targets,
 )
 
-Side = tuple[RowWeights, str]
-
-CLASSES = "the classes of the response"
-ONLY_ZEROS = "rows whose counts are 0"
-
 _ROUNDING = 1e-6  # of responses that were meant to be whole numbers
 _NODES, _END = 129, 7.0  # of sums over a standard normal variable
 _SUMMED, _LEVELS = 64, 1025  # counts from 0, and levels of the others, in expectations
@@ -126,7 +121,6 @@ class Family(Likelihood):
         is_binary: whether there are two classes.
         is_ordered: whether classes have an order.
         has_predictor_per_class: whether the formula of the location is that of several predictors.
-        is_hazard: whether responses are smaller where the location is larger.
         is_working: whether the density is rarely that of the responses, so that the posterior has
             another spread than estimates.
         is_for_networks: whether networks take it by its name.
@@ -142,7 +136,6 @@ class Family(Likelihood):
     is_binary: ClassVar[bool] = False
     is_ordered: ClassVar[bool] = False
     has_predictor_per_class: ClassVar[bool] = False
-    is_hazard: ClassVar[bool] = False
     is_working: ClassVar[bool] = False
     is_for_networks: ClassVar[bool] = True
     takes_weights = True
@@ -407,27 +400,6 @@ class Family(Likelihood):
     def classes_text(self, labels: Sequence[str], more: Sequence[str]) -> str:
         """Describe what is modelled of the classes; `more` says how many are left out."""
         return f"{', '.join([*labels[1:], *more])}, each beside {labels[0]}"
-
-    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
-        """By parameter, where its predictor may go without end in each row, and what separates.
-
-        It is 1 or -1 for a row whose likelihood does not fall in this direction, and 0 for one that
-        bounds the predictor on both sides; None where `comparisons` says so. Parameters of which
-        all rows bound both sides are left out; "" stands for all parameters.
-        """
-        return {}
-
-    def comparisons(
-        self, columns: Float[np.ndarray, "n p"], parameters: Sequence[str], y: RowNumbers
-    ) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m"]]:
-        """Columns of the differences of predictors that order or tell classes, and their signs.
-
-        Args:
-            columns: of the design matrix.
-            parameters: of each column.
-            y: the classes.
-        """
-        raise NotImplementedError
 
     def log_prob_of_rows(
         self, location: Float[Tensor, "*S N"], thresholds: Float[Tensor, "*S k"], y: Targets
@@ -849,11 +821,6 @@ def moment(values: Tensor) -> Moments:
 def diagonal(*values: Tensor) -> Curvatures:
     """A curvature without terms between predictors, from those of each, (..., N)."""
     return torch.diag_embed(torch.stack(values, -1))
-
-
-def zeros_below(y: RowNumbers) -> Side:
-    """Counts of 0 as rows that bound the predictor above alone."""
-    return -(y == 0).astype(float), f"{ONLY_ZEROS} from the others" if y.any() else ONLY_ZEROS
 
 
 def log_sum(a: Tensor, b: Tensor) -> Tensor:

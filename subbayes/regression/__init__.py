@@ -6,7 +6,6 @@ _NAMES = {
     "Dirichlet": "priors.dirichlet",
     "EffectPrior": "priors.prior",
     "Exponential": "priors.exponential",
-    "Flat": "priors.flat",
     "Flexible": "priors.flexible",
     "HalfNormal": "priors.half_normal",
     "Horseshoe": "priors.horseshoe",

@@ -21,7 +21,6 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
 from subbayes.inference.samplers.chains import Sampler, check_folder
 from subbayes.likelihoods.families import Family, family_from_name
-from subbayes.regression.design.flat_effects import check_determined
 from subbayes.regression.design.rows import AuxiliaryColumns
 from subbayes.regression.formula.checks import Missing
 from subbayes.regression.formula.response_terms import (
@@ -69,7 +68,7 @@ class Regression(Results):
             "student-t", "poisson", "bernoulli", "ordinal" or "weibull", or a `Family`.
         link: link of the location, for families with more than one.
         priors: prior by term, or by coefficient as the summary names it: a number (the scale of a
-            normal), a prior of `subbayes.regression`, such as `Flat()`, or a frozen
+            normal), a prior of `subbayes.regression`, such as `StudentT(3, 1.0)`, or a frozen
             distribution of `scipy.stats`; "sd(term)" for the standard deviation of a smooth or of
             random effects, "cor(group)" for correlations (`LKJ`), "sd" and "cor" for all of them,
             "simplex(term)" for the steps of `mo(...)` (`Dirichlet`). A number for a
@@ -249,7 +248,6 @@ class Regression(Results):
 
     def _fitted(self, state: FittedState, warnings: Sequence[str] = ()) -> Self:
         """The model with what `fit` determined, after its warnings."""
-        check_determined(state.model.structured, state.joint.effects_of(state.draws))
         self._state = state
         for line in [*state.interval_warnings(), *warnings, *self.warnings()]:
             warn_user(line)

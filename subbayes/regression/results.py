@@ -23,7 +23,6 @@ from subbayes.diagnostics.loo_comparison import compare
 from subbayes.draws import Draws
 from subbayes.predictions.predictive import OUTPUTS_AT_ONCE, Predictive, check_outputs
 from subbayes.regression.design.design import NewLevels
-from subbayes.regression.design.flat_effects import improper_effects
 from subbayes.regression.design.rows import column_numbers
 from subbayes.regression.formula.checks import check_columns
 from subbayes.regression.integrals.weight_quality import weight_warnings
@@ -503,9 +502,7 @@ class Results(Calibratable):
     def _prior_effects(self) -> dict[str, Float[np.ndarray, "S"]]:
         structured = self.state.model.structured
         rng = np.random.default_rng([self.state.joint.seed, 7])
-        drawn = structured.reported(rng.standard_normal((_PRIOR_DRAWS, structured.size)))
-        flat = improper_effects(structured)
-        return {name: draws for name, draws in drawn.items() if name not in flat}
+        return structured.reported(rng.standard_normal((_PRIOR_DRAWS, structured.size)))
 
     def _quantity(
         self,

@@ -16,11 +16,9 @@ from torch import Tensor
 from subbayes.data.data import Data, join_targets
 from subbayes.data.frames import read_frame
 from subbayes.data.levels import listed
-from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.families import Family
 from subbayes.regression.design.default_priors import ResponseRows, default_priors, predictor_sd
 from subbayes.regression.design.design import Design, formula_variables, split_formula
-from subbayes.regression.design.flat_effects import with_limits
 from subbayes.regression.design.identifiability import check_identified
 from subbayes.regression.design.model_priors import (
     names_for_priors,
@@ -227,11 +225,10 @@ class Specification:
         defaults = default_priors(design, family, y, offset, counts)
         if self.inherited:
             specification = specification._of_terms(design, defaults)
-        given = priors_with(design, defaults, specification.priors, names_for_priors(family))
+        priors = priors_with(design, defaults, specification.priors, names_for_priors(family))
         unused: list[str] = []
         if self.smooth == "reml":
-            given, unused = with_default_smoothing(given, defaults, design.names)
-        priors = with_limits(given, defaults, design)
+            priors, unused = with_default_smoothing(priors, defaults, design.names)
         if most_effects is None:
             for line in family.target_warnings(targets):
                 warn_user(line)
@@ -247,9 +244,7 @@ class Specification:
                     f"the priors of {', '.join(unused)} are not used: smooth='reml' sets these to "
                     "the maximum of the likelihood; leave the priors out, or use smooth='bayes'"
                 )
-            seen, trials = target_values(targets).numpy(), known.get("trials")
-            given_priors = specification.priors
-            check_identified(design, matrix, seen, family, priors, defaults, given_priors, trials)
+            check_identified(design, matrix, priors, defaults, specification.priors)
         structured = StructuredPredictor(design, family, priors)
         encoder = specification.encoder(design, family, frame)
         data = Data.of((encoder.inputs(frame, inputs), targets))

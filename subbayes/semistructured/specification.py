@@ -18,7 +18,6 @@ from subbayes.likelihoods.families import Family
 from subbayes.networks.network import Network
 from subbayes.networks.outputs import CallError
 from subbayes.regression.design.design import Design
-from subbayes.regression.design.flat_effects import flat_columns
 from subbayes.regression.specification import PreparedModel, Specification
 from subbayes.semistructured.network_inputs import NetworkRowEncoder, network_columns, network_input
 from subbayes.semistructured.network_places import check_has_columns, with_classes
@@ -88,8 +87,6 @@ class JointSpecification(Specification):
         assert isinstance(model.encoder, NetworkRowEncoder)
         if self.orthogonal is True:
             check_has_columns(self.deep, model.design, model.family)
-        if flat_columns(model.design, model.structured.priors):
-            fail("priors", "proper priors beside networks", "Flat()", "Pass a scale")
         names = model.design.parameters
         places = {name: names.index(part.parameter or names[0]) for name, part in self.deep.items()}
         scales = torch.ones(len(names), dtype=torch.float64)

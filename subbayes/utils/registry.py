@@ -190,7 +190,6 @@ PRIORS: Registry[Any] = Registry(
         "exponential": f"{_PRIORS}.exponential:Exponential",
         "half_normal": f"{_PRIORS}.half_normal:HalfNormal",
         "scipy": f"{_PRIORS}.flexible:Flexible",
-        "flat": f"{_PRIORS}.flat:Flat",
         "horseshoe": f"{_PRIORS}.horseshoe:Horseshoe",
         "lkj": f"{_PRIORS}.lkj:LKJ",
         "dirichlet": f"{_PRIORS}.dirichlet:Dirichlet",

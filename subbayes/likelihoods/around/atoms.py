@@ -23,8 +23,8 @@ from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.families.beta import BetaFamily
 from subbayes.likelihoods.families.gamma import GammaFamily
 from subbayes.likelihoods.families.log_normal import LogNormalFamily
-from subbayes.likelihoods.family import Family, Side, family, moment
-from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers, RowTargets, RowWeights
+from subbayes.likelihoods.family import Family, family, moment
+from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers
 
 _LEAST_SHARE = 0.01  # of a value, in predictors that suit responses
 
@@ -116,13 +116,6 @@ class _AtomsFamily(Family):
     def component(self, parameter: str) -> tuple[Family, str]:
         own = parameter in self.parameters[self._n_base :]
         return (self, parameter) if own else (self.base, parameter)
-
-    @override
-    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
-        name = self.parameters[self._n_base]
-        shown = " or ".join(f"{atom:g}" for atom in self.atoms)
-        side = np.where(np.isin(y, self.atoms), 1.0, -1.0)
-        return {name: (side, f"rows whose responses are {shown} from the others")}
 
     @override
     def initial_predictors(self, y: RowNumbers) -> tuple[float, ...]:

@@ -20,10 +20,10 @@ from typing_extensions import override
 from subbayes.likelihoods.around.around import AroundFamily
 from subbayes.likelihoods.around.truncated import TruncatedFamily
 from subbayes.likelihoods.base import method_of, property_of, refuse_rows
-from subbayes.likelihoods.family import Family, Side, family
+from subbayes.likelihoods.family import Family, family
 from subbayes.likelihoods.tails.tails import log_between
 from subbayes.utils.checks import fail
-from subbayes.utils.types import Predictors, RowNumbers, RowTargets, RowWeights, Targets
+from subbayes.utils.types import Predictors, RowNumbers, RowTargets, Targets
 from subbayes.utils.warning import warn_user
 
 _STATUS = {"left": -1, "none": 0, "right": 1, "interval": 2}
@@ -193,18 +193,6 @@ class CensoredFamily(AroundFamily):
         within = TruncatedFamily(family=inner, lower="lower", upper="upper")
         predictors = torch.cat([outputs, lower.unsqueeze(-1), upper.unsqueeze(-1)], -1)
         return within.sample(predictors, generator)[..., 0].double()
-
-    def one_sided(self, y: Float[np.ndarray, "n m"], trials: RowWeights) -> dict[str, Side]:
-        """As the family for rows that are seen; others bound the location on one side."""
-        location, status = self.parameters[0], y[:, 1]
-        later = -1.0 if self.innermost.is_hazard else 1.0
-        side = np.where(np.abs(status) == 1, later * status, 0.0)
-        words = "censored rows from the others"
-        seen = self.family.one_sided(y[:, 0], trials).get(location)
-        if seen is not None and seen[0] is not None:
-            side = np.where(status == 0, seen[0], side)
-            words = f"{seen[1]}, and {words}"
-        return {location: (side, words)}
 
     @override
     def without_term(self, name: str) -> Family:

@@ -18,8 +18,8 @@ from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.families.counts import NegativeBinomialFamily, PoissonFamily
-from subbayes.likelihoods.family import Family, Side, family, log_sum, moment, zeros_below
-from subbayes.utils.types import Outputs, Predictors, RowNumbers, RowTargets, RowWeights
+from subbayes.likelihoods.family import Family, family, log_sum, moment
+from subbayes.utils.types import Outputs, Predictors, RowNumbers
 
 _BELOW_ONE = 1 - 2.0**-53
 
@@ -101,11 +101,6 @@ class _ZeroInflated(_ZeroFamily):
     zero = "zi"
 
     @override
-    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
-        below = zeros_below(y)
-        return {"mu": below, self.zero: (np.where(y == 0, 1.0, -1.0), below[1])}
-
-    @override
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         count = F.logsigmoid(-eta[-1]) + self.base.log_density(y, eta[:-1])
         return torch.where(y == 0, log_sum(F.logsigmoid(eta[-1]), count), count)
@@ -113,12 +108,6 @@ class _ZeroInflated(_ZeroFamily):
 
 class _Hurdle(_ZeroFamily):
     zero = "hu"
-
-    @override
-    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
-        # zeros say nothing about the mean, and 1 is the least count
-        few = -(y <= 1).astype(float), "rows whose counts are at most 1 from the others"
-        return {"mu": few, self.zero: (np.where(y == 0, 1.0, -1.0), zeros_below(y)[1])}
 
     def _seen(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor]:
         share, _, ratio = super()._seen(outputs)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -20,9 +19,7 @@ from subbayes.likelihoods.discrete import (
     SoftmaxLikelihood,
 )
 from subbayes.likelihoods.family import (
-    CLASSES,
     Family,
-    Side,
     family,
     family_from_config,
     moment,
@@ -37,7 +34,6 @@ from subbayes.utils.types import (
     PerPoint,
     Predictors,
     RowNumbers,
-    RowTargets,
     RowWeights,
     Targets,
 )
@@ -66,10 +62,6 @@ class BernoulliFamily(BinaryLikelihood, Family):
     @override
     def classes_text(self, labels: Sequence[str], more: Sequence[str]) -> str:
         return f"the probability of {labels[1]}, beside {labels[0]}"
-
-    @override
-    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
-        return {"mu": ((y > 0).astype(float) - (y < 1.0), CLASSES)}
 
     @override
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
@@ -122,20 +114,6 @@ class OrdinalFamily(ClassLikelihood, Family):
     @override
     def classes_text(self, labels: Sequence[str], more: Sequence[str]) -> str:
         return " < ".join([*labels, *more])
-
-    @override
-    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
-        return {"mu": (None, CLASSES)}
-
-    def comparisons(
-        self, columns: Float[np.ndarray, "n p"], parameters: Sequence[str], y: RowNumbers
-    ) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m"]]:
-        """Predictor minus each threshold, and whether the class is above it."""
-        thresholds = int(y.max())
-        below = -np.eye(thresholds)[:, None].repeat(len(y), 1)
-        rows = [np.hstack([columns, below[k]]) for k in range(thresholds)]
-        sides = [np.where(y > k, 1.0, -1.0) for k in range(thresholds)]
-        return np.concatenate(rows), np.concatenate(sides)
 
     def with_link(self, link: str) -> OrdinalFamily:
         """The family with another link of the probabilities up to a class."""
@@ -297,28 +275,6 @@ class CategoricalFamily(SoftmaxLikelihood, Family):
         if len(self.labels) < 2:
             fail("labels", "at least 2 classes", len(self.labels))
         object.__setattr__(self, "links", ("identity",) * len(self.labels))
-
-    @override
-    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
-        return {"": (None, CLASSES)}
-
-    def comparisons(
-        self, columns: Float[np.ndarray, "n p"], parameters: Sequence[str], y: RowNumbers
-    ) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m"]]:
-        """Predictor of the class of a row minus that of each other class, maybe the reference.
-
-        Rows are separated if none of these differences falls along b (Albert and Anderson 1984).
-        """
-        of_column = np.array(parameters, dtype=object)
-        of_class = [columns * (of_column == name) for name in self.parameters]
-        rows = [
-            of_class[label][y == label] - other[y == label]
-            for label in range(len(of_class))
-            for k, other in enumerate(of_class)
-            if k != label
-        ]
-        found = np.concatenate(rows)
-        return found, np.ones(len(found))
 
     def with_link(self, link: str) -> CategoricalFamily:
         """The family itself: its link is "logit"."""

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments, refuse_rows
 from subbayes.likelihoods.families.classes import BernoulliFamily
-from subbayes.likelihoods.family import CLASSES, Family, Side, diagonal, family, moment, zeros_below
+from subbayes.likelihoods.family import Family, diagonal, family, moment
 from subbayes.likelihoods.links import (
     PROBABILITY_LINKS,
     fisher_information,
@@ -28,7 +28,7 @@ from subbayes.likelihoods.tails.incomplete_integrals import (
 )
 from subbayes.likelihoods.tails.tails import Tails, exponential_log_below, poisson_log_tails
 from subbayes.utils.checks import check_count, fail
-from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers, RowTargets, RowWeights
+from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers
 
 _LOG_LARGE = 7.0  # of shapes for which Stirling's series has one term
 
@@ -46,10 +46,6 @@ class PoissonFamily(Family):
     @override
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         return self.log_kernel(y, eta) - eta[0].exp()
-
-    @override
-    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
-        return {"mu": zeros_below(y)}
 
     def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
@@ -122,10 +118,6 @@ class NegativeBinomialFamily(Family):
         log_ratio = torch.where(v.abs() < 0.5, near, log_sum - total)
         small = 0.5 * (log_r - log_sum) + ((-log_sum).exp() - (-log_r).exp()) / 12
         return r * log_ratio + y * (log_ratio + log_mu - 1) + small
-
-    @override
-    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
-        return {"mu": zeros_below(y)}
 
     def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
@@ -246,10 +238,6 @@ class BinomialFamily(Family):
         ways = torch.lgamma(trials + 1) - torch.lgamma(y + 1) - torch.lgamma(trials - y + 1)
         success, failure = log_probabilities(self.links[0], eta[0])
         return ways + _times(y, success) + _times(trials - y, failure)
-
-    @override
-    def one_sided(self, y: RowTargets, trials: RowWeights) -> dict[str, Side]:
-        return {"mu": ((y > 0).astype(float) - (y < trials), CLASSES)}
 
     @override
     def without_term(self, name: str) -> Family:

@@ -140,7 +140,6 @@ class PiecewiseExponentialFamily(Family):
     cuts: tuple[float, ...] = (1.0,)
     bounds = (0.0, math.inf)
     unsaved = ("links",)
-    is_hazard = True
     allowed = {"mu": ("log",)}
 
     def __post_init__(self) -> None:

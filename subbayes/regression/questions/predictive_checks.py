@@ -11,10 +11,9 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Num
 
-from subbayes.regression.design.flat_effects import flat_columns
 from subbayes.regression.shapes import NetworkValues
 from subbayes.regression.specification import PreparedModel, Specification
-from subbayes.utils.checks import check_count, check_seed, fail
+from subbayes.utils.checks import check_count, check_seed
 from subbayes.utils.warning import warn_user
 
 
@@ -124,8 +123,6 @@ def draw_prior(specification: Specification, data: Any, n: int = 100, seed: int 
     model = specification.prepare(data)
     generator = torch.Generator().manual_seed(check_seed(seed))
     structured, inputs = model.structured, model.inputs
-    if flat_columns(structured.design, structured.priors):
-        fail("priors", "proper priors, from which there are draws", "Flat()", "Pass a scale")
     zeta = torch.randn(n, structured.size, generator=generator, dtype=torch.float64)
     with torch.no_grad():
         eta = structured(zeta, inputs["design"].double(), inputs["offset"].double())
