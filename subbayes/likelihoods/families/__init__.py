@@ -8,7 +8,6 @@ from subbayes.likelihoods.around.atoms import (
     ZeroOneInflatedBetaFamily,
 )
 from subbayes.likelihoods.around.censored import CensoredFamily
-from subbayes.likelihoods.around.mixture import MixtureFamily
 from subbayes.likelihoods.around.truncated import TruncatedFamily
 from subbayes.likelihoods.around.zeros import (
     HurdleNegativeBinomialFamily,
@@ -66,7 +65,6 @@ __all__ = [
     "InverseGaussianFamily",
     "LogLogisticFamily",
     "LogNormalFamily",
-    "MixtureFamily",
     "NegativeBinomialFamily",
     "NormalFamily",
     "OrdinalFamily",
