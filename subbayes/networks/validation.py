@@ -18,8 +18,7 @@ from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.likelihoods.target_parts import has_weights, split_targets
 from subbayes.likelihoods.validation import (
-    check_results,
-    check_sizes,
+    check_log_prob,
     checked_targets,
     is_own,
     sized_likelihood,
@@ -142,7 +141,6 @@ def check_rows_and_targets(
     Returns:
         The number of outputs, and the likelihood with its sizes.
     """
-    check_sizes(likelihood, targets)
     if n_rows(targets):
         likelihood.check_targets(targets)
     outputs = network.check(rows)
@@ -357,16 +355,12 @@ def check_same_outputs(network: Network, weights: Float[Tensor, "D"], data: Data
 def check_own_likelihood(
     network: Network, likelihood: Likelihood, rows: Inputs, y: Targets
 ) -> None:
-    """Check what the methods of a user's likelihood return at a few rows.
-
-    Raises:
-        InputError: as `subbayes.likelihoods.validation.check_results`.
-    """
+    """Check the log density of a user's likelihood at a few rows; see `check_log_prob`."""
     if is_own(likelihood):
         with torch.no_grad():
             outputs = network(network.weights, rows)
         likelihood = likelihood.for_outputs(outputs.shape[-1], y)
-        check_results(likelihood, outputs, y)
+        check_log_prob(likelihood, outputs, y)
 
 
 def warn_of_probabilities(network: Network, likelihood: Likelihood, rows: Inputs) -> None:

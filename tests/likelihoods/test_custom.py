@@ -49,29 +49,16 @@ def test_a_density_of_each_row_and_draw_is_accepted():
     ("density", "said"),
     [
         (lambda *a: normal(*a).sum(), r"row and draw, shape \(2, 12\), got shape \(\)"),
-        (lambda *a: normal(*a).mean(), r"row and draw, shape \(2, 12\), got shape \(\)"),
-        (lambda *a: normal(*a).sum(-1), r"shape \(2, 12\), got shape \(2,\)"),
         (lambda *a: normal(*a)[..., :1], r"shape \(2, 12\), got shape \(2, 1\)"),
         (lambda *a: normal(*a)[0], r"shape \(2, 12\), got shape \(12,\)"),
-        (lambda *a: normal(*a) - normal(*a).mean(), "on its own, got one that depends on other"),
-        (lambda *a: normal(*a).mean(0, keepdim=True).expand(2, -1), "depends on other rows or dr"),
         (lambda *a: None, "one log density per row and draw, shape .* got NoneType"),
-        (lambda *a: 1, "one log density per row and draw, shape .* got int"),
         (lambda *a: np.zeros(12), "one log density per row and draw, shape .* got ndarray"),
-        (lambda *a: normal(*a).round().long(), "in floating point, got torch.int64"),
-        (lambda *a: normal(*a).half(), "in float32 or float64, got torch.float16"),
-        (lambda *a: normal(*a) * torch.nan, "that are numbers, got nan at row 0: y = -2, mu = 0.5"),
-        (lambda *a: normal(*a) + torch.inf, "that are numbers, got inf at row 0"),
-        (lambda *a: normal(*a).detach(), "log densities that have gradients"),
     ],
 )
 def test_densities_that_are_refused(density, said):
     family = custom(lambda y, mu, sigma: density(y, mu, sigma))
-    with pytest.raises(
-        (InputError, InputTypeError), match=f"^log_prob: expected .*{said}"
-    ) as error:
-        family.check_targets(Y)
-    assert "\n" not in str(error.value)
+    with pytest.raises(InputError, match=f"^log_prob: expected .*{said}"):
+        family.log_prob(torch.zeros(2, 12, 2), Y)
 
 
 @pytest.mark.parametrize("name", ["mean_of", "variance_of", "draw", "cdf_of"])
@@ -82,8 +69,6 @@ def test_densities_that_are_refused(density, said):
         (lambda mu: mu.numpy(), "got ndarray"),
         (lambda mu: mu.mean(), r"shape \(3, 12\), got shape \(\)"),
         (lambda mu: mu[..., :1], r"shape \(3, 12\), got shape \(3, 1\)"),
-        (lambda mu: mu.to_sparse(), "a dense tensor of real numbers"),
-        (lambda mu: mu.to(torch.complex64), "a dense tensor of real numbers"),
     ],
 )
 def test_moments_and_draws_of_another_shape_are_refused(name, result, said):
@@ -107,28 +92,6 @@ def test_moments_and_draws_of_another_shape_are_refused(name, result, said):
 
 def probability(y, mu, sigma):
     return torch.special.ndtr((y - mu) / sigma)
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.int64])
-@pytest.mark.parametrize("name", ["mean_of", "variance_of", "cdf_of"])
-def test_results_that_are_not_in_floating_point_are_refused(name, dtype):
-    functions = {
-        "mean_of": lambda mu, sigma: mu,
-        "variance_of": lambda mu, sigma: sigma**2,
-        "cdf_of": probability,
-    }
-    whole = functions[name]
-    functions[name] = lambda *a, **k: whole(*a, **k).to(dtype)
-    predictive = Predictive(torch.zeros(3, 12, 2), custom(**functions))
-    call = {
-        "mean_of": lambda: predictive.mean,
-        "variance_of": lambda: predictive.variance,
-        "cdf_of": lambda: predictive.cdf(Y),
-    }[name]
-    for compute in (call, lambda: predictive.quantile(0.3)):
-        said = f"^{name}: expected numbers in floating point, got {dtype}"
-        with pytest.raises(InputError, match=said):
-            compute()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -176,30 +139,10 @@ def test_a_density_that_is_linear_in_the_predictors_has_no_curvature(inference):
     assert np.isfinite(model.summary()[["mean", "sd"]].to_numpy()).all()
 
 
-def shift(y, mu, sigma):
-    y.sub_(1)
-    return normal(y, mu, sigma)
-
-
-def test_a_density_that_changes_the_responses_is_refused():
-    before = Y.clone()
-    with pytest.raises(InputError, match="^log_prob: expected a function that does not change its"):
-        custom(log_prob=shift).check_targets(Y)
-    assert torch.equal(Y, before)
-
-
 def test_negative_variances_are_refused():
     family = custom(variance_of=lambda mu, sigma: -sigma)
     with pytest.raises(InputError, match="^variance_of: expected variances of at least 0"):
         family.variance(torch.zeros(3, 12, 2))
-
-
-def test_functions_may_write_into_their_arguments():
-    outputs = torch.linspace(-1, 1, 24).view(1, 12, 2)
-    before = outputs.clone()
-    family = custom(mean_of=lambda mu, sigma: mu.clamp_(0, 0.1))
-    assert family.mean(outputs).max() <= 0.1
-    assert torch.equal(outputs, before)
 
 
 def laplace(y, mu, sigma):

@@ -11,7 +11,7 @@ from subbayes import InputError, Network, Posterior, Sampling, Training, fit
 from subbayes.baselines import deep_ensemble
 from subbayes.comparison.comparison import compare_methods
 from subbayes.likelihoods import Gaussian, Likelihood, Standardized, Weighted
-from subbayes.likelihoods.validation import check_results, check_sizes
+from subbayes.likelihoods.validation import check_log_prob
 from subbayes.sparse import convert, elbo
 from subbayes.subspace import FullSubspace
 from subbayes.training.trainer import train
@@ -95,19 +95,8 @@ def test_likelihoods_that_are_accepted(rows):
         (Standardized(Own(), (0.0,), (2.0,)), y),
         (Weighted(Own()), (y, weights)),
     ):
-        check_sizes(likelihood, targets)
-        check_results(likelihood, f, targets)
-    check_results(Labels(), torch.zeros(rows, 2), torch.zeros(rows, dtype=torch.long))
-
-
-def test_the_generator_of_the_caller_is_left_alone():
-    class Global(Own):
-        def sample(self, outputs, generator):
-            return torch.randn(outputs.shape)
-
-    before = torch.get_rng_state()
-    check_results(Global(), F, Y[:2])
-    assert torch.equal(before, torch.get_rng_state())
+        check_log_prob(likelihood, f, targets)
+    check_log_prob(Labels(), torch.zeros(rows, 2), torch.zeros(rows, dtype=torch.long))
 
 
 @pytest.mark.parametrize(
@@ -123,22 +112,21 @@ def test_the_generator_of_the_caller_is_left_alone():
 )
 @pytest.mark.parametrize("own", [Column(), Total()], ids=["column", "total"])
 def test_log_densities_that_are_broadcast_are_refused_everywhere(use, own):
-    said = rf"^likelihood: expected {type(own).__name__}.log_prob to return one log density per row"
-    with pytest.raises(InputError, match=said) as error:
+    said = r"^likelihood: expected log_prob to return one log density per row"
+    with pytest.raises(InputError, match=said):
         use(own)
-    assert "\n" not in str(error.value)
 
 
 def test_weights_do_not_hide_the_shape():
-    with pytest.raises(InputError, match=r"Total.log_prob to return one log density per row"):
-        check_results(Weighted(Total()), F, (Y[:2], torch.ones(2)))
-    with pytest.raises(InputError, match=r"Column.log_prob to return one log density per row"):
-        check_results(Standardized(Column(), (0.0,), (1.0,)), F, Y[:2])
+    with pytest.raises(InputError, match=r"log_prob to return one log density per row"):
+        check_log_prob(Weighted(Total()), F, (Y[:2], torch.ones(2)))
+    with pytest.raises(InputError, match=r"log_prob to return one log density per row"):
+        check_log_prob(Standardized(Column(), (0.0,), (1.0,)), F, Y[:2])
 
 
 def test_the_evidence_lower_bound_is_that_of_rows():
     sparse = convert(module())
-    with pytest.raises(InputError, match="Column.log_prob to return one log density per row"):
+    with pytest.raises(InputError, match="log_prob to return one log density per row"):
         elbo(sparse, Column(), X, Y, n=12)
     assert elbo(sparse, Own(), X, Y, n=12).ndim == 0
 
@@ -152,73 +140,15 @@ def normal(f, y):
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "said"),
+    ("method", "said"),
     [
-        ("log_prob", lambda s, f, y: None, "per row and draw, .* got NoneType"),
-        ("log_prob", lambda s, f, y: 0.0, "per row and draw, .* got float. Compute it in torch"),
-        (
-            "log_prob",
-            lambda s, f, y: normal(f, y) * torch.nan,
-            "are numbers, got nan at the outputs",
-        ),
-        (
-            "log_prob",
-            lambda s, f, y: normal(f, y).detach(),
-            "log densities that have gradients, got some",
-        ),
-        ("log_prob", lambda s, f, y: normal(f, y).long(), "in floating point, got torch.int64"),
-        (
-            "log_prob",
-            lambda s, f, y: normal(f, y).half(),
-            "in float32 or float64, got torch.float16",
-        ),
-        ("log_prob", lambda s, f, y: (normal(f, y),) * 2, "one tensor, got a tuple of 2"),
-        ("log_prob", lambda s, f, y: normal(f - f.mean(), y), "of each row and draw on its own"),
-        ("log_prob", lambda s, f, y: normal(f, y - y.mean()), "of each row and draw on its own"),
-        ("log_prob", lambda s, f: f[..., 0], "got TypeError: .* positional"),
-        ("log_prob", lambda s, f, y: f @ torch.ones(7), "got RuntimeError: "),
-        ("log_prob", lambda s, f, y: torch.tensor(f.numpy())[..., 0], "Can't call numpy"),
-        ("mean", lambda s, f: f[..., 0], r"shape \(4, 5, 1\) for outputs \(4, 5, 1\), got shape"),
-        ("mean", lambda s, f: None, "got NoneType"),
-        ("mean", lambda s, f: 1 / 0, "got ZeroDivisionError"),
-        ("variance", lambda s, f: torch.ones(()), r"got shape \(\)"),
-        ("variance", lambda s, f: -torch.ones_like(f), "at least 0, got -1"),
-        ("sample", lambda s, f, generator: f[..., 0], r"got shape \(4, 5\)"),
-        ("score", lambda s, f, y: y - f[..., 0], r"got shape \(4, 5\)"),
-        ("curvature", lambda s, f: torch.ones_like(f), r"\(4, 5, 1, 1\) .* got shape \(4, 5, 1\)"),
-        ("cdf", lambda s, f, y: f[..., 0], r"got shape \(4, 5\)"),
-        ("cdf", lambda s, f, y: f - 7, "probabilities, got values from -8 to -6"),
-        ("quantiles", lambda s, f, q: f[..., 0], r"got shape \(4, 5\)"),
-        ("components", lambda s, f: (f, f[0]), r"got shape \(5, 1\)"),
+        (lambda s, f, y: normal(f - f.mean(), y), "of each row and draw on its own"),
+        (lambda s, f, y: normal(f, y - y.mean()), "of each row and draw on its own"),
     ],
 )
-def test_results_that_are_refused(name, method, said):
-    with pytest.raises(InputError, match=f"^likelihood: expected Own.{name} to.*{said}") as error:
-        check_results(own(name, method), F, Y[:2])
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("error", [NotImplementedError, InputError("likelihood")])
-@pytest.mark.parametrize("name", ["mean", "variance", "sample", "cdf", "quantiles"])
-def test_methods_that_say_that_they_are_absent_are_not_needed(name, error):
-    def absent(*arguments):
-        raise error
-
-    check_results(own(name, absent), F, Y[:2])
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("kind", "numbers", "a kind of Own, one of 'regression', .* got 'numbers'"),
-        ("n_outputs", lambda s, y: None, "Own.n_outputs to return a whole number .* got None"),
-        ("n_outputs", lambda s, y: 1.0, "Own.n_outputs to return a whole number .* got 1.0"),
-        ("check_targets", lambda s, y: False, "Own.check_targets to return None, or to raise"),
-    ],
-)
-def test_sizes_that_are_refused(name, value, said):
-    with pytest.raises(InputError, match=said):
-        fit(module(), (X, Y), likelihood=own(name, value), training=FEW)
+def test_densities_that_depend_on_other_rows_are_refused(method, said):
+    with pytest.raises(InputError, match=f"^likelihood: expected log_prob to.*{said}"):
+        check_log_prob(own("log_prob", method), F, Y[:2])
 
 
 class Learned(Own):
@@ -252,13 +182,9 @@ class LearnedColumn(Learned):
 
 
 def test_parameters_that_training_learns():
-    check_results(Learned(), F, Y[:2])
-    with pytest.raises(InputError, match="LearnedColumn.log_prob to return one log density"):
+    check_log_prob(Learned(), F, Y[:2])
+    with pytest.raises(InputError, match="log_prob to return one log density"):
         train(module(), LearnedColumn(), (X, Y), FEW)
-    for values in (None, torch.zeros(1, 1)):
-        wrong = type("Wrong", (Learned,), {"init_parameters": lambda s, y, v=values: v})()
-        with pytest.raises(InputError, match=r"Wrong.init_parameters to return the initial values"):
-            train(module(), wrong, (X, Y), FEW)
 
 
 @pytest.mark.parametrize("likelihood", [Own(), Labels()])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +14,8 @@ from typing_extensions import override
 from subbayes.likelihoods.base import Moments, UndefinedError
 from subbayes.likelihoods.family import Family, moment
 from subbayes.likelihoods.links import LINKS
-from subbayes.likelihoods.validation import check_density, check_result
 from subbayes.utils.checks import check_choice, fail
-from subbayes.utils.types import Curvatures, Outputs, Predictors, Targets
+from subbayes.utils.types import Curvatures, Outputs, Predictors
 
 _RESULTS = {
     "mean_of": "mean",
@@ -54,9 +52,7 @@ class Custom(Family):
         cdf_of: a function of y and of the values to P(Y <= y), (..., N); makes quantiles exact.
 
     Raises:
-        InputError: functions whose results have another shape or are not in floating point
-            (responses may be integers); a density that is NaN, not elementwise or without
-            gradients at the responses of a fit, or changes them; negative variances.
+        InputError: functions whose results have another shape; negative variances.
 
     Example:
         >>> family = Custom(
@@ -123,48 +119,12 @@ class Custom(Family):
         shape = torch.broadcast_shapes(y.shape, eta[0].shape)
         return _checked("log_prob", "log density", found, shape)
 
-    def check_targets(self, y: Targets) -> None:
-        """Raise `InputError` for responses outside the support, or a density that cannot be used.
-
-        The density is evaluated at the responses and at predictors that suit them.
-        """
-        super().check_targets(y)
-        value = (y if isinstance(y, Tensor) else y[0]).detach().double()
-        if not len(value):
-            return
-        levels = self.initial_predictors(value.cpu().numpy())
-        levels = tuple(level if math.isfinite(level) else 0.0 for level in levels)
-        start = torch.tensor(levels, dtype=torch.float64, device=value.device)
-        self._check_density(value, start)
-
-    def _check_density(self, y: Tensor, start: Tensor) -> None:
-        """Check the density of responses at two equal draws of predictors that suit them."""
-        refuse = partial(fail, "log_prob")
-
-        def evaluate(eta: Tensor) -> Tensor:
-            used = y.clone()
-            found = self.log_density(used, eta.unbind(-1))
-            if not torch.equal(used, y):
-                refuse(
-                    "a function that does not change its arguments",
-                    "one that changes them",
-                    "Replace operations in place, such as y.clamp_(0), by y.clamp(0)",
-                )
-            return found
-
-        def place(row: int) -> str:
-            values = self.values(start).items()
-            shown = ", ".join(f"{name} = {value:.4g}" for name, value in values)
-            return f"row {row}: y = {y[row]:.4g}, {shown}"
-
-        check_density(refuse, evaluate, start.expand(2, len(y), -1), place)
-
     def _called(self, name: str, outputs: Outputs, *others: Any) -> Tensor:
         function = getattr(self, name)
         if function is None:
             expected = "a function of the parameters"
             raise UndefinedError(name, expected, "none", f"Pass Custom({name}=...)")
-        found = function(*others, **self.values(outputs.clone()))  # it may write into its arguments
+        found = function(*others, **self.values(outputs))
         return _checked(name, _RESULTS[name], found, outputs.shape[:-1]).to(outputs)
 
     @override
@@ -221,6 +181,9 @@ class Custom(Family):
 
 
 def _checked(name: str, quantity: str, found: Any, shape: tuple[int, ...]) -> Tensor:
-    """A result of a function of the user, if it is a tensor of numbers of this shape."""
-    expected = f"one {quantity} per row and draw, shape {tuple(shape)}"
-    return check_result(partial(fail, name), name, found, expected, (shape,))
+    """A result of a function of the user, if it is a tensor of this shape."""
+    if not isinstance(found, Tensor) or found.shape != shape:
+        expected = f"one {quantity} per row and draw, shape {tuple(shape)}"
+        got = f"shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        fail(name, expected, got, "Compute it elementwise in torch, without sums or means")
+    return found
