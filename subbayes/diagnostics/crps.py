@@ -24,11 +24,6 @@ def crps_counts(
     predictive: Predictive, values: Float[np.ndarray, "*NT"]
 ) -> Float[np.ndarray, "*NT"]:
     """CRPS of each count: a sum over the integers between the extreme quantiles and the count."""
-    if values.ndim == 1:
-        most = min(_MAX_COUNTS, _MAX_TERMS / predictive.outputs[..., 0].numel())
-        known = predictive.likelihood.count_probabilities(predictive.outputs, most)
-        if known is not None:
-            return _crps_of_probabilities(*known, torch.from_numpy(values).double())
     low = np.minimum(predictive.quantile(_TAIL), values)
     high = np.maximum(predictive.quantile(1 - _TAIL), values)
     widest = float((high - low).max())
@@ -46,16 +41,6 @@ def crps_counts(
         k = low + step
         total += (k < high) * (predictive.cdf(k) - (k >= values)) ** 2
     return total
-
-
-def _crps_of_probabilities(
-    first: Float[Tensor, "n"], probabilities: Float[Tensor, "counts n"], y: Float[Tensor, "n"]
-) -> Float[np.ndarray, "n"]:
-    """The same from the probabilities of all counts, outside which a count adds its distance."""
-    k = first + torch.arange(len(probabilities), dtype=first.dtype)[:, None]
-    inside = (probabilities.cumsum(0) - (k >= y).double()).square().sum(0)
-    last = first + len(probabilities) - 1
-    return (inside + (first - y).clamp_min(0) + (y - 1 - last).clamp_min(0)).numpy()
 
 
 def _crps_of_sums(

@@ -20,7 +20,6 @@ from subbayes.utils.types import Curvatures, Outputs, ParameterVector, PerPoint,
 
 Kind = Literal["regression", "classification", "count"]
 Moments = Float[torch.Tensor, "*S N T"]
-Evaluations = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def column(y: Targets, like: Tensor) -> Tensor:
@@ -195,35 +194,6 @@ class Likelihood(ABC):
         raise UndefinedError(
             "likelihood", "one with a distribution function", repr(self), "Define its method cdf"
         )
-
-    def evaluations(self, outputs: Outputs) -> Evaluations | None:
-        """A function to the distribution function and the density of rows at many values.
-
-        It is worth having where parts of `log_prob` that do not depend on the value take long.
-        It takes values (n, 1) and the indices of their rows (n,), and returns both as (S, n).
-
-        Args:
-            outputs: network outputs, shape (S, N, C).
-
-        Returns:
-            The function; None for `cdf` and `log_prob`.
-        """
-        return None
-
-    def count_probabilities(
-        self, outputs: Float[Tensor, "S N C"], most: float
-    ) -> tuple[Float[Tensor, "N"], Float[Tensor, "counts N"]] | None:
-        """Probabilities of all counts of mixtures over draws, where `cdf` takes long.
-
-        Args:
-            outputs: network outputs, shape (S, N, C).
-            most: number of counts of a row.
-
-        Returns:
-            The first count of each row, and the probabilities from there on; None for more counts,
-            and if they take as long as the distribution function.
-        """
-        return None
 
     def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
         """The quantile of y given each f, shape (..., N, T), if the likelihood knows it.

@@ -225,6 +225,16 @@ class Family(Likelihood):
         """
         raise NotImplementedError
 
+    def log_tails(self, y: Tensor, eta: Predictors) -> tuple[Tensor, Tensor]:
+        """Log P(Y <= y) and log P(Y > y) with gradients, which censoring and truncation need."""
+        raise NotImplementedError
+
+    def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
+        """The responses with these log tails, by the smaller of them and SciPy's quantiles."""
+        frozen = self._distribution_at(torch.stack(torch.broadcast_tensors(*eta), -1))
+        lower, upper = frozen.ppf(below.exp().numpy()), frozen.isf(above.exp().numpy())
+        return torch.from_numpy(np.where((below < above).numpy(), lower, upper))
+
     @property
     def support(self) -> str:
         """Description of the allowed responses."""
@@ -423,9 +433,6 @@ class Family(Likelihood):
 
         Returns:
             The responses; None of families that are not censored.
-
-        Warns:
-            UserWarning: a family whose censored responses cannot be drawn.
         """
         return None
 
@@ -509,7 +516,9 @@ class Family(Likelihood):
 
     @property
     def _has_distribution(self) -> bool:
-        return type(self).distribution is not Family.distribution or hasattr(self, "from_log_tails")
+        kind = type(self)
+        has_own = kind.from_log_tails is not Family.from_log_tails
+        return has_own or kind.distribution is not Family.distribution
 
     @property
     @override

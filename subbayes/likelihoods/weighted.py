@@ -42,7 +42,6 @@ class Weighted(WrappedLikelihood):
     takes_weights = True
     unweighted = property_of("likelihood", "unweighted")
     moments = method_of("likelihood", "moments")
-    count_probabilities = method_of("likelihood", "count_probabilities")
 
     @property
     @override

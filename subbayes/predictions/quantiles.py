@@ -363,13 +363,8 @@ def _evaluation(
     scale: Float[Tensor, "N T"],
 ) -> Evaluate:
     """Distribution function and density of the mixture at coordinates."""
-    prepared = likelihood.evaluations(outputs)
 
     def evaluate(t: Tensor, rows: Int[Tensor, "m"]) -> tuple[Tensor, Tensor]:
-        if prepared is not None:
-            x = link(t)
-            found, heights = prepared(x, rows)
-            return found.mean(0)[:, None], heights.mean(0)[:, None] * slope(x)
         own, some, x = likelihood.select_rows(rows), outputs[:, rows], link(t)
         probability = own.cdf(some, x).mean(0)
         if x.shape[1] == 1:

@@ -167,9 +167,6 @@ def test_survival_at_the_bound_below_the_smallest_number(dtype, lower):
     eta = torch.tensor([[-30.0, 3.0, 0.5]], dtype=dtype)[:, : len(family.parameters)]
     y = torch.tensor([0.6], dtype=dtype)
     assert family.log_prob(eta, y).item() == -math.inf
-    assert [part.item() for part in family.log_tails(y, eta.unbind(-1))] == [0.0, -math.inf]
-    at_bound = torch.tensor([0.5], dtype=dtype)
-    assert [part.item() for part in family.log_tails(at_bound, eta.unbind(-1))] == [-math.inf, 0.0]
     assert bool(family.score(eta, y).isfinite().all())
 
 

@@ -23,7 +23,6 @@ from subbayes.likelihoods.tails.incomplete_integrals import (
     gamma_log_tails,
     inverse_gaussian_log_tails,
     negative_binomial_log_tails,
-    solve_log_tails,
 )
 from subbayes.predictions.predictive import Predictive
 
@@ -156,21 +155,6 @@ def test_binomial_tails(trials, logit):
 def test_inverse_gaussian_tails(log_precision, log_ratio):
     arguments = (log_ratio, log_precision)
     check_tails(inverse_gaussian_log_tails, log_inverse_gaussian_tails, arguments, 1e-10)
-
-
-def test_responses_are_found_from_their_tails():
-    v = torch.linspace(-20, 6, 40, dtype=torch.float64)
-    for log_a in (-2.0, 0.0, 5.0):
-        shape = torch.full_like(v, log_a)
-        a = shape.exp()
-        tails = gamma_log_tails(v, shape)
-        back = solve_log_tails(
-            lambda at, shape=shape: gamma_log_tails(at, shape),
-            lambda at, a=a: a * a.log() - torch.lgamma(a) + a * at - a * at.exp(),
-            *tails,
-            torch.zeros_like(v),
-        )
-        torch.testing.assert_close(back, v, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.few(1)

@@ -299,23 +299,8 @@ def test_few_evaluations_suffice(name):
             counted += 1
             return own(self, *args)
 
-        prepare = type(likelihood).evaluations
-
-        def evaluations(self: Any, outputs: Tensor) -> Any:
-            evaluate = prepare(self, outputs)
-            if evaluate is None:
-                return None
-
-            def count(y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-                nonlocal counted
-                counted += 1
-                return evaluate(y, rows)
-
-            return count
-
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(type(likelihood), "cdf", cdf)
-            patch.setattr(type(likelihood), "evaluations", evaluations)
             Predictive(outputs, likelihood).quantile(0.025)
         assert 0 < counted <= 24
 
@@ -329,24 +314,6 @@ def test_likelihoods_of_rows_are_selected():
             own.variance(outputs[:, index]), likelihood.variance(outputs)[:, index]
         )
     assert Gaussian((1.0, 2.0)).select_rows(index) == Gaussian((1.0, 2.0))
-
-
-@pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [3, 1]])
-def test_evaluations_of_beta_are_its_distribution_function_and_density(rows):
-    family, outputs, rows = BetaFamily(), 2 * normal(6, 5, 2), torch.tensor(rows)
-    y = torch.tensor([1e-9, 0.2, 0.5, 0.9, 1 - 1e-9], dtype=torch.float64)[rows][:, None]
-    evaluate = family.evaluations(outputs)
-    assert evaluate is not None
-    probability, density = evaluate(y, rows)
-    some = outputs[:, rows]
-    torch.testing.assert_close(probability, family.cdf(some, y)[..., 0], rtol=1e-12, atol=0)
-    log_prob = family.log_prob(some, y[:, 0])
-    torch.testing.assert_close(density.log(), log_prob, rtol=1e-10, atol=1e-10)
-
-    class Own(BetaFamily):
-        """It may have another density."""
-
-    assert Own().evaluations(outputs) is None
 
 
 @pytest.mark.parametrize("draws", [63, 64, 200])

@@ -139,22 +139,6 @@ def test_priors_of_classes_do_not_depend_on_their_codes():
     assert shifted["mu[1].Intercept"] == NormalPrior(-2.0, 2.5)
 
 
-def test_components_of_mixtures_have_the_priors_of_their_families():
-    y = np.r_[Y, -1.0, -2.0][2:]
-    priors = default_priors(design_of(LOG_NORMAL_2), LOG_NORMAL_2, y)
-    logs = np.log(y[y > 0])
-    assert priors["Intercept"] == NormalPrior(y.mean(), 2.5 * y.std())
-    assert priors["sigma1.Intercept"] == Exponential(float(np.std(y)))
-    assert priors["mu2.Intercept"] == NormalPrior(float(logs.mean()), 2.5 * float(logs.std()))
-    assert priors["sigma2.Intercept"] == Exponential(float(logs.std()))
-    start = LOG_NORMAL_2.initial_predictors(y)
-    assert np.isfinite(start).all()
-    priors = default_priors(design_of(GAMMA_1), GAMMA_1, Y)
-    assert priors["shape1.Intercept"] == NormalPrior(1.0, 2.0)
-    assert priors["nu2.Intercept"] == NormalPrior(2.5, 1.0)
-    assert priors["theta.Intercept"] == NormalPrior(0.0, 1.0)
-
-
 def test_sigma_beside_an_offset_on_another_scale_is_that_of_the_response():
     family, offset = NormalFamily(("log", "log")), np.linspace(-50, 50, 80)
     priors = default_priors(design_of(family), family, Y, offset)
@@ -181,7 +165,7 @@ def test_parameters_of_custom_families_have_priors_by_name():
 @pytest.mark.parametrize(
     ("family", "y", "name"),
     [
-        (GammaFamily(), Y, "mu"),
+        (GammaFamily(), Y, "Intercept"),
         (CategoricalFamily(labels=("a", "b", "c")), np.arange(80) % 3.0, "mu[b]"),
     ],
 )
@@ -189,7 +173,7 @@ def test_a_number_for_any_location_is_the_scale_of_a_normal_on_its_link(family, 
     design = design_of(family)
     defaults, names = default_priors(design, family, y), names_for_priors(family)
     priors = priors_with(design, defaults, {name: 2.0}, names)
-    intercept = "Intercept" if name == "mu" else f"{name}.Intercept"
+    intercept = name if name == "Intercept" else f"{name}.Intercept"
     assert priors[intercept] == NormalPrior(0.0, 2.0)
     positive = defaults | {intercept: Exponential(2.0)}
     effects = StructuredPredictor(design, family, positive)

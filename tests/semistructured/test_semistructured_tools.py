@@ -12,7 +12,6 @@ from scipy import stats
 
 from subbayes import MLP, InputError, SemiStructuredRegression, Training, load
 from subbayes.inference import Sampling
-from subbayes.likelihoods.families import NormalFamily
 from subbayes.plots.checks import predictive_check
 from subbayes.plots.conditional import conditional
 from subbayes.regression import NormalPrior, Regression
@@ -790,18 +789,6 @@ def test_replicates_of_censored_responses_are_compared_with_completed_ones(tmp_p
     drawn = model.prior_predictive(above, 50).completed[:, above["c"]]
     assert (drawn > 4).all()
     assert (drawn <= 9).all()
-
-
-def test_families_that_cannot_complete_responses_say_so():
-    class Own(NormalFamily):
-        from_log_tails = property()
-
-    rows = pd.DataFrame({"y": [1.0, 2.0, 3.0], "c": [0, 0, 1]})
-    model = Regression("y | cens(c) ~ 1", family=Own())
-    with pytest.warns(UserWarning, match="no from_log_tails: censored responses are compared as"):
-        found = model.prior_predictive(rows, 5)
-    assert found.completed is None
-    assert found.n_censored == 0
 
 
 # --- weights of rows and order of levels ----------------------------------------------------------

@@ -38,14 +38,14 @@ class AroundFamily(Family):
     level = method_of("family", "level")
     level_values = method_of("family", "level_values")
     location_values = method_of("family", "location_values")
-    _tails = method_of("family", "log_tails")
+    log_tails = method_of("family", "log_tails")
 
     def __post_init__(self) -> None:
         if isinstance(self.family, str):
             object.__setattr__(self, "family", family_from_name(self.family))
         if not isinstance(self.family, Family):
             fail_type("family", "a family, such as WeibullFamily()", self.family)
-        if not hasattr(self.family, "log_tails"):
+        if type(self.family).log_tails is Family.log_tails:
             fail(
                 "family",
                 "one whose tail probabilities have gradients: normal, student-t, log-normal, "

@@ -24,7 +24,6 @@ from subbayes.likelihoods.family import Family, family
 from subbayes.likelihoods.tails.tails import log_between
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Predictors, RowNumbers, RowTargets, Targets
-from subbayes.utils.warning import warn_user
 
 _STATUS = {"left": -1, "none": 0, "right": 1, "interval": 2}
 
@@ -61,7 +60,6 @@ class CensoredFamily(AroundFamily):
 
     # of responses that are seen
     log_density = method_of("family", "log_density")
-    log_tails = method_of("family", "log_tails")
     mean = method_of("family", "mean")
     averaged = method_of("family", "averaged")
     average_name = property_of("family", "average_name")
@@ -163,13 +161,6 @@ class CensoredFamily(AroundFamily):
     def completed(
         self, outputs: Float[Tensor, "S n C"], y: Float[Tensor, "n m"], generator: torch.Generator
     ) -> Float[Tensor, "S n"] | None:
-        if self.kind != "count" and not hasattr(self.innermost, "from_log_tails"):
-            warn_user(
-                f"{self.family!r} has no from_log_tails: censored responses are compared as they "
-                "are with replicates that are not censored, which makes replicates larger or "
-                "smaller"
-            )
-            return None
         y = y.double()
         found = y[:, 0].expand(len(outputs), -1).clone()
         rows = torch.nonzero(y[:, 1] != 0)[:, 0]
@@ -203,14 +194,14 @@ class CensoredFamily(AroundFamily):
         if value.ndim == 1:
             return self.family.log_density(value, eta)
         y, status = value[:, 0], value[:, 1]
-        below, above = self._tails(y, eta)
+        below, above = self.log_tails(y, eta)
         terms = torch.where(status == 0, self.family.log_density(y, eta), below)
         terms = torch.where(status == 1, above, terms)
         if value.shape[1] == 2:
             return terms
         end = self.bounds[1]  # other rows need a number above y, within the support
         upper = torch.where(status == 2, value[:, 2], (y + end) / 2 if end < math.inf else y + 1)
-        inside = log_between((below, above), self._tails(upper, eta))
+        inside = log_between((below, above), self.log_tails(upper, eta))
         return torch.where(status == 2, inside, terms)
 
 

@@ -22,14 +22,9 @@ from torch.nn.functional import logsigmoid
 from typing_extensions import override
 
 from subbayes.likelihoods.around.around import AroundFamily
-from subbayes.likelihoods.base import Evaluations, Moments, column
-from subbayes.likelihoods.family import Family, family, log_sum, moment
-from subbayes.likelihoods.tails.counts import (
-    CountCells,
-    count_cells,
-    count_range,
-    mixture_probabilities,
-)
+from subbayes.likelihoods.base import Moments, column
+from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.tails.counts import CountCells, count_cells
 from subbayes.likelihoods.tails.tails import log_between, log_difference, tails_between
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Outputs, Predictors, RowNumbers, RowTargets
@@ -38,7 +33,7 @@ _ENDS = ("lower", "upper")
 
 _AT_ONCE = 2**18  # numbers in a temporary array
 _STEP, _LIGHT, _HEAVY = 0.1875, 3.375, 6.0  # of the quadrature over levels
-_MOST_PROBABILITIES = 2**25  # of counts of all rows
+_UNDERFLOW = -740.0  # logarithm of the smallest numbers
 _CELLS = 64  # counts of a distribution, about, for the size of blocks
 
 Tails = tuple[Tensor, Tensor]
@@ -82,8 +77,8 @@ class TruncatedFamily(AroundFamily):
         super().__post_init__()
         if isinstance(self.family, AroundFamily):
             fail("family", "a family that is not truncated or censored", repr(self.family))
-        if self.kind != "count" and not hasattr(self.family, "from_log_tails"):
-            fail("family", "one with the method from_log_tails", repr(self.family))
+        if self.kind != "count" and not self.family._has_distribution:
+            fail("family", "one with the method distribution", repr(self.family))
         for name, none in zip(_ENDS, (-math.inf, math.inf), strict=True):
             value = getattr(self, name)
             if not isinstance(value, str):
@@ -216,39 +211,18 @@ class TruncatedFamily(AroundFamily):
     def without_term(self, name: str) -> Family:
         return self.family if name == "trunc" else self
 
-    @property
-    def _relative(self) -> bool:
-        """Whether probabilities leave out the factor that cancels in those within the bounds."""
-        return self.upper != math.inf and hasattr(self.family, "log_kernel")
-
-    def _own_tails(self, y: Tensor, own: Predictors, relative: bool) -> Tails:
-        """Log tails before truncation, up to that factor."""
-        inner: Any = self.family
-        found: Tails = (inner.log_kernel_tails if relative else inner.log_tails)(y, own)
-        return found
-
-    def _tails(self, y: Tensor, eta: Predictors) -> Tails:
-        return self._own_tails(y, self._split(eta)[0], self._relative)
-
-    def _log_terms(self, y: Tensor, eta: Predictors) -> Tensor:
-        """The log density before truncation, up to that factor."""
-        inner: Any = self.family
-        log_density = inner.log_kernel if self._relative else inner.log_density
-        terms: Tensor = log_density(y, self._split(eta)[0])
-        return terms
-
-    def _tails_at_bounds(self, eta: Predictors, relative: bool) -> tuple[Tails, Tails]:
+    def _tails_at_bounds(self, eta: Predictors) -> tuple[Tails, Tails]:
         """Log tails at both bounds: all and nothing where one excludes nothing."""
         own, lower, upper = self._split(eta)
         zero = torch.zeros_like(eta[0])
 
         def at(bound: Any, excludes: Any, empty: int) -> Tails | None:
             if not isinstance(excludes, Tensor):
-                return self._own_tails(zero + bound, own, relative) if excludes else None
+                return self.family.log_tails(zero + bound, own) if excludes else None
             # rows of which nothing is excluded take a response at which gradients are finite
             inside = 0.0 if self.kind == "count" else 0.5
-            found = self._own_tails(torch.where(excludes, bound, inside), own, relative)
-            all_or_none = [log_sum(*found) if relative else zero] * 2
+            found = self.family.log_tails(torch.where(excludes, bound, inside), own)
+            all_or_none = [zero] * 2
             all_or_none[empty] = zero - math.inf
             below, above = map(torch.where, (excludes, excludes), found, all_or_none)
             return below, above
@@ -258,33 +232,28 @@ class TruncatedFamily(AroundFamily):
         if high is None:
             high = zero, zero - math.inf
         if low is None:
-            low = zero - math.inf, log_sum(*high) if relative else zero
+            low = zero - math.inf, zero
         return low, high
 
-    def _log_mass(self, eta: Predictors, relative: bool) -> Tensor:
-        """Log of P(lower <= Y <= upper)."""
-        return self._mass_between(*self._tails_at_bounds(eta, relative))
-
-    def _mass_between(self, low: Tails, high: Tails) -> Tensor:
+    def _log_mass(self, low: Tails, high: Tails) -> Tensor:
+        """Log of P(lower <= Y <= upper) from the log tails at both bounds."""
         return log_between(low, high) if self._bounded[1] else low[1]
 
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         """Log density of responses within the bounds."""
-        found = _per_mass(self._log_terms(y, eta), self._log_mass(eta, self._relative), -math.inf)
-        _, lower, upper = self._split(eta)
+        own, lower, upper = self._split(eta)
+        log_mass = self._log_mass(*self._tails_at_bounds(eta))
+        found = _per_mass(self.family.log_density(y, own), log_mass)
         if isinstance(lower, Tensor):
             found = found.masked_fill(y < lower, -math.inf)
         return found.masked_fill(y > upper, -math.inf) if isinstance(upper, Tensor) else found
 
     def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y) of responses within the bounds, such as censored ones."""
-        low, high = self._tails_at_bounds(eta, self._relative)
-        at, log_mass = self._tails(y, eta), self._mass_between(low, high)
+        low, high = self._tails_at_bounds(eta)
+        at, log_mass = self.family.log_tails(y, self._split(eta)[0]), self._log_mass(low, high)
         below, above = log_between(low, at), log_between(at, high)
-        # where the logarithm of the probability of the bounds overflows, it is all at the lower one
-        after = y > self._split(eta)[1]
-        passed, left = (torch.where(after, *ends) for ends in ((0.0, -math.inf), (-math.inf, 0.0)))
-        return _per_mass(below, log_mass, passed), _per_mass(above, log_mass, left)
+        return _per_mass(below, log_mass), _per_mass(above, log_mass)
 
     # --- predictions, which have no gradients ----------------------------------------------------
 
@@ -299,7 +268,8 @@ class TruncatedFamily(AroundFamily):
         (low_below, low_above), high = ends
         lower, end = self._ends(eta)
         inside = y.maximum(self._before(lower)).minimum(end)
-        below, above = self._tails(inside.clamp_min(self.family.bounds[0]), eta)
+        inside = inside.clamp_min(self.family.bounds[0])
+        below, above = self.family.log_tails(inside, self._split(eta)[0])
         log_share = torch.where(
             low_above < high[0], log_difference(low_above, above), log_difference(below, low_below)
         )
@@ -312,28 +282,9 @@ class TruncatedFamily(AroundFamily):
         value = column(y, outputs)[..., 0].double()
 
         def probability(eta: Predictors, at: Tensor) -> Tensor:
-            return self._probability(at, eta, self._tails_at_bounds(eta, self._relative))
+            return self._probability(at, eta, self._tails_at_bounds(eta))
 
         return moment(_in_blocks(probability, outputs, 16, value).to(outputs))
-
-    def evaluations(self, outputs: Outputs) -> Evaluations | None:
-        """The distribution function and the density, with the probability of the bounds once."""
-        if self.kind == "count":
-            return None
-        eta = outputs.detach().double().cpu()
-        low, high = self._tails_at_bounds(eta.unbind(-1), self._relative)
-        stacked = torch.stack([*low, *high])
-
-        def evaluate(y: Tensor, rows: Tensor) -> Tails:
-            value, own, bounds = y[:, 0].double(), eta[:, rows].unbind(-1), stacked[:, :, rows]
-            tails = (bounds[0], bounds[1]), (bounds[2], bounds[3])
-            lower, upper = self._ends(own)
-            outside = (value < self.family.bounds[0]) | (value < lower) | (value > upper)
-            log_density = self.family.log_density(value, self._split(own)[0])
-            density = (log_density - log_between(*tails)).exp().masked_fill(outside, 0.0)
-            return self._probability(value, own, tails).to(y), density.to(y)
-
-        return evaluate
 
     def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
         """Responses with these logarithms of the probabilities below and above."""
@@ -341,15 +292,15 @@ class TruncatedFamily(AroundFamily):
 
     def _at_levels(self, eta: Predictors, log_u: Tensor, log_rest: Tensor) -> Tensor:
         """Quantiles at levels within the bounds, by log u and log(1 - u)."""
-        low, high = self._tails_at_bounds(eta, self._relative)
+        low, high = self._tails_at_bounds(eta)
         below, above = tails_between(low, high, log_u, log_rest)
-        inner: Any = self.family
         own, lower, upper = self._split(eta)
-        found: Tensor = inner.from_log_tails(below, above, own)
-        # where even the logarithm of the probability overflows, all of it is at the nearer bound
+        found = self.family.from_log_tails(below, above, own)
+        # where the probability of the bounds underflows, all of it is at the nearer one
         lower, upper = (torch.zeros_like(low[1]) + end for end in (lower, upper))
-        nearer = torch.where(low[1] == -math.inf, lower, upper)
-        found = torch.where(log_between(low, high) == -math.inf, nearer, found)
+        nearer = torch.where(low[1] < _UNDERFLOW, lower, upper)
+        lost = (log_between(low, high) == -math.inf) | found.isinf()
+        found = torch.where(lost, nearer, found)
         inside = [self.family.strictly_inside(end) for end in (lower, upper)]
         return found.clamp(*inside)
 
@@ -363,32 +314,11 @@ class TruncatedFamily(AroundFamily):
         last = self.family.largest(own).minimum(upper.floor())
         mean = self.family.mean(torch.stack(own, -1))[..., 0]
         last = torch.where(last < first, torch.nan, last)
-        return lambda y: self._log_terms(y, eta), mean, first, last
+        return lambda y: self.family.log_density(y, own), mean, first, last
 
     def _cells(self, eta: Predictors) -> CountCells:
         """The counts within the bounds, with their probabilities."""
         return count_cells(*self._counts(eta), self.family.is_log_concave(self._split(eta)[0]))
-
-    def count_probabilities(
-        self, outputs: Float[Tensor, "S N C"], most: float
-    ) -> tuple[Float[Tensor, "N"], Float[Tensor, "counts N"]] | None:
-        """The first counts and the probabilities of mixtures; see `Likelihood`."""
-        if self.kind != "count":
-            return None
-
-        def ends(eta: Predictors) -> Tensor:
-            return torch.stack(count_range(*self._counts(eta)))
-
-        flat = outputs.detach().double().cpu()
-        first, last = _in_blocks(ends, flat, 16)
-        first, last = first.amin(0), last.amax(0)
-        if not float((last - first).max()) < min(most, _MOST_PROBABILITIES / len(first)):  # or NaN
-            return None
-
-        def log_density(y: Tensor, f: Tensor) -> Tensor:
-            return self.family.log_density(y, self._split(f.unbind(-1))[0])
-
-        return first, mixture_probabilities(log_density, flat, first, last)
 
     def _quantiles(self, eta: Predictors, u: Tensor) -> Tensor:
         if self.kind != "count":
@@ -484,10 +414,10 @@ class TruncatedFamily(AroundFamily):
         return self._rule_of_levels(eta.unbind(-1), heavy=False)
 
 
-def _per_mass(log_part: Tensor, log_mass: Tensor, otherwise: Tensor | float) -> Tensor:
-    """The log of a share of the probability of the bounds; another one where that is 0."""
+def _per_mass(log_part: Tensor, log_mass: Tensor) -> Tensor:
+    """The log of a share of the probability of the bounds; that of 0 where there is none."""
     none = log_mass == -math.inf
-    return torch.where(none, otherwise, log_part - torch.where(none, 0.0, log_mass))
+    return torch.where(none, -math.inf, log_part - torch.where(none, 0.0, log_mass))
 
 
 def _in_blocks(

@@ -45,7 +45,7 @@ class PoissonFamily(Family):
 
     @override
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
-        return self.log_kernel(y, eta) - eta[0].exp()
+        return y * eta[0] - torch.lgamma(y + 1) - eta[0].exp()
 
     def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
@@ -54,14 +54,6 @@ class PoissonFamily(Family):
     def log_above_zero(self, eta: Predictors) -> Tensor:
         """Log P(Y > 0), of which small rates keep their digits."""
         return exponential_log_below(eta[0])
-
-    def log_kernel(self, y: Tensor, eta: Predictors) -> Tensor:
-        """Log probability of counts without the term of the rate alone, for ratios of them."""
-        return y * eta[0] - torch.lgamma(y + 1)
-
-    def log_kernel_tails(self, y: Tensor, eta: Predictors) -> Tails:
-        """Log P(Y <= y) and log P(Y > y) without the same term."""
-        return poisson_log_tails(y, eta[0], relative=True)
 
     def curvature(self, outputs: Outputs) -> Curvatures:
         """The rate."""

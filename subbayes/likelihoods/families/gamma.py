@@ -13,14 +13,7 @@ from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.family import Family, diagonal, family, moment
-from subbayes.likelihoods.tails.incomplete_integrals import (
-    gamma_log_tails,
-    inverse_from_tails,
-    log_concave_moments,
-    log_ends,
-    responses_from_log_tails,
-    scaled_trigamma,
-)
+from subbayes.likelihoods.tails.incomplete_integrals import gamma_log_tails, scaled_trigamma
 from subbayes.likelihoods.tails.tails import Tails
 from subbayes.utils.types import Curvatures, Outputs, Predictors
 
@@ -43,21 +36,6 @@ class GammaFamily(Family):
     def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
         return gamma_log_tails(y.log() - eta[0], eta[1])
-
-    def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
-        """The responses with these log tails."""
-        from scipy import special
-
-        known = special.gammaincinv, special.gammainccinv
-        near = inverse_from_tails(*known, [eta[1].exp()], below, above).log() + eta[0] - eta[1]
-        return responses_from_log_tails(self, below, above, eta, near)
-
-    def truncated_moments(self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]) -> Tails:
-        """Mean and variance of responses between two bounds."""
-        a = eta[1].exp()
-        return log_concave_moments(
-            lambda v: a * (v - eta[0] - (v - eta[0]).exp()), eta[0], log_ends(lower, upper)
-        )
 
     def curvature(self, outputs: Outputs) -> Curvatures:
         r"""a and $a^2 \psi'(a) - a$ on the diagonal."""

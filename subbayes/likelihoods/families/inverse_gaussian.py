@@ -13,12 +13,7 @@ from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.family import Family, diagonal, family, moment
-from subbayes.likelihoods.tails.incomplete_integrals import (
-    inverse_gaussian_log_tails,
-    log_concave_moments,
-    log_ends,
-    responses_from_log_tails,
-)
+from subbayes.likelihoods.tails.incomplete_integrals import inverse_gaussian_log_tails
 from subbayes.likelihoods.tails.tails import Tails
 from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers, RowWeights
 
@@ -50,20 +45,6 @@ class InverseGaussianFamily(Family):
         """Log P(Y <= y) and log P(Y > y)."""
         return inverse_gaussian_log_tails(y.log() - eta[0], eta[1] - eta[0])
 
-    def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
-        """The responses with these log tails."""
-        return responses_from_log_tails(self, below, above, eta)
-
-    def truncated_moments(self, lower: Tensor, upper: Tensor, eta: tuple[Tensor, ...]) -> Tails:
-        """Mean and variance of responses between two bounds."""
-        half = 0.5 * (eta[1] - eta[0]).exp()  # of lambda / mu
-        mode = eta[0] + torch.log(2 * half / ((0.25 + 4 * half.square()).sqrt() + 0.5))
-        return log_concave_moments(
-            lambda v: -0.5 * v - half * ((v - eta[0]).exp() + (eta[0] - v).exp()),
-            mode,
-            log_ends(lower, upper),
-        )
-
     def variance(self, outputs: Outputs) -> Moments:
         """mu^3 / shape."""
         values = self.values(outputs)
@@ -87,3 +68,9 @@ class InverseGaussianFamily(Family):
                 u <= values["mu"] / (values["mu"] + small), small, values["mu"].square() / small
             )
         )
+
+    @override
+    def distribution(self, mu: np.ndarray, shape: np.ndarray) -> Any:  # type: ignore[override]
+        from scipy import stats
+
+        return stats.invgauss(mu / shape, scale=shape)

@@ -16,10 +16,7 @@ from typing_extensions import override
 from subbayes.likelihoods.base import Moments, in_float64
 from subbayes.likelihoods.family import Family, family, moment
 from subbayes.likelihoods.links import LINKS
-from subbayes.likelihoods.tails.incomplete_integrals import (
-    student_from_log_tails,
-    student_log_tails,
-)
+from subbayes.likelihoods.tails.incomplete_integrals import student_log_tails
 from subbayes.likelihoods.tails.tails import Tails, student_log_constant
 from subbayes.utils.types import Curvatures, Outputs, Predictors
 
@@ -65,11 +62,6 @@ class StudentTFamily(Family):
         mean = LINKS[self.links[0]][1](eta[0])
         z, nu = (y - mean) * (-eta[1]).exp(), 1 + eta[2].exp()
         return _log_tails_in_graphs(z, nu) if is_exporting() else student_log_tails(z, nu)
-
-    def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
-        """The responses with these log tails."""
-        t = student_from_log_tails(below, above, 1 + eta[2].exp())
-        return LINKS[self.links[0]][1](eta[0]) + eta[1].exp() * t
 
     def has_moment(self, outputs: Outputs, order: int) -> Tensor:
         """For more degrees of freedom than the order."""

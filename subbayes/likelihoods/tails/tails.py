@@ -120,12 +120,8 @@ def student_log_constant(nu: Tensor) -> Tensor:
     return torch.where(nu < _MANY, near, far)
 
 
-def poisson_log_tails(y: Tensor, log_rate: Tensor, relative: bool = False) -> Tails:
+def poisson_log_tails(y: Tensor, log_rate: Tensor) -> Tails:
     r"""Log P(Y <= y) and log P(Y > y) of Poisson counts.
-
-    Relative ones leave out the factor $e^{-x}$, beside which the terms of a count have no digits
-    where the rate is large: they are sums of $x^k / k!$ that stay exact for every rate if the tail
-    is the one below.
 
     They are incomplete gamma functions of a = y + 1 and the rate x. Near the smallest number they
     are replaced by continued fractions, of which few terms are needed where x is far from a:
@@ -154,11 +150,9 @@ def poisson_log_tails(y: Tensor, log_rate: Tensor, relative: bool = False) -> Ta
         numerator = i * torch.where(few, rate, (a - i) * one.square())
         fraction = gap + torch.where(few, i - 1.0, 2.0 * i - 1) * one + numerator / fraction
     log_far = a * log_rate - torch.lgamma(a) - fraction.log() - torch.where(few, 0.0, log_rate)
-    whole = rate if relative else torch.zeros_like(rate)
-    if not relative:
-        log_far = log_far - log_rate.exp()
+    log_far = log_far - log_rate.exp()
     logs = [
-        torch.where(part < tiny**0.5, log_far, part.clamp_min(tiny).log() + whole)
+        torch.where(part < tiny**0.5, log_far, part.clamp_min(tiny).log())
         for part in (below, above)
     ]
     return logs[0], logs[1]

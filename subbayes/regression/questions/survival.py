@@ -34,7 +34,7 @@ def log_survival(family: Family, outputs: NetworkValues, time: float) -> Float[n
         array([[-1.]])
     """
     family = family.innermost
-    if not hasattr(family, "log_tails"):
+    if type(family).log_tails is Family.log_tails:
         expected = "a family with tail probabilities, such as 'weibull' or 'log-normal'"
         fail("family", expected, repr(family))
     low, high = family.bounds
