@@ -395,10 +395,6 @@ class Family(Likelihood):
         """The family without censoring and truncation."""
         return self
 
-    def without_term(self, name: str) -> Family:
-        """The family without a term of the response, such as "cens"."""
-        return self
-
     def with_trials(self, trials: int | str) -> Family:
         """The family of sums of so many responses.
 

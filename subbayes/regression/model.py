@@ -23,11 +23,7 @@ from subbayes.inference.samplers.chains import Sampler, check_folder
 from subbayes.likelihoods.families import Family, family_from_name
 from subbayes.regression.design.rows import AuxiliaryColumns
 from subbayes.regression.formula.checks import Missing
-from subbayes.regression.formula.response_terms import (
-    ResponseTerms,
-    changed_response_terms,
-    read_response_terms,
-)
+from subbayes.regression.formula.response_terms import read_response_terms
 from subbayes.regression.integrals.empirical_bayes import singular_warnings
 from subbayes.regression.posterior import (
     FittedState,
@@ -40,7 +36,6 @@ from subbayes.regression.questions.summary import in_order, summary_text
 from subbayes.regression.results import Results
 from subbayes.regression.saving import RegressionFacts, facts_of, state_from, tensors_of
 from subbayes.regression.specification import Specification
-from subbayes.regression.terms.updating import updated_formula
 from subbayes.utils.checks import check_choice, check_fraction, check_seed, fail, fail_type
 from subbayes.utils.text_table import aligned
 from subbayes.utils.warning import warn_user, warnings_once
@@ -122,7 +117,6 @@ class Regression(Results):
             _as_priors(priors),
             AuxiliaryColumns(read.weights, offset, exposure),
             missing,
-            response_terms=read.names,
         )
 
     def __repr__(self) -> str:
@@ -229,8 +223,7 @@ class Regression(Results):
 
         Raises:
             InputError: unknown columns, responses outside the family's support, collinear columns
-                or as many columns as rows without priors of the user, an improper posterior with
-                flat priors, or what sampling raises.
+                or as many columns as rows without priors of the user, or what sampling raises.
         """
         check_choice("smooth", smooth, ("bayes", "reml"))
         settings = {"inference": inference, "sampling": sampling}
@@ -253,69 +246,26 @@ class Regression(Results):
             warn_user(line)
         return self
 
-    def update(
-        self,
-        formula: str | Mapping[str, str] | Any = None,
-        data: Any = None,
-        *,
-        priors: Mapping[str, Any] | None = None,
-        **options: Any,
-    ) -> Self:
-        """Learn from new rows, or fit another formula, or other rows; this one is not changed.
+    @warnings_once()
+    def update(self, new_rows: Any, *, forgetting: float = 1.0, seed: int = 0) -> Self:
+        """Learn from new rows; this model is not changed.
 
-        `update(new_rows)` draws from the posterior of the rows of the fit, which the model keeps,
-        and the new ones. Terms, their columns and default priors remain those of the fit, so that
+        The result has draws from the posterior of the rows of the fit, which the model keeps, and
+        the new ones. Terms, their columns and default priors remain those of the fit, so that
         today's posterior is exactly the prior of the new rows. `updates` says how probable they
         were.
 
         Args:
-            formula: new rows with their response, a data frame; or the new formula, in which a
-                point stands for the old side: "~ . + z"; or one for each parameter to change. A
-                response that is written replaces the old one with its terms, such as
-                cens(status), which otherwise stay.
-            data: the rows; by default those of this fit.
-            priors: those of the new model; by default those of this one, without those of terms
-                that the new formula does not have, which a warning names.
-            options: other arguments of `fit`, by default those of this fit, without a checkpoint
-                and start points that were passed as an array; of a loaded model the defaults,
-                but for `smooth`. With new rows only `seed` of the new draws.
+            new_rows: rows with their response.
+            forgetting: 1; networks can forget rows, see `FittedModel.update`.
+            seed: of the new draws.
 
         Returns:
             The fitted model.
 
         Raises:
-            InputError: see `fit` and `updated_formula`, such as interactions with smooths; new rows
-                with other levels or classes, or for a model with networks.
+            InputError: rows with other levels or classes, or a model with networks.
         """
-        formulas = formula.values() if isinstance(formula, Mapping) else [formula]
-        if formula is not None and not all(isinstance(text, str) for text in formulas):
-            if data is not None or priors is not None:
-                fail("data", "none beside new rows, and no priors", "others", "Leave them out")
-            return self._with_rows(formula, **options)
-        old = self.specification
-        model = copy.copy(self)
-        read = ResponseTerms(old.formula, old.family, old.auxiliary.weights, old.response_terms)
-        if formula is not None:
-            changed = updated_formula(old.formula, formula, old.family.formula_names[0])
-            read = changed_response_terms(formula, changed, read)
-        model.specification = replace(
-            old,
-            formula=read.formula,
-            family=read.family,
-            auxiliary=replace(old.auxiliary, weights=read.weights),
-            response_terms=read.names,
-            priors=old.priors if priors is None else _as_priors(priors),
-            inherited=priors is None,
-        )
-        frame = self.state.model.frame if data is None else data
-        fitted = model.fit(frame, **(self._settings(options) | options))
-        kept = model.state.model.specification.priors
-        model.specification = replace(model.specification, priors=kept, inherited=False)
-        return fitted
-
-    @warnings_once()
-    def _with_rows(self, new_rows: Any, *, forgetting: float = 1.0, seed: int = 0) -> Self:
-        """The posterior of the rows of the fit and new ones."""
         if self.networks or current() is not None:
             got = "one with networks, or many processes"
             fail("model", "a regression in one process, without networks", got, "Refit on all rows")
@@ -326,8 +276,11 @@ class Regression(Results):
         rows = prepared.frame[before:]
         few = rows.iloc[evenly_spaced(np.arange(len(rows)), MOST_ROWS)]
         found = surprise(self.predict(few, n_draws=MOST_DRAWS), self._targets(few))
-        settings = self._settings({})
-        sampling = replace(settings.get("sampling", SAMPLING), seed=check_seed(seed))
+        settings = dict(state.settings or {})
+        sampling = settings.get("sampling", SAMPLING)
+        start = sampling.initial if isinstance(sampling.initial, str) else "prior"
+        seed = check_seed(seed)
+        sampling = replace(sampling, seed=seed, checkpoint=None, initial=start)
         inference = settings.get("inference")
         engine = checked_engine(inference or "nuts", sampling)
         space = Space.of_effects(most_probable_effects(prepared))
@@ -341,18 +294,6 @@ class Regression(Results):
     def updates(self) -> list[Update]:
         """What each update by new rows was, the last one at the end."""
         return list(self.state.updates)
-
-    def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of this fit for another one that passes some options."""
-        settings = dict(self.state.settings or {})
-        smooth = self.state.model.specification.smooth
-        if options.get("smooth", smooth) == "reml":  # has a sampler of its own
-            settings.pop("inference", None)
-        if "sampling" in settings:
-            sampling = replace(settings["sampling"], checkpoint=None)
-            as_array = not isinstance(sampling.initial, str)
-            settings["sampling"] = replace(sampling, initial="prior") if as_array else sampling
-        return {"smooth": smooth, **settings}
 
     def prior_predictive(self, data: Any, n: int = 100, seed: int = 0) -> Replicates:
         """Responses drawn from the prior, before fitting: are they possible?

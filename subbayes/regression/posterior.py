@@ -221,7 +221,7 @@ class FittedState:
     Attributes:
         joint: the posterior of all effects, and of networks, on the training rows.
         draws: its draws.
-        settings: the other arguments of `fit`, for `update`; None for a loaded model.
+        settings: engine and sampling of `fit`, for `update`; None for a loaded model.
         updates: what each update by new rows was.
     """
 

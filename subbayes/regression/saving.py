@@ -70,9 +70,6 @@ class RegressionFacts(KindFacts):
     offset: str | None
     exposure: str | None
     missing: Literal["drop", "error"]
-    response_terms: Annotated[
-        list[Literal["cens", "trunc", "trials", "weights"]], Meta(max_length=4)
-    ]
     smooth: Literal["bayes", "reml"]
     seed: Size
     mode: Literal["trace", "compile", "eager"]
@@ -122,7 +119,6 @@ def common_facts(state: FittedState) -> dict[str, Any]:
         "priors": {name: prior_facts(prior) for name, prior in specification.priors.items()},
         **vars(specification.auxiliary),
         "missing": specification.missing,
-        "response_terms": list(specification.response_terms),
         "smooth": specification.smooth,
         "seed": state.joint.seed,
         "mode": state.joint.mode,
@@ -170,7 +166,6 @@ def specification_settings(
         "auxiliary": AuxiliaryColumns(facts.weights, facts.offset, facts.exposure),
         "missing": facts.missing,
         "smooth": facts.smooth,
-        "response_terms": tuple(facts.response_terms),
     }
 
 

@@ -20,11 +20,7 @@ from subbayes.likelihoods.families import Family
 from subbayes.regression.design.default_priors import ResponseRows, default_priors, predictor_sd
 from subbayes.regression.design.design import Design, formula_variables, split_formula
 from subbayes.regression.design.identifiability import check_identified
-from subbayes.regression.design.model_priors import (
-    names_for_priors,
-    priors_with,
-    priors_without_term,
-)
+from subbayes.regression.design.model_priors import names_for_priors, priors_with
 from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.design.response import Response
 from subbayes.regression.design.rows import (
@@ -41,11 +37,10 @@ from subbayes.regression.formula.checks import (
     warn_of_size,
     with_used_categories,
 )
+from subbayes.regression.formula.splitting import with_columns
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.integrals.empirical_bayes import with_default_smoothing
-from subbayes.regression.priors.prior import EffectPrior
 from subbayes.regression.shapes import RowValues
-from subbayes.regression.terms.updating import with_columns
 from subbayes.utils.checks import fail
 from subbayes.utils.types import RowNumbers
 from subbayes.utils.warning import warn_user
@@ -145,8 +140,6 @@ class Specification:
     auxiliary: AuxiliaryColumns
     missing: Missing
     smooth: str = "bayes"
-    response_terms: tuple[str, ...] = ()  # names of those that family and weights come from
-    inherited: bool = False  # priors are those of another formula, whose terms may be gone
 
     def facts(self) -> dict[str, str]:
         """What a description of the model says about its formula, and what belongs to a row."""
@@ -223,8 +216,6 @@ class Specification:
         matrix, offsets = design.rows(frame)
         offset = offsets[:, 0] + self.auxiliary.total_offset(frame, family)
         defaults = default_priors(design, family, y, offset, counts)
-        if self.inherited:
-            specification = specification._of_terms(design, defaults)
         priors = priors_with(design, defaults, specification.priors, names_for_priors(family))
         unused: list[str] = []
         if self.smooth == "reml":
@@ -286,18 +277,6 @@ class Specification:
         return model
 
     # -------------------------------------------------------------------------------------------
-
-    def _of_terms(self, design: Design, defaults: Mapping[str, EffectPrior]) -> Self:
-        """Without the inherited priors that no term has, which a warning names."""
-        gone = priors_without_term(design, defaults, self.priors)
-        if gone:
-            names = ", ".join(map(repr, gone))
-            warn_user(
-                f"the priors of {names} are left out, as the new formula has no such terms: pass "
-                "priors= to update(...) to choose them all"
-            )
-        kept = {key: prior for key, prior in self.priors.items() if key not in gone}
-        return replace(self, priors=kept, inherited=False)
 
     def _complete_rows(
         self, frame: pd.DataFrame, columns: list[str], inputs: Mapping[str, Any] | None

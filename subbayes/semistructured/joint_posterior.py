@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -315,8 +313,6 @@ class JointState(FittedState):
     """Everything that fitting determines; see `FittedState`."""
 
     joint: JointPosterior
-    draws: Draws
-    settings: Mapping[str, Any] | None = None
 
     @property
     @override

@@ -236,13 +236,6 @@ class SemiStructuredRegression(Regression):
                 output, or what training and sampling raise.
         """
         check_positive("temperature", temperature)
-        settings = {
-            "subspace": subspace,
-            "inference": inference,
-            "temperature": temperature,
-            "training": training,
-            "sampling": sampling,
-        }
         if inference is None:
             inference = "nuts" if temperature == 1 else "elliptical-slice"
         builder, engine = subspace_of(subspace), checked_engine(inference, sampling)
@@ -252,19 +245,7 @@ class SemiStructuredRegression(Regression):
         space = build_space(builder, model, training, sampling.seed, sampling.progress)
         joint = JointPosterior(model, space, sampling.seed, sampling.mode)
         draws = joint.sample(engine, sampling, temperature)
-        return self._fitted(JointState(joint, draws, settings))
-
-    @override
-    def _settings(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        settings = super()._settings(options)
-        del settings["smooth"]
-        missing = [name for name in ("subspace", "inference", "training") if name not in options]
-        if self.state.settings is None and missing:
-            warn_user(
-                f"a loaded model does not contain {', '.join(missing)} of its fit, and update uses "
-                "the default: pass them to update(...)"
-            )
-        return {"temperature": self.temperature, **settings}
+        return self._fitted(JointState(joint, draws))
 
     @override
     def prior_predictive(self, data: Any, n: int = 100, seed: int = 0) -> Replicates:

@@ -140,9 +140,7 @@ def test_regressions_answer_for_any_frame(other, regression, question):
 
 
 @pytest.mark.slow
-def test_regressions_are_updated_and_reported_with_any_frame(other, regression, tmp_path):
-    model = regression.update(data=other, sampling=SAMPLING)
-    assert np.array_equal(model.draws.z, regression.draws.z)
+def test_regressions_are_reported_with_any_frame(other, regression, tmp_path):
     pages = [
         regression.report(tmp_path / f"{i}.html", test=test).read_text()
         for i, test in enumerate((other, in_pandas()))

@@ -86,14 +86,10 @@ def test_rows_of_another_schema_are_refused():
     with pytest.raises(InputError) as caught:
         model.update(new, forgetting=0.9)
     assert caught.value.argument == "forgetting"
-    with pytest.raises(InputError) as caught:
-        model.update(new, priors={"x": 1.0})
-    assert caught.value.argument == "data"
     missing = new.assign(x=new["x"].where(new.index > 50))
     with pytest.warns(UserWarning, match="are dropped"):
         updated = model.update(missing)
     assert updated.updates[0].rows == 9
-    assert updated.update("~ x").state.model.frame.shape[0] == 49  # formulas still refit
 
 
 def test_surprising_rows_and_networks(monkeypatch):

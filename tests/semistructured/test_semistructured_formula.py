@@ -22,7 +22,6 @@ from subbayes.regression.design.model_priors import priors_with
 from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.formula.checks import complete_rows
 from subbayes.regression.priors.reading import prior_of
-from subbayes.regression.terms.updating import updated_formula
 
 
 @pytest.fixture
@@ -126,7 +125,6 @@ def test_tildes_in_names_belong_to_these():
     prepared = model.specification.prepare(columns, None)
     assert prepared.design.names[:2] == ["Intercept", "c~d"]
     np.testing.assert_array_equal(prepared.data.y[0], columns["a~b"])
-    assert updated_formula("`a~b` ~ x", "~ . + `c~d`", "mu") == "`a~b` ~ x + `c~d`"
 
 
 def test_errors_name_columns_and_levels(frame):

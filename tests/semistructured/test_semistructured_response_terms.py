@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -17,7 +15,7 @@ from subbayes.likelihoods.families import (
     TruncatedFamily,
     WeibullFamily,
 )
-from subbayes.regression import LKJ, Regression
+from subbayes.regression import Regression
 from subbayes.regression.formula.response_terms import read_response_terms
 
 SAMPLING = Sampling(draws=40, chains=2, warmup=5, seed=1, progress=False, mode="eager")
@@ -116,7 +114,7 @@ def test_formulas_by_parameter_and_bars_that_belong_to_names():
     assert read_response_terms("`a | b` | weights(`c + d`) ~ x", NormalFamily()).weights == "c + d"
 
 
-def test_a_saved_model_and_an_updated_one_keep_the_terms(tmp_path):
+def test_a_saved_model_keeps_the_terms(tmp_path):
     frame = rows()
     model = Regression("time | cens(right) + weights(w) ~ x", family="weibull")
     model.fit(frame, sampling=SAMPLING)
@@ -124,84 +122,6 @@ def test_a_saved_model_and_an_updated_one_keep_the_terms(tmp_path):
     assert again.specification.family == model.specification.family
     assert again.specification.auxiliary.weights == "w"
     assert model.evaluate(frame) == pytest.approx(again.evaluate(frame))
-    smaller = model.update("~ . - x", sampling=SAMPLING)
-    assert smaller.specification.family == model.specification.family
-    other = Regression("y ~ x").fit(frame, sampling=SAMPLING)
-    weighted = other.update("y | weights(w) ~ .", sampling=SAMPLING)
-    assert weighted.specification.auxiliary.weights == "w"
-
-
-def test_written_terms_replace_those_of_the_old_response():
-    frame = rows()
-    model = Regression("time | cens(right) + weights(w) ~ x", family="weibull")
-    model.fit(frame, sampling=SAMPLING)
-    frame["early"] = frame.time < 0.5
-    other = model.update("time | cens(early) ~ .", data=frame, sampling=SAMPLING).specification
-    assert other.family == CensoredFamily(family=WeibullFamily(), status="early")
-    assert other.auxiliary.weights is None
-    same = model.update(". | cens(right) ~ . - x", sampling=SAMPLING).specification
-    assert (same.formula, same.family) == ("time ~ x - x", model.specification.family)
-    with pytest.warns(
-        UserWarning, match=r"'time \| weights\(w\)' is without cens\(...\) of the old"
-    ):
-        plain = model.update("time | weights(w) ~ .", sampling=SAMPLING).specification
-    assert (plain.family, plain.auxiliary.weights) == (WeibullFamily(), "w")
-    bare = model.update("y ~ .", sampling=SAMPLING).specification
-    assert (bare.family, bare.auxiliary.weights) == (WeibullFamily(), None)
-    trials = Regression("hits | trials(`n of trials`) ~ x", family="bernoulli")
-    trials.fit(frame, sampling=SAMPLING)
-    assert trials.update("~ . + y").specification.family == trials.specification.family
-    more = trials.update("hits | trials(9) ~ .").specification.family
-    assert more == BinomialFamily(trials=9)
-
-
-def test_arguments_are_no_terms_of_the_response(tmp_path):
-    """They stay where a response is written, also in a model that was loaded."""
-    frame = rows()
-    censored = CensoredFamily(family=WeibullFamily(), status="right")
-    model = Regression("time ~ x", family=censored, weights="w")
-    model.fit(frame, sampling=SAMPLING)
-    for one in (model, Regression.load(model.save(tmp_path / "a"))):
-        for change in ("time ~ .", ". ~ . - x"):
-            found = one.update(change, sampling=SAMPLING).specification
-            assert (found.family, found.auxiliary.weights) == (censored, "w")
-    terms = Regression("time | cens(right) ~ x", family="weibull", weights="w")
-    again = terms.fit(frame, sampling=SAMPLING).save(tmp_path / "b")
-    again = Regression.load(again).update("time ~ .", sampling=SAMPLING)
-    assert again.specification.family == WeibullFamily()
-    assert again.specification.auxiliary.weights == "w"
-    trials = Regression("hits ~ x", family=BinomialFamily(trials="n of trials"))
-    found = trials.fit(frame, sampling=SAMPLING).update("hits | weights(w) ~ .").specification
-    assert found.family == trials.specification.family
-
-
-def test_priors_of_groups_that_are_gone_are_left_out():
-    frame = rows().assign(g=lambda f: np.arange(len(f)) % 4)
-    given = {"cor(g)": LKJ(2), "sd(g)": 1.0, "sd": 2.0, "Intercept": 3.0}
-    model = Regression("y ~ x + (1 + x | g)", priors=given).fit(frame, sampling=SAMPLING)
-    with pytest.warns(UserWarning, match=r"the priors of 'cor\(g\)' are left out"):
-        fewer = model.update("~ . - (1 + x | g) + (1 | g)", sampling=SAMPLING)
-    assert set(fewer.specification.priors) == set(given) - {"cor(g)"}
-    with pytest.warns(UserWarning, match=r"the priors of 'sd\(g\)', 'sd' are left out"):
-        none = fewer.update("~ . - (1 | g)", sampling=SAMPLING)
-    assert set(none.specification.priors) == {"Intercept"}
-
-
-def test_an_update_may_have_priors_of_its_own():
-    frame = rows()
-    model = Regression("y ~ x + w", priors={"x": 0.1}).fit(frame, sampling=SAMPLING)
-    with pytest.warns(UserWarning, match="the priors of 'x' are left out, as the new formula"):
-        smaller = model.update("~ . - x", sampling=SAMPLING)
-    assert smaller.specification.priors == smaller.state.model.specification.priors == {}
-    assert smaller.update("~ . + x", sampling=SAMPLING).specification.priors == {}
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "the priors of")
-        assert model.update("~ . - w", sampling=SAMPLING).specification.priors == {"x": 0.1}
-        assert model.update("~ . - x", priors={}).specification.priors == {}
-    with pytest.raises(InputError, match="priors: expected names of terms: .*, got 'z'"):
-        model.update("~ . - x", priors={"z": 1.0})
-    assert model.update(priors={"w": 0.2}).specification.priors == {"w": 0.2}
-    assert model.specification.priors == {"x": 0.1}
 
 
 def test_upper_ends_are_those_of_intervals_alone(recwarn):

@@ -208,7 +208,6 @@ DAMAGED = [
     (("family",), {"name": "ordinal", "n_classes": 10**9}),
     (("family",), {"name": "ordinal", "links": ["identity"]}),
     (("family",), {"name": "ordinal", "n_classes": 3, "cumulative": "log"}),
-    (("response_terms",), ["eval"]),
     (("priors", "x"), float("nan")),
     (("priors", "x"), -1.0),
     (("priors", "x"), {"name": "normal", "options": {"mean": 0.0, "scale": -1.0}}),

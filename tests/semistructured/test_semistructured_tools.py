@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -10,17 +9,15 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from subbayes import MLP, InputError, SemiStructuredRegression, Training, load
+from subbayes import MLP, InputError, SemiStructuredRegression
 from subbayes.inference import Sampling
 from subbayes.plots.checks import predictive_check
 from subbayes.plots.conditional import conditional
 from subbayes.regression import NormalPrior, Regression
-from subbayes.regression.design.design import Design
 from subbayes.regression.questions.averages import Averages, RowAverage, RowQuestion
 from subbayes.regression.questions.conditional import Conditional
 from subbayes.regression.questions.hypothesis import density_at_zero, evaluate_hypothesis
 from subbayes.regression.questions.predictive_checks import Replicates
-from subbayes.regression.terms.updating import updated_formula
 from subbayes.semistructured import SemiStructuredSubspace
 
 SAMPLING = Sampling(draws=300, chains=2, progress=False)
@@ -594,113 +591,17 @@ def test_figures_of_trials_and_quantiles_say_what_they_are_of():
     )
 
 
-def test_update_and_compare(model, frame):
-    smaller = model.update("~ . - C(g)", sampling=SAMPLING)
-    assert smaller.specification.formula == "visits ~ x + C(g) - C(g)"
-    assert list(smaller.effects()) == ["Intercept", "x"]
-    assert "C(g)[T.b]" in model.effects()
+def test_compare(model, frame):
+    smaller = Regression("visits ~ x", family="poisson").fit(frame, sampling=SAMPLING)
     table = model.compare(smaller, names=["with g", "without"])
     assert table["elpd"].to_dict() == pytest.approx(
         {"with g": model.loo(quiet=True).elpd, "without": smaller.loo(quiet=True).elpd}
     )
     assert table["difference"].iloc[0] == 0
-    other = smaller.update(data=frame.head(60), sampling=SAMPLING)
+    other = Regression("visits ~ x", family="poisson").fit(frame.head(60), sampling=SAMPLING)
     n = len(frame)
     with pytest.raises(InputError, match=f"others: .* of the same {n} responses, got 60 rows"):
         model.compare(other)
-    assert updated_formula("y ~ x", {"sigma": "~ . + z"}, "mu") == {
-        "mu": "y ~ x",
-        "sigma": "~ 1 + z",
-    }
-    assert updated_formula("y ~ I(x ** 2.0)", "~ . + np.log(z)", "mu") == (
-        "y ~ I(x ** 2.0) + np.log(z)"
-    )
-
-
-@pytest.mark.parametrize(
-    ("old", "change", "by_r"),  # what `update` of R gives, written out
-    [
-        ("x + z", "~ .:s", "x:s + z:s"),
-        ("x + z", "~ . * s", "x + z + s + x:s + z:s"),
-        ("x + z", "~ s / .", "s + s:x + s:z"),
-        ("x + z", "~ .^2", "x + z + x:z"),
-        ("x + z", "~ (. + w):s", "x:s + z:s + w:s"),
-        ("x * z", "~ s - .", "s"),
-        ("x + z - 1", "~ .:s", "x:s + z:s - 1"),
-        ("x + z + offset(w)", "~ .:s", "x:s + z:s + offset(w)"),
-        ("1", "~ . + s", "s"),
-    ],
-)
-def test_points_stand_for_all_old_effects(old, change, by_r):
-    rng = np.random.default_rng(0)
-    rows = pd.DataFrame(rng.normal(size=(20, 3)), columns=list("xzw")).assign(s=["f", "m"] * 10)
-    text = updated_formula(f"y ~ {old}", change, "mu").removeprefix("y ~ ")
-    found, expected = (Design({"mu": right}, rows) for right in (text, by_r))
-    assert sorted(t.name for t in found.terms) == sorted(t.name for t in expected.terms)
-    a, b = (design.matrix(rows) for design in (found, expected))
-    np.testing.assert_array_equal(a[1], b[1])
-    span = np.linalg.matrix_rank(np.hstack([a[0], b[0]]))
-    assert np.linalg.matrix_rank(a[0]) == span == np.linalg.matrix_rank(b[0])
-
-
-@pytest.mark.parametrize(
-    ("old", "change", "expected"),
-    [
-        ("x + (1 | g)", "~ . - (1|g)", "x"),
-        ("x + (x | g)", "~ . - (1 + x | g) + z", "x + z"),
-        ("(1 | g)", "~ . - (1 | g)", "1"),
-        ("0 + x + s(z, k=8)", "~ . - s(z, k = 8)", "0 + x"),
-        ("x + s(z, bs='cr') + (1 | g/h)", '~ . - s(z, bs="cr")', "x + (1 | g/h)"),
-        ("x + mo(z) + (1 | g)", "~ w + (. - (1 | g))", "w + (x + mo(z))"),
-        ("x + (1 | g)", "~ `a . b` + .", "`a . b` + x + (1 | g)"),
-    ],
-)
-def test_group_terms_and_smooths_are_taken_away(old, change, expected):
-    found = updated_formula(f"y ~ {old}", change, "mu")
-    assert found == f"y ~ {expected}"
-
-
-@pytest.mark.parametrize(
-    ("change", "line"),
-    [
-        ("~ .:z", r"interactions of columns and factors, got '.:z', where the point contains \(1"),
-        ("~ . + .:z", "got '.:z', where the point contains"),
-        ("~ . - (1 | h)", r"to take away that it has, got \(1\|h\). It has \(1 \| g/h\)"),
-        ("~ . - (1 | g:h)", r"to take away that it has, got \(1\|g:h\)"),
-    ],
-)
-def test_other_changes_of_group_terms_are_refused(change, line):
-    with pytest.raises(InputError, match=line):
-        updated_formula("y ~ x + (1 | g/h)", change, "mu")
-
-
-def test_updates_keep_the_settings_of_the_fit(frame, tmp_path, monkeypatch):
-    settings = {
-        "subspace": SemiStructuredSubspace(rank=3),
-        "inference": "elliptical-slice",
-        "temperature": 2.0,
-        "training": Training(epochs=2, batch_size=None, clip_norm=None),
-        "sampling": Sampling(
-            draws=4, chains=2, warmup=2, checkpoint=tmp_path / "a", seed=5, mode="eager"
-        ),
-    }
-    deep = {"net": (MLP(1, (3,), 1), ["x"])}
-    model = SemiStructuredRegression("visits ~ x", deep=deep)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model.fit(frame.head(30), **settings)
-    loaded = load(model.save(tmp_path / "model"))
-    monkeypatch.setattr(SemiStructuredRegression, "fit", lambda self, *_, **options: options)
-    kept = dict(settings)
-    kept["sampling"] = replace(settings["sampling"], checkpoint=None)
-    assert model.update("~ . + C(g)") == kept
-    assert model.update(temperature=1.0, sampling=SAMPLING) == kept | {
-        "temperature": 1.0,
-        "sampling": SAMPLING,
-    }
-    with pytest.warns(UserWarning, match="model does not contain subspace, inference of its fit"):
-        found = loaded.update("~ . + C(g)", training=settings["training"])
-    assert found == {"temperature": 2.0, "training": settings["training"]}
 
 
 def test_replicates_of_prior_and_posterior(model, frame):

@@ -185,10 +185,6 @@ class CensoredFamily(AroundFamily):
         predictors = torch.cat([outputs, lower.unsqueeze(-1), upper.unsqueeze(-1)], -1)
         return within.sample(predictors, generator)[..., 0].double()
 
-    @override
-    def without_term(self, name: str) -> Family:
-        return self.family if name == "cens" else self
-
     def _terms(self, value: Tensor, eta: Predictors) -> Tensor:
         """Log density or probability of each observation."""
         if value.ndim == 1:

@@ -23,7 +23,7 @@ from typing_extensions import override
 
 from subbayes.likelihoods.around.around import AroundFamily
 from subbayes.likelihoods.base import Moments, column
-from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.family import family, moment
 from subbayes.likelihoods.tails.counts import CountCells, count_cells
 from subbayes.likelihoods.tails.tails import log_between, log_difference, tails_between
 from subbayes.utils.checks import fail
@@ -206,10 +206,6 @@ class TruncatedFamily(AroundFamily):
     def _bounded(self) -> tuple[bool, bool]:
         """Whether there is a lower and an upper bound."""
         return self.lower != -math.inf, self.upper != math.inf
-
-    @override
-    def without_term(self, name: str) -> Family:
-        return self.family if name == "trunc" else self
 
     def _tails_at_bounds(self, eta: Predictors) -> tuple[Tails, Tails]:
         """Log tails at both bounds: all and nothing where one excludes nothing."""

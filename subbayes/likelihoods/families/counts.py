@@ -232,10 +232,6 @@ class BinomialFamily(Family):
         return ways + _times(y, success) + _times(trials - y, failure)
 
     @override
-    def without_term(self, name: str) -> Family:
-        return BernoulliFamily(self.links[:1]) if name == "trials" else self
-
-    @override
     def with_trials(self, trials: int | str) -> Family:
         fail("formula", "family 'binomial' with trials(...)", "one that has trials= too")
 

@@ -59,23 +59,6 @@ def priors_with(
     return found
 
 
-def priors_without_term(
-    design: Design, defaults: Mapping[str, EffectPrior], given: Mapping[str, Any]
-) -> list[str]:
-    """The keys of priors that no term of a design has, such as one that `update` takes away.
-
-    Args:
-        design: the design matrix of the training rows.
-        defaults: the default priors.
-        given: priors by the name of their term.
-    """
-    return [
-        key
-        for key in given
-        if not any(_places(name, design, defaults) for name in _members(key, defaults) or [key])
-    ]
-
-
 def _places(name: str, design: Design, defaults: Mapping[str, EffectPrior]) -> list[str]:
     """The names of the default priors, or the column, that `name` may stand for."""
     if name in design.parameters and f"{name}.Intercept" in defaults:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from subbayes.likelihoods.families import CensoredFamily, Family, TruncatedFamily
 from subbayes.regression.formula.splitting import plain_name, sides_of, split_at, within_brackets
 from subbayes.utils.checks import fail, number_text
-from subbayes.utils.warning import warn_user
 
 _LENGTH = 1_000  # characters of the terms
 _SHAPE = "y | cens(status), trunc(lb=0, ub=9), trials(n) and weights(w), joined by +"
@@ -36,13 +35,11 @@ class ResponseTerms:
         formula: the formula without them.
         family: the family, around the given one if it is censored or truncated.
         weights: column of observation weights.
-        names: of the terms.
     """
 
     formula: str | Mapping[str, str]
     family: Family
     weights: str | None
-    names: tuple[str, ...] = ()
 
 
 def read_response_terms(
@@ -86,42 +83,7 @@ def read_response_terms(
             family = _around(name, given, family)
     plain = f"{response.strip()} ~{right}"
     found = plain if isinstance(formula, str) else {**formula, location: plain}
-    return ResponseTerms(found, family, weights, tuple(sorted(terms)))
-
-
-def changed_response_terms(
-    change: str | Mapping[str, str], changed: str | Mapping[str, str], old: ResponseTerms
-) -> ResponseTerms:
-    """The terms of the response after an update of the formula.
-
-    A response that is written replaces the old one with its terms; without a response, or with ".",
-    both stay. What was no term stays too: a family or a column of weights that was an argument.
-
-    Warns:
-        UserWarning: a written response without some of the old terms.
-
-    Args:
-        change: the new formula, in which points stand for the old one.
-        changed: the formula without points.
-        old: family and weights before, with the names of terms among them.
-    """
-    location = old.family.formula_names[0]
-    text = change if isinstance(change, str) else change.get(location, "")
-    left = sides[0].strip() if len(sides := sides_of(text)) == 2 else ""
-    if left in ("", "."):
-        return replace(old, formula=changed)
-    family = old.family
-    for name in ("cens", "trunc", "trials"):
-        if name in old.names:
-            family = family.without_term(name)
-    weights = None if "weights" in old.names else old.weights
-    found = read_response_terms(changed, family, weights)
-    if lost := [f"{name}(...)" for name in old.names if name not in found.names]:
-        warn_user(
-            f"update: the new response {left!r} is without {', '.join(lost)} of the old one; "
-            "write '.' in its place to keep them"
-        )
-    return found
+    return ResponseTerms(found, family, weights)
 
 
 def _terms(text: str) -> dict[str, dict[str, Any]]:

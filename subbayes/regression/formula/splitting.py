@@ -6,7 +6,8 @@ The terms of this package are summands of the right-hand side: `(1 + x | g)`, `t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 from unicodedata import category
 
 from subbayes.utils.checks import fail
@@ -14,6 +15,7 @@ from subbayes.utils.registry import TERMS
 
 _CALL = re.compile(r"([^\W\d]\w*)\s*\(")
 _FACTOR = re.compile(r"(?<![\w.])(as\.)?factor\s*\(")
+_POINT = re.compile(r"(?<![\w.)])\.(?![\w(.])")  # not that of 0.5, np.log or x.real
 _QUOTES = "`'\""
 _WORD = re.compile(r"""`[^`]*`|'[^']*'|"[^"]*"|[^\s+*/:^|~(),`'"{}\[\]=<>!&%.-]+""")
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
@@ -181,3 +183,27 @@ def _scan(text: str) -> Iterator[tuple[int, int, str]]:
         depth -= char in _BRACKETS.values()
         yield place, depth, char
         depth += char in _BRACKETS
+
+
+def with_columns(formula: str | Mapping[str, str], columns: Sequence[str]) -> Any:
+    """A formula in which the columns stand for points of right-hand sides, as in `y ~ .` of R.
+
+    Args:
+        formula: the formula, or one for each parameter.
+        columns: names of columns.
+
+    Example:
+        >>> with_columns("y ~ . + s(x) - x", ["x", "body mass"])
+        'y ~ (x + `body mass`) + s(x) - x'
+        >>> with_columns("y ~ .:g", ["x"])
+        'y ~ (x):g'
+    """
+    if not isinstance(formula, str):
+        return {name: with_columns(text, columns) for name, text in formula.items()}
+    left, *right = sides_of(formula)
+    if len(right) != 1:
+        return formula
+    names = (name if name.isidentifier() else f"`{name}`" for name in columns)
+    every, code = f"({' + '.join(names) or '1'})", set(outside_quotes(right[0]))
+    expanded = _POINT.sub(lambda found: every if found.start() in code else ".", right[0])
+    return formula if expanded == right[0] else f"{left.strip()} ~{expanded}".strip()
