@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 from subbayes import MLP, InputError, SemiStructuredRegression
 from subbayes.inference import Sampling
@@ -16,7 +15,7 @@ from subbayes.plots.conditional import conditional
 from subbayes.regression import NormalPrior, Regression
 from subbayes.regression.questions.averages import Averages, RowAverage, RowQuestion
 from subbayes.regression.questions.conditional import Conditional
-from subbayes.regression.questions.hypothesis import density_at_zero, evaluate_hypothesis
+from subbayes.regression.questions.hypothesis import evaluate_hypothesis
 from subbayes.regression.questions.predictive_checks import Replicates
 from subbayes.semistructured import SemiStructuredSubspace
 
@@ -59,18 +58,9 @@ def test_hypotheses_are_shares_of_draws(model):
     assert found.chains == len(model.effects()["x"])
 
 
-def test_equality_has_the_ratio_of_densities():
-    rng = np.random.default_rng(0)
-    after, before = rng.normal(0.3, 0.2, 20_000), rng.normal(0, 1, 20_000)
-    found = evaluate_hypothesis("x = 0", {"x": after}, lambda: {"x": before})
-    expected = stats.norm(0.3, 0.2).pdf(0) / stats.norm(0, 1).pdf(0)
-    assert found.evidence_ratio == pytest.approx(expected, rel=0.08)
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
-@pytest.mark.parametrize("text", ["x > 0", "x = 0"])
-def test_errors_of_evidence_ratios_are_those_of_repetitions(text, correlation):
+def test_errors_of_evidence_ratios_are_those_of_repetitions(correlation):
     found = []
     for seed in range(200):
         rng = np.random.default_rng(seed)
@@ -78,8 +68,8 @@ def test_errors_of_evidence_ratios_are_those_of_repetitions(text, correlation):
         for i in range(1, 500):
             noise[:, i] *= np.sqrt(1 - correlation**2)
             noise[:, i] += correlation * noise[:, i - 1]
-        effects, prior = {"x": 0.2 + 0.3 * noise.ravel()}, {"x": rng.normal(0, 1, 4000)}
-        found.append(evaluate_hypothesis(text, effects, lambda prior=prior: prior, chains=4))
+        effects = {"x": 0.2 + 0.3 * noise.ravel()}
+        found.append(evaluate_hypothesis("x > 0", effects, chains=4))
     ratios = np.array([each.evidence_ratio for each in found])
     stated = np.array([each.evidence_ratio_mcse for each in found])
     assert np.sqrt(np.mean(stated**2)) == pytest.approx(ratios.std(ddof=1), rel=0.25)
@@ -87,79 +77,32 @@ def test_errors_of_evidence_ratios_are_those_of_repetitions(text, correlation):
 
 def test_errors_of_evidence_ratios_that_are_not_known_are_nan():
     draws = np.random.default_rng(0).normal(3.0, 0.2, 1000)
-    assert np.isnan(evaluate_hypothesis("x > 0", {"x": draws}, dict).evidence_ratio_mcse)
-    with pytest.warns(UserWarning, match="hardly any draws"):
-        found = evaluate_hypothesis("x = 0", {"x": draws}, lambda: {"x": draws - 3})
-    assert np.isnan(found.evidence_ratio_mcse)
-
-
-@pytest.mark.parametrize("value", [1.2, 1.5, -0.9])
-def test_equalities_beyond_the_draws_have_rough_ratios_and_a_warning(value):
-    rng = np.random.default_rng(0)
-    after, before = rng.normal(0.3, 0.2, 4000), rng.normal(0, 1, 4000)
-    with pytest.warns(UserWarning, match="hardly any draws of the posterior; its density there"):
-        found = evaluate_hypothesis(f"x = {value}", {"x": after}, lambda: {"x": before})
-    expected = stats.norm(0.3, 0.2).logpdf(value) - stats.norm(0, 1).logpdf(value)
-    assert np.log(found.evidence_ratio) == pytest.approx(expected, abs=0.12 * abs(expected))
+    assert np.isnan(evaluate_hypothesis("x > 0", {"x": draws}).evidence_ratio_mcse)
 
 
 @pytest.mark.parametrize(
-    "expression",
-    [
-        "x",
-        "x > 0 > 1",
-        "__import__('os').system('true') > 0",
-        "x.real > 0",
-        "(lambda: 1)() > 0",
-        "x[0] > 0",
-        "'a' > 0",
-        "unknown > 0",
-        "exp(x, 1) > 0",
-        "x > 0 and x < 1",
-        "((" * 300 + "x > 0",
-        "x > 0" + " + 0" * 1000,
-        "x > " + 900 * "9",
-    ],
+    "expression", ["x", "0.2 < x < 0.6", "'a' > 0", "unknown > 0", "exp(x, 1) > 0", "(x > 0"]
 )
 def test_other_expressions_are_refused(expression):
-    with pytest.raises(InputError, match="hypothesis: expected"):
-        evaluate_hypothesis(expression, {"x": np.zeros(3)}, dict)
-
-
-@pytest.mark.parametrize(
-    ("expression", "line"),
-    [
-        (
-            "0.2 < x < 0.6",
-            "a single comparison, got '0.2 < x < 0.6'. Ask for one comparison after the other.",
-        ),
-        ("0 < x < `C(g)[T.b]`", "Ask for one comparison after the other."),
-        ("x % 2 > 0", "numbers, effects, + - * / ** ^, abs, exp, log and sqrt, got x % 2."),
-        ("C(g)[T.b] // 2 > 0", "got C(g)[T.b] // 2."),
-    ],
-)
-def test_refused_expressions_are_shown_as_written(expression, line):
-    effects = {"z": np.zeros(3), "x": np.zeros(3), "C(g)[T.b]": np.zeros(3)}
-    with pytest.raises(InputError) as error:
-        evaluate_hypothesis(expression, effects, dict)
-    assert str(error.value).endswith(line)
+    with pytest.raises(InputError, match="hypothesis: expected a comparison .*effects are x"):
+        evaluate_hypothesis(expression, {"x": np.arange(3.0)})
 
 
 def test_powers_are_written_as_in_formulas_too():
     effects = {"x": np.array([-3.0, 1, 2, 4]), "I(x^2)": np.array([0.0, 1, 2, 3])}
-    found = evaluate_hypothesis("x ^ 2 > 3", effects, dict)
+    found = evaluate_hypothesis("x ^ 2 > 3", effects)
     np.testing.assert_array_equal(found.draws, effects["x"] ** 2 - 3)
     assert found.probability == 0.75
     np.testing.assert_array_equal(
-        evaluate_hypothesis("I(x^2) ^ 2 < 0", effects, dict).draws, effects["I(x^2)"] ** 2
+        evaluate_hypothesis("I(x^2) ^ 2 < 0", effects).draws, -(effects["I(x^2)"] ** 2)
     )
 
 
-@pytest.mark.parametrize("expression", ["x:z - x:z = 0", "x:z > x:z", "2 > 1", "1 = 1"])
+@pytest.mark.parametrize("expression", ["x:z - x:z > 0", "x:z > x:z", "2 > 1"])
 def test_hypotheses_that_are_the_same_in_all_draws_are_refused(expression):
     draws = {"x:z": np.random.default_rng(0).normal(size=100)}
     with pytest.raises(InputError, match="^hypothesis: expected sides whose difference varies"):
-        evaluate_hypothesis(expression, draws, lambda: draws)
+        evaluate_hypothesis(expression, draws)
 
 
 @pytest.mark.parametrize("other", ["effect", "effect_2_", "effect2", "effect_", "effect__1"])
@@ -172,37 +115,9 @@ def test_effects_may_have_the_names_of_placeholders(other):
         (f"treatment + {other} > `b a`", 0.0),
         (f"2 * treatment + `{other}` + `b a` > 1", 1.0),
     ]:
-        assert evaluate_hypothesis(text, effects, dict).probability == probability, text
-    with pytest.raises(InputError, match="hypothesis: expected effects"):
-        evaluate_hypothesis("treatment > effect7", effects, dict)
-
-
-@pytest.mark.parametrize(
-    "law",
-    [
-        stats.norm(0, 2),
-        stats.norm(1.5, 1),
-        stats.norm(5000, 5000),
-        stats.cauchy(0, 0.7),
-        stats.t(1, scale=0.2),
-        stats.t(2, scale=0.2),
-        stats.lognorm(2.5, loc=-1),
-        stats.lognorm(0.5, loc=-1),
-    ],
-)
-def test_densities_at_zero_of_heavy_tails_and_skewed_variables(law):
-    found = [density_at_zero(law.rvs(4000, random_state=seed)) for seed in range(10)]
-    assert np.mean(found) == pytest.approx(law.pdf(0), rel=0.12)
-
-
-def test_the_same_hypothesis_has_the_same_evidence_on_another_scale():
-    rng = np.random.default_rng(0)
-    after, before = {"x": rng.normal(0.3, 0.2, 4000)}, {"x": rng.normal(0, 2.5, 4000)}
-    plain, scaled = (
-        evaluate_hypothesis(text, after, lambda: before).evidence_ratio
-        for text in ("x = 0", "exp(x) = 1")
-    )
-    assert scaled == pytest.approx(plain, rel=0.15)
+        assert evaluate_hypothesis(text, effects).probability == probability, text
+    with pytest.raises(InputError, match="hypothesis: expected a comparison"):
+        evaluate_hypothesis("treatment > effect7", effects)
 
 
 def test_names_may_be_written_with_other_quotes_and_spaces():
@@ -230,11 +145,11 @@ def test_names_may_be_written_with_other_quotes_and_spaces():
 def test_names_that_could_be_several_are_refused():
     above = np.array([1.0, 1.5, 2.0])
     draws = {"C(g)[a'b]": above, 'C(g)[a"b]': np.zeros(3), "f(x,'y')": above}
-    assert evaluate_hypothesis("C(g)[a'b] > C(g)[a\"b]", draws, dict).probability == 1
-    assert evaluate_hypothesis('f(x, "y") > 0', draws, dict).probability == 1
+    assert evaluate_hypothesis("C(g)[a'b] > C(g)[a\"b]", draws).probability == 1
+    assert evaluate_hypothesis('f(x, "y") > 0', draws).probability == 1
     draws["f(x, 'y')"] = above
-    with pytest.raises(InputError, match="hypothesis: expected effects: C"):
-        evaluate_hypothesis('f(x, "y") > 0', draws, dict)
+    with pytest.raises(InputError, match="hypothesis: expected a comparison"):
+        evaluate_hypothesis('f(x, "y") > 0', draws)
 
 
 def test_slopes_at_one_value_of_a_column():
