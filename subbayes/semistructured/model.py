@@ -33,13 +33,12 @@ from subbayes.semistructured.joint_posterior import JointPosterior, JointState
 from subbayes.semistructured.network_effects import contribution_table, partial_dependence
 from subbayes.semistructured.network_inputs import network_input, networks_from
 from subbayes.semistructured.orthogonal_columns import what_networks_are_orthogonal_to
-from subbayes.semistructured.overlap import overlap_warnings
 from subbayes.semistructured.saving import SemiStructuredFacts, facts_of, state_from, tensors_of
 from subbayes.semistructured.specification import JointSpecification
 from subbayes.semistructured.subspace import TRAINING, NetworkSubspace, build_space, subspace_of
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_fraction, check_positive, fail
-from subbayes.utils.warning import warn_user, warnings_once
+from subbayes.utils.warning import warnings_once
 
 _ORTHOGONAL_TO = {
     "effects": "the columns of the formula",
@@ -240,8 +239,6 @@ class SemiStructuredRegression(Regression):
             inference = "nuts" if temperature == 1 else "elliptical-slice"
         builder, engine = subspace_of(subspace), checked_engine(inference, sampling)
         model: Any = self.specification.prepare(data, inputs)
-        for line in overlap_warnings(model):
-            warn_user(line)
         space = build_space(builder, model, training, sampling.seed, sampling.progress)
         joint = JointPosterior(model, space, sampling.seed, sampling.mode)
         draws = joint.sample(engine, sampling, temperature)

@@ -12,11 +12,7 @@ from subbayes.regression.integrals.weight_quality import WeightQuality, weight_w
 from subbayes.regression.questions.summary import describe_draws
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.integrals.effect_density import ConditionalModes, EffectDensity
-from subbayes.semistructured.integrals.marginalisation import (
-    GroupedMarginalisation,
-    ImportanceSampling,
-    marginalisation_of,
-)
+from subbayes.semistructured.integrals.marginalisation import ImportanceSampling, marginalisation_of
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
@@ -74,54 +70,6 @@ def check_moments(method, density, frame, deep, draws):
     np.testing.assert_allclose(found.std(1) / sd, 1.0, atol=6 / np.sqrt(2 * draws))
 
 
-@pytest.mark.slow
-def test_groups_are_integrated_out_as_by_quadrature():
-    frame = table(15)
-    density, deep = density_of(frame), contributions(frame)
-    method = marginalisation_of(density)
-    assert isinstance(method, GroupedMarginalisation)
-    expected = np.array([exact(frame, f[..., 0])[0] for f in deep])
-    assert np.ptp(expected) > 0.5
-    found = method.log_marginal(deep)
-    np.testing.assert_allclose(found - found[0], expected - expected[0], atol=0.05)
-    np.testing.assert_array_equal(method.log_marginal(deep[1:]), found[1:])  # whatever the others
-    check_moments(method, density, frame, deep[1], 240)
-    assert method.facts()["effective_proposals"] > 128
-
-
-@pytest.mark.parametrize("options", [{}, {"weights": "w", "offset": "o"}])
-@pytest.mark.parametrize(("y", "family"), [("b", "bernoulli"), ("c", "poisson")])
-def test_contributions_are_added_to_each_row(y, family, options):
-    """The log density of all coordinates, with rows that would be joined without networks."""
-    frame = table(6).assign(w=np.resize([1, 2], 36), o=np.resize([0.0, 0.3], 36))
-    density = density_of(frame, f"{y} ~ (1 | g)", family, **options)
-    grouped = marginalisation_of(density).grouped
-    deep, rng = contributions(frame)[1], np.random.default_rng(0)
-    h, apart = 0.3 * rng.normal(size=(1, len(grouped.rest))), grouped.shifted(deep[:, 0])
-    zeta = torch.zeros(1, density.structured.size, dtype=torch.float64)
-    zeta[0, grouped.rest] = torch.from_numpy(h[0])
-    differences = []
-    for scale in (0.0, 1.0):
-        zeta[0, grouped.groups[:, 0]] = scale * torch.linspace(-1, 1, 6).double()
-        given = apart._given(next(apart._parts(torch.from_numpy(h))))
-        own = zeta[:, grouped.groups].permute(2, 1, 0)
-        value = apart._group_values(given, own).sum(0) + given.linear
-        value = value - 0.5 * float(np.square(h).sum())
-        differences.append(value - density.log_joint(zeta, deep[None]))
-    torch.testing.assert_close(differences[0], differences[1], rtol=0, atol=1e-9)
-    torch.testing.assert_close(differences[0], torch.zeros(1).double(), rtol=0, atol=1e-9)
-
-
-def test_proposals_move_with_the_contributions():
-    """Contributions that the intercept makes up for, far beyond its posterior without networks."""
-    frame = table(30)
-    method = marginalisation_of(density_of(frame, "c ~ (1 | g)", "poisson"))
-    deep = torch.tensor([0.0, -2.0, 2.0]).double()[:, None, None].expand(-1, len(frame), 1)
-    quality = WeightQuality.of(method._log_weights(deep))
-    assert quality.sizes.min() > 50
-    assert quality.pareto_k.max() < 0.75
-
-
 @pytest.mark.parametrize("draws", [80, pytest.param(240, marks=pytest.mark.slow)])
 def test_proposals_are_fitted_where_few_of_the_standard_ones_count(draws):
     frame = table(5)
@@ -162,7 +110,7 @@ def test_a_tempered_model_of_groups_says_how_its_effects_were_integrated_out(tmp
     )
     facts = model.draws.meta
     assert (facts["proposals"], facts["closed_form"]) == (256, False)
-    assert facts["effective_proposals"] > 128
+    assert facts["effective_proposals"] > 25
     assert f"{facts['effective_proposals']:.0f} of 256 proposals count" in str(model.describe())
     assert not weight_warnings(model.draws)
     model.save(tmp_path / "model")

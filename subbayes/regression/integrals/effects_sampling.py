@@ -299,7 +299,7 @@ def _grouped_draws(
     at = start[grouped.rest]
     free = [i for i, j in enumerate(grouped.rest) if j not in fixed]
     whole = partial(with_fixed, at, free)
-    fitted, _, efficiency = proposals_beside_groups(grouped, at[free], whole)
+    fitted, efficiency = proposals_beside_groups(grouped, at[free], whole)
     first, size = int(grouped.groups[0, 0]), grouped.groups.numel()
 
     def draw(repeats: int) -> Draws:

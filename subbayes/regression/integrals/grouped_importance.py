@@ -21,7 +21,6 @@ linear in rows and groups.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -38,19 +37,11 @@ from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.integrals.proposals import (
     MIDDLE_PILOT,
     Distribution,
-    Proposals,
     laplace_proposals,
     mixture_around,
     pilot_generator,
 )
-from subbayes.regression.shapes import (
-    GroupPoints,
-    GroupValues,
-    Point,
-    PointValues,
-    RestPoints,
-    RowValues,
-)
+from subbayes.regression.shapes import GroupPoints, GroupValues, Point, PointValues, RestPoints
 from subbayes.regression.terms.group_elimination import block_cholesky, block_solve
 from subbayes.utils.types import Coordinates, LogDensity
 
@@ -68,7 +59,6 @@ _LARGE_LATTICE = 101, 40  # of more
 _SCALE, _SCALE_OF_SEVERAL, _POWER = 2.5, 2.0, 0.2  # of the points on the real line
 _SHIFTS = 256  # of a lattice along each axis; their mean is a rule that is exact to rounding
 _STEPS, _FEW_STEPS = 25, 2  # of Newton's method
-_STEPS_AFTER_MOVE = 3  # where rows have changed since the tangent was found
 _MANY = 1000  # groups from which on all points are so near the posterior that tangents are enough
 _CLOSE = 1e-9  # in standard deviations of the prior
 _LONGEST = 1.0  # step
@@ -201,7 +191,6 @@ class GroupedImportance:
         self._one_cell_each = torch.equal(self._codes, torch.arange(len(self.groups)))
         self._members = _sums_over(self._codes, len(self.groups))
         self._tangent: _Tangent | None = None
-        self._has_moved = False  # since the tangent was found
         self._lattice = _Lattice(self.groups.shape[1])
         self.chosen = torch.zeros(0, *self.groups.shape, dtype=torch.float64)
         self.log_likelihood = torch.zeros(0, dtype=torch.float64)
@@ -216,15 +205,6 @@ class GroupedImportance:
         own = own.reshape(len(own), *self.groups.shape)
         codes = own.abs().sum(2).argmax(1)
         return codes, own[torch.arange(len(own)), codes]
-
-    def shifted(self, contributions: RowValues) -> GroupedImportance:
-        """The likelihood with something added to the predictor of each row, of rows not joined."""
-        assert isinstance(self.rows, CanonicalRows)
-        found = copy.copy(self)
-        found._has_moved = True
-        found._offset = self._offset + contributions[self._order, None]
-        found._constant = self._constant + float(self.rows.response @ contributions)
-        return found
 
     def _join(self) -> None:
         """Join counts with equal loadings in a group to cells.
@@ -379,8 +359,6 @@ class GroupedImportance:
     ) -> tuple[GroupPoints, Float[Tensor, "J S q q"]]:
         """About the modes of all groups and the factors of their precisions, for estimates."""
         groups, q = self.groups.shape
-        if self._has_moved:
-            return self._modes(h, given, _STEPS_AFTER_MOVE)
         if groups < _MANY or self._tangent is None:
             return self._modes(h, given, _FEW_STEPS)
         if q > 1:
@@ -401,7 +379,6 @@ class GroupedImportance:
             log_factors[:, :1],
             (log_factors[:, 1:] - log_factors[:, :1]) / _STEP,
         )
-        self._has_moved = False
         groups, q = self.groups.shape
         if q == 1 and groups >= _MANY:
             self._choose_lattice(h)
@@ -580,7 +557,7 @@ def proposals_beside_groups(
     grouped: GroupedImportance,
     at: Float[np.ndarray, "f"],
     whole: Callable[[Float[np.ndarray, "*S f"]], Float[np.ndarray, "*S d"]],
-) -> tuple[Distribution, Proposals, float]:
+) -> tuple[Distribution, float]:
     """Proposals of coordinates h, which `grouped` starts near to from now on.
 
     Args:
@@ -589,7 +566,7 @@ def proposals_beside_groups(
         whole: all coordinates h from those that are proposed.
 
     Returns:
-        The proposals, the component they were fitted from, and the efficiency of their weights.
+        The proposals, and the efficiency of their weights.
     """
     proposals = laplace_proposals(lambda h: grouped.laplace(whole(h)), at)
     grouped.start_near(whole(proposals.mean))
@@ -602,4 +579,4 @@ def proposals_beside_groups(
     fitted: Distribution = one
     if one.has_large_weights(estimate):
         fitted, efficiency = mixture_around(one, efficiency, estimate, pilot[0], MIDDLE_PILOT)
-    return fitted, one, efficiency
+    return fitted, efficiency

@@ -13,8 +13,7 @@ that fits better, with one fixed set of points, so that the density is a determi
 $\varphi$. Of a normal response with one sigma and networks of the location alone, the coefficients
 are integrated out in closed form, and the points are of sigma and of the standard deviations of
 smooths and random effects; see `collapsed_marginalisation`. The points of one coordinate are a rule
-that is exact to rounding. Effects of groups on counts and binary responses are integrated out group
-by group; see `GroupedMarginalisation`.
+that is exact to rounding.
 """
 
 from __future__ import annotations
@@ -30,13 +29,6 @@ from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
-from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows
-from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
-from subbayes.regression.integrals.grouped_importance import (
-    GroupedImportance,
-    has_groups,
-    proposals_beside_groups,
-)
 from subbayes.regression.integrals.proposals import (
     LARGE_PILOT,
     Mixture,
@@ -45,7 +37,7 @@ from subbayes.regression.integrals.proposals import (
     pilot_generator,
 )
 from subbayes.regression.integrals.weight_quality import WeightQuality
-from subbayes.regression.shapes import EffectDraws, NetworkValues, Point, RowPredictors, RowValues
+from subbayes.regression.shapes import EffectDraws, NetworkValues, RowPredictors
 from subbayes.semistructured.integrals.collapsed_marginalisation import CollapsedDensity
 from subbayes.semistructured.integrals.effect_density import ConditionalModes, EffectDensity
 from subbayes.utils.types import LogDensity
@@ -54,10 +46,6 @@ _DF = 7.0  # degrees of freedom of the proposals' t distribution
 _MAX_PREDICTORS = 2**22  # evaluated in one call
 _GOOD = 0.5  # share of the proposals that counts, below which others are fitted
 _MOST_FITTED = 60  # coordinates
-_MODE_STEPS = 30  # of Newton's method, with the curvature without networks
-_LONGEST, _CLOSE = 5.0, 0.05  # step, in standard deviations
-_DIFFERENCE = 1e-3  # in standard deviations
-_STREAM = 14  # of the random numbers of the density beside groups
 
 
 class Marginalisation(ABC):
@@ -109,8 +97,6 @@ def marginalisation_of(
     collapsed = None if any(places) else CollapsedDensity.of(density)
     if collapsed is not None:
         return ImportanceSampling(collapsed, density.offset, points)
-    if isinstance(density.rows, CanonicalRows) and has_groups(density):
-        return GroupedMarginalisation(density, points)
     return ImportanceSampling(ConditionalModes(density), density.offset, points)
 
 
@@ -229,70 +215,3 @@ def _proposals(u: Float[Tensor, "m q"]) -> tuple[Float[Tensor, "m P"], Float[Ten
         - 0.5 * (_DF + p) * torch.log1p(eps.square().sum(1) / _DF)
     )
     return eps, log_q
-
-
-class GroupedMarginalisation(Marginalisation):
-    r"""Effects of counts and binary responses where some vary among groups.
-
-    The effects of groups are integrated out given all other coordinates h, with an unbiased
-    estimate for each group; see `subbayes.regression.integrals.grouped_importance`. h is integrated
-    out by importance sampling from proposals that are fitted without networks, and moved with the
-    mode of h given the networks' contributions $f_\varphi$,
-
-    $$ p(D \mid \varphi) \approx \frac1m \sum_{i=1}^m
-       \frac{\hat p(D, h_i + \delta(\varphi) \mid f_\varphi)}{q(h_i)} . $$
-
-    The random numbers are the same for all $\varphi$, so that the density is a deterministic
-    function.
-
-    Args:
-        likelihood: of the effects, of rows that are not joined.
-        points: number of proposals of h.
-    """
-
-    def __init__(self, likelihood: EffectsLikelihood, points: int) -> None:
-        super().__init__()
-        self.grouped, self.points = GroupedImportance(likelihood), points
-        zero = torch.zeros(self.grouped.size, dtype=torch.float64)
-        at = likelihood.mode(zero)[0].numpy()[self.grouped.rest]
-        self.fitted, self._one, _ = proposals_beside_groups(self.grouped, at, lambda h: h)
-        self._origin = self._mode(self.grouped)
-
-    def _mode(self, own: GroupedImportance) -> Point:
-        """About the mode of h, by Newton steps with one curvature."""
-        h, factor = self._one.mean, self._one.factor
-        steps = _DIFFERENCE * factor.T
-        for _ in range(_MODE_STEPS):
-            value = own.laplace(np.concatenate([h + steps, h - steps]))
-            slope = (value[: len(h)] - value[len(h) :]) / (2 * _DIFFERENCE)
-            size = float(np.abs(slope).max())
-            h = h + factor @ slope / max(1.0, size / _LONGEST)
-            if not size > _CLOSE:
-                break
-        return np.asarray(h)
-
-    def _weighted(
-        self, contributions: RowValues, rng: np.random.Generator
-    ) -> tuple[Float[np.ndarray, "m d"], Tensor, Float[np.ndarray, "m"]]:
-        """Proposals of h, of the effects of groups, and their log weights."""
-        own = self.grouped.shifted(contributions)
-        h, log_q = self.fitted.draw(self.points, rng)
-        h = h + self._mode(own) - self._origin
-        log_w = own.estimate(h, [rng]) - log_q
-        return h, own.chosen, np.where(np.isnan(log_w), -np.inf, log_w)
-
-    def _log_weights(self, deep: NetworkValues) -> Float[Tensor, "S m"]:
-        rows = [self._weighted(f, np.random.default_rng(_STREAM))[2] for f in deep[..., 0]]
-        return torch.from_numpy(np.stack(rows))
-
-    @override
-    def sample(self, deep: NetworkValues, rng: np.random.Generator) -> EffectDraws:
-        zeta, logs = np.zeros((len(deep), self.grouped.size)), []
-        for one, contributions in zip(zeta, deep[..., 0], strict=True):
-            h, chosen, log_w = self._weighted(contributions, rng)
-            i = int((log_w + rng.gumbel(size=self.points)).argmax())
-            one[self.grouped.rest] = h[i]
-            one[self.grouped.groups.flatten().numpy()] = chosen[i].flatten().numpy()
-            logs.append(log_w)
-        self.log_weights.append(torch.from_numpy(np.stack(logs)))
-        return zeta
