@@ -7,8 +7,7 @@
   `subbayes.regression.integrals.grouped_importance`.
 - Other responses with smooths, effects of groups or horseshoes, or many coefficients: proposals
   from a quadratic log-likelihood, or, of few rows, around the mode given the standard deviations;
-  see `subbayes.regression.integrals.corrected_draws`. Where there are
-  too many effects of groups for these, they are integrated out as for counts.
+  see `subbayes.regression.integrals.corrected_draws`.
 - Other models: all coordinates.
 
 All by independent proposals, with more of them for each draw until the effects have mixed; where

@@ -1,4 +1,4 @@
-r"""Effects that vary among groups, integrated out of responses that are not normal.
+r"""Effects that vary among groups, integrated out of counts and responses of two classes.
 
 Let $\zeta_j$ be the standard normal coordinates of the effects of group j and h all other
 coordinates. Given h, groups are independent,
@@ -32,7 +32,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 from torch.nn import functional as F
 
-from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows, GeneralRows
+from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.integrals.proposals import (
     MIDDLE_PILOT,
@@ -70,7 +70,7 @@ _WIDEST = 0.5  # change of the logarithm of its scale
 def has_groups(likelihood: EffectsLikelihood, most: int = MOST_BESIDE_GROUPS) -> bool:
     """Whether effects of groups can be integrated out beside at most so many coordinates."""
     groups = likelihood.map.groups
-    of_rows = isinstance(likelihood.rows, CanonicalRows | GeneralRows)
+    of_rows = isinstance(likelihood.rows, CanonicalRows)
     others = likelihood.map.structured.size - groups.numel()
     return of_rows and bool(len(groups)) and others <= most
 
@@ -80,13 +80,11 @@ class _Points(NamedTuple):
 
     Attributes:
         h: the points.
-        zeta: h as coordinates of the effects of a single group.
         level: coefficients that groups share.
         factor: of the covariance of the effects of a group.
     """
 
     h: RestPoints
-    zeta: Float[Tensor, "S m"]
     level: Float[Tensor, "S p"]
     factor: Float[Tensor, "S q q"]
 
@@ -100,7 +98,6 @@ class _Given(NamedTuple):
         linear: the terms of the log-likelihood without the groups.
         pulled: derivatives of those that are linear in the coordinates of the groups, (q, J, S).
         weights: of the rows; of joined rows their summed means without the groups.
-        predictors: all predictors, (S, rows, C), of families with others than the location.
     """
 
     eta: Float[Tensor, "n S"] | Float[Tensor, ""]
@@ -108,7 +105,6 @@ class _Given(NamedTuple):
     linear: PointValues
     pulled: GroupPoints
     weights: Float[Tensor, "n S"] | Float[Tensor, "n one"] | None = None
-    predictors: Float[Tensor, "S n C"] | None = None
 
 
 class _Tangent(NamedTuple):
@@ -158,7 +154,7 @@ class GroupedImportance:
 
     def __init__(self, likelihood: EffectsLikelihood) -> None:
         rows = likelihood.rows
-        assert isinstance(rows, CanonicalRows | GeneralRows)
+        assert isinstance(rows, CanonicalRows)
         self.likelihood, self.rows, self.groups = likelihood, rows, likelihood.map.groups
         self.structured = likelihood.map.structured
         self.size = self.structured.size
@@ -172,22 +168,16 @@ class GroupedImportance:
         self._others = torch.searchsorted(left, others)
         codes, loadings = self._codes_and_loadings()
         order = codes.argsort(stable=True)
-        self._codes, self._loadings, self._order = codes[order], loadings[order], order
+        self._codes, self._loadings = codes[order], loadings[order]
         self._design = layout.columns(rows.design, others)[order].numpy()
-        self._constant = 0.0
         self._cells: csr_array | None = None
-        if isinstance(rows, CanonicalRows):
-            self._constant = rows.constant
-            self._offset = rows.offset[order, None]
-            self._weights = None if rows.weights is None else rows.weights[order, None]
-            self._response = rows.response[order]
-            if rows.link == "log":
-                self._join()
-            self._fixed = rows.statistic[others]
-        else:
-            y = rows.y
-            self._y = y[order] if isinstance(y, Tensor) else (y[0][order], y[1][order])
-            self._offsets = rows.offset[order].double()
+        self._constant = rows.constant
+        self._offset = rows.offset[order, None]
+        self._weights = None if rows.weights is None else rows.weights[order, None]
+        self._response = rows.response[order]
+        if rows.link == "log":
+            self._join()
+        self._fixed = rows.statistic[others]
         self._one_cell_each = torch.equal(self._codes, torch.arange(len(self.groups)))
         self._members = _sums_over(self._codes, len(self.groups))
         self._tangent: _Tangent | None = None
@@ -223,10 +213,8 @@ class GroupedImportance:
 
     def _given(self, points: _Points) -> _Given:
         """What is known of the rows at each point."""
-        _, zeta, level, factor = points
+        _, level, factor = points
         slopes = torch.stack([self._loadings @ factor[..., k].T for k in range(factor.shape[2])])
-        if isinstance(self.rows, GeneralRows):
-            return self._given_generally(zeta, level, slopes)
         eta = torch.from_numpy(self._design @ level.numpy().T)  # by NumPy: few columns of either
         eta += self._offset
         weights = self._weights
@@ -234,18 +222,6 @@ class GroupedImportance:
             weights, eta = torch.from_numpy(self._cells @ eta.exp_().numpy()), eta.new_zeros(())
         pulled = torch.stack([self._summed(self._response[:, None] * part) for part in slopes])
         return _Given(eta, slopes, level @ self._fixed + self._constant, pulled, weights)
-
-    def _given_generally(self, zeta: Tensor, level: Tensor, slopes: Tensor) -> _Given:
-        """The same of families with other predictors than the location."""
-        structured = self._one
-        placed = level.unsqueeze(-1) * structured.placement[self._others]
-        predictors = torch.from_numpy(self._design) @ placed + self._offsets
-        if structured.thresholds:
-            cuts = structured.threshold_values(zeta)[:, None].expand(-1, predictors.shape[1], -1)
-            predictors = torch.cat([predictors, cuts], -1)
-        linear = level.new_zeros(len(level))
-        pulled = level.new_zeros(len(slopes), len(self.groups), len(level))
-        return _Given(predictors[..., 0].T, slopes, linear, pulled, predictors=predictors)
 
     def _summed(self, values: Float[Tensor, "n S"]) -> GroupValues:
         """Sums over the rows of each group."""
@@ -261,41 +237,19 @@ class GroupedImportance:
             eta = torch.addcmul(eta, part, of_row)
         return eta
 
-    def _densities(self, given: _Given, eta: Float[Tensor, "n S"]) -> Float[Tensor, "n S"]:
-        """The log density of each row, of other families than those of `CanonicalRows`."""
-        assert isinstance(self.rows, GeneralRows)
-        assert given.predictors is not None
-        predictors = torch.cat([eta.T.unsqueeze(-1), given.predictors[..., 1:]], -1)
-        return self.rows.family.log_prob(predictors, self._y).T
-
     def _group_values(self, given: _Given, zeta: GroupPoints) -> GroupValues:
         """Log of likelihood times prior of each group, without terms linear in other effects."""
         eta = self._predictor(given, zeta)
-        if isinstance(self.rows, GeneralRows):
-            value = self._summed(self._densities(given, eta))
-        else:
-            cumulant = eta.exp_() if self.rows.link == "log" else F.softplus(eta)
-            if given.weights is not None:
-                cumulant *= given.weights
-            value = self._summed(cumulant.neg_())
+        cumulant = eta.exp_() if self.rows.link == "log" else F.softplus(eta)
+        if given.weights is not None:
+            cumulant *= given.weights
+        value = self._summed(cumulant.neg_())
         for pulled, own in zip(given.pulled, zeta, strict=True):
             value = value.addcmul_(pulled, own).addcmul_(own, own, value=-0.5)
         return value
 
     def _row_derivatives(self, given: _Given, eta: Tensor) -> tuple[Tensor, Tensor]:
-        """First and second derivatives of each row's negative log density, less its linear term.
-
-        The second ones are not negative, so that a group's curvature is positive definite.
-        """
-        if isinstance(self.rows, GeneralRows):
-            with torch.enable_grad():
-                at = eta.detach().requires_grad_()
-                total = self._densities(given, at).sum()
-                (slope,) = torch.autograd.grad(total, at, create_graph=True)
-                bend = torch.zeros_like(slope)
-                if slope.requires_grad:  # not of a density that is linear in the predictor
-                    (bend,) = torch.autograd.grad(slope.sum(), at)
-            return -slope.detach(), (-bend).clamp_min(0.0)
+        """First and second derivatives of each row's negative log density, less its linear term."""
         if self.rows.link == "log":
             mean = variance = eta.exp_()
         else:
@@ -401,7 +355,7 @@ class GroupedImportance:
         level = self._one.coefficients(zeta)[:, self._others]
         factor = self._one.factor_of_groups(int(self.groups[0, 0]), zeta)
         size = max(1, _ELEMENTS // max(1, len(self._design), self.groups.numel()))
-        parts = (tensor.split(size) for tensor in (h, zeta, level, factor))
+        parts = (tensor.split(size) for tensor in (h, level, factor))
         return map(_Points, *parts)
 
     def laplace(self, h: Coordinates) -> LogDensity:
