@@ -339,10 +339,6 @@ class Family(Likelihood):
     def check_known(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> None:
         """Raise `InputError` for given parameters that do not fit the responses."""
 
-    def target_warnings(self, y: Targets) -> list[str]:
-        """What is wrong with responses that can be fitted nevertheless, a line for each problem."""
-        return []
-
     def level_values(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> RowNumbers:
         """Responses for default priors: for binomial ones, the share of successes."""
         return y

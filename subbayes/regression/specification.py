@@ -34,7 +34,6 @@ from subbayes.regression.formula.checks import (
     check_columns,
     complete_rows,
     plain_columns,
-    warn_of_size,
     with_used_categories,
 )
 from subbayes.regression.formula.splitting import with_columns
@@ -208,7 +207,6 @@ class Specification:
         without = ("mu",) if family.n_thresholds else ()
         counts = self._counts(frame)
         design = Design(family.right_sides(right), frame, without, most_effects, counts)
-        design.warn_of_numbers_as_text(frame)
         _check_names(design, family)
         targets = self.targets(frame, y)
         family.check_targets(targets)
@@ -221,15 +219,12 @@ class Specification:
         if self.smooth == "reml":
             priors, unused = with_default_smoothing(priors, defaults, design.names)
         if most_effects is None:
-            for line in family.target_warnings(targets):
-                warn_user(line)
             if absent:
                 warn_user(
                     f"{left}: no row has the declared classes {listed(map(str, absent))}, whose "
                     "probabilities follow from the priors of thresholds; leave them out by "
                     f"data[{left!r}].cat.remove_unused_categories()"
                 )
-            warn_of_size(design.layout.n_filled, len(frame))
             if unused:
                 warn_user(
                     f"the priors of {', '.join(unused)} are not used: smooth='reml' sets these to "

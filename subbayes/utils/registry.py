@@ -178,7 +178,7 @@ TERMS: Registry[Any] = Registry(
         "t2": f"{_TERMS}.smooths:PlainTensorTerm",
         "mo": f"{_TERMS}.monotonic:MonotonicTerm",
         "gp": f"{_TERMS}.gaussian_process:GaussianTerm",
-        "re": f"{_TERMS}.random_effect_smooths:RandomIntercept",
+        "re": f"{_TERMS}.random_intercepts:RandomIntercept",
     },
 )
 _PRIORS = "subbayes.regression.priors"

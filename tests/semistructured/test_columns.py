@@ -236,7 +236,7 @@ B = np.arange(24) % 3 == 0
 ROWS = pd.DataFrame({"x": np.arange(24.0), "h": list("uv") * 12})
 OF_LEVELS = [
     *("C(b)", "0 + C(b)", "C(b, Sum)", "x:C(b)", "re(b)", "(1 | b)", "(x || b:h)", "(C(b) | h)"),
-    *("s(b, bs='re')", "s(x, k=4, by=b)", "ti(x, z, k=4, by=b)"),
+    *("re(b)", "s(x, k=4, by=b)", "ti(x, z, k=4, by=b)"),
 ]
 
 

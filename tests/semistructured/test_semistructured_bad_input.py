@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -23,25 +21,6 @@ def rows(n=40):
 
 def fit(formula, frame, **options):
     return Regression(formula, **options).fit(frame, sampling=SAMPLING)
-
-
-def test_a_response_far_from_the_others_is_named_before_the_fit():
-    frame = pd.DataFrame({"x": np.arange(30.0), "y": np.sin(np.arange(30.0))})
-    frame.loc[17, "y"] = 5000
-    said = "the response of row 17, 5000, is .* standard deviations from the others"
-    for formula, family in (("y ~ x", "normal"), ("y | cens(c) ~ x", "normal")):
-        model = Regression(formula, family=family)
-        with pytest.warns(UserWarning, match=said):
-            model.specification.prepare(frame.assign(c=frame.x > 25), None)
-    mostly_equal = frame.assign(y=np.where(frame.x < 12, np.sin(frame.x), 0.0))
-    mostly_equal.loc[17, "y"] = 5000
-    with pytest.warns(UserWarning, match=f"{said}.*judged by their standard deviation"):
-        Regression("y ~ x").specification.prepare(mostly_equal, None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        Regression("y ~ x", family="student-t").specification.prepare(frame, None)
-        for y in (frame.y.clip(upper=30), np.where(frame.x > 20, 1e6, 0.0), 1e9 + frame.x):
-            Regression("y ~ x").specification.prepare(frame.assign(y=y), None)
 
 
 def test_separation_gives_finite_effects_by_the_prior():

@@ -1,8 +1,6 @@
 """Messages for users of other libraries, and for input that is not supported."""
 
 import math
-import re
-import warnings
 
 import numpy as np
 import pandas as pd
@@ -17,7 +15,6 @@ from subbayes.diagnostics import loo, rhat
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods.families import CensoredFamily, family_from_name
 from subbayes.regression import Regression
-from subbayes.regression.formula import checks as formula_checks
 from subbayes.regression.questions.summary import have_mixed, mixing_warnings, rhat_limits
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.utils.checks import InputTypeError
@@ -98,24 +95,6 @@ def test_data_frames_without_rows_or_with_equal_names_raise():
     with pytest.raises(InputError, match="with different names, got 2 called x"):
         Regression("y ~ z", weights="x").fit(twice)
     Regression("y ~ z").specification.prepare(twice, None)
-
-
-@pytest.mark.filterwarnings("error")
-def test_fits_of_many_columns_warn_before_anything_is_computed(monkeypatch):
-    with pytest.warns(UserWarning, match="9,002 columns for 18,000 rows.* from minutes to hours"):
-        formula_checks.warn_of_size(9002, 18_000)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        formula_checks.warn_of_size(1000, 50_000)
-    monkeypatch.setattr(formula_checks, "_OPERATIONS", 100)
-    # the first step that takes long
-    monkeypatch.setattr("subbayes.regression.specification.check_identified", None)
-    for formula, columns in (("y ~ C(g)", 3), ("y ~ (1 | g)", 4)):
-        with (
-            pytest.warns(UserWarning, match=f"formula: {columns} columns for 20 rows"),
-            pytest.raises(TypeError),
-        ):
-            Regression(formula).fit(frame, **FEW)
 
 
 @pytest.mark.few(1)
@@ -382,24 +361,6 @@ def test_leave_one_out_names_an_outlier(tmp_path):
     text = model.report(tmp_path / "report.html").read_text()
     assert f"Leave-one-out: {found.reliability()}" in text
     assert found.reliability().count("7 (k ") == 1
-
-
-def warned(formula, data):
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        Regression(formula).specification.prepare(data, None)
-    return [str(w.message) for w in caught]
-
-
-def test_numbers_as_text_are_noticed():
-    data = frame.assign(t=(frame.x % 4).astype(str), c=pd.Categorical((frame.x % 3).astype(str)))
-    line = "t: its 4 values are numbers as text.*astype\\(float\\), or write C\\(t\\) for a factor"
-    for formula in ("y ~ t", "y ~ x:t", {"mu": "y ~ x", "sigma": "~ t"}):
-        found = warned(formula, data)
-        assert found
-        assert all(re.match(line, message) for message in found)
-    for formula in ("y ~ C(t)", "y ~ re(t)", "y ~ c", "y ~ g", "y ~ x"):
-        assert not warned(formula, data)
 
 
 def test_independent_draws_of_many_effects_have_mixed():

@@ -144,19 +144,6 @@ class CensoredFamily(AroundFamily):
         what = "an interval that holds a whole number" if is_count else "possible responses"
         refuse_rows(empty, y[:, 0], "y", f"{what} in each row", "Leave the row out")
 
-    def target_warnings(self, y: Targets) -> list[str]:
-        """As the family, and a line where all responses are censored on the same side."""
-        value, *weight = (y,) if isinstance(y, Tensor) else y
-        found = self.family.target_warnings((value[:, 0], *weight) if weight else value[:, 0])
-        for name in ("left", "right"):
-            if bool((value[:, 1] == _STATUS[name]).all()):
-                found.append(
-                    f"{self.status}: all {len(value)} responses are {name}-censored, so that "
-                    f"nothing but the prior bounds the location on the {name}: check what the "
-                    "column stands for (1 or True is censored, not observed)"
-                )
-        return found
-
     @override
     def completed(
         self, outputs: Float[Tensor, "S n C"], y: Float[Tensor, "n m"], generator: torch.Generator

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Moments, target_values
+from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.family import Family, diagonal, family, moment
 from subbayes.likelihoods.gaussian import NormalLikelihood
 from subbayes.likelihoods.links import LINKS
@@ -19,10 +19,9 @@ from subbayes.likelihoods.tails.tails import (
     normal_log_tails,
     truncated_normal_moments,
 )
-from subbayes.utils.types import Curvatures, Outputs, Predictors, Targets
+from subbayes.utils.types import Curvatures, Outputs, Predictors
 
 _LOG_2PI = math.log(2 * math.pi)
-_OUTLYING = 100  # standard deviations of a normal response from the others
 
 
 @family("normal", "gaussian")
@@ -55,25 +54,6 @@ class NormalFamily(NormalLikelihood, Family):
         return truncated_normal_moments(
             LINKS[self.links[0]][1](eta[0]), eta[1].exp(), (lower, upper)
         )
-
-    def target_warnings(self, y: Targets) -> list[str]:
-        """A line for the response that is farthest from the others, if it sets the fit alone."""
-        value = target_values(y)
-        distance = (value - value.median()).abs()
-        row, by = int(distance.argmax()), "median distance"
-        spread = float(distance.median()) / 0.6745  # the standard deviation of normal responses
-        if spread == 0 and len(value) > 2:  # of which most are equal
-            others = torch.cat([value[:row], value[row + 1 :]])
-            spread, by = float(others.std()), "standard deviation"
-        away = float(distance[row]) / spread if spread > 0 else 0.0
-        if away < _OUTLYING:
-            return []
-        return [
-            f"the response of row {row}, {float(value[row]):.4g}, is {away:.0f} standard "
-            f"deviations from the others (judged by their {by}), so that it may set the "
-            "effects and sigma alone: check it, leave the row out, or choose family='student-t'; "
-            "loo() says which rows pull"
-        ]
 
     @override
     def variance(self, outputs: Outputs) -> Moments:

@@ -7,7 +7,7 @@ columns for new rows, and errors that name columns and levels.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NoReturn
 
@@ -37,7 +37,6 @@ from subbayes.regression.terms.parsing import RightSide
 from subbayes.regression.terms.reference_levels import references_of, with_references
 from subbayes.utils.checks import InputError, check_choice, closest, fail, fail_type, one_of
 from subbayes.utils.types import RowNumbers
-from subbayes.utils.warning import warn_user
 
 NewLevels = Literal["error", "reference", "sample"]
 
@@ -325,20 +324,6 @@ class Design:
             found |= {} if term.learned is None else term.learned.levels
         return found
 
-    def warn_of_numbers_as_text(self, frame: pd.DataFrame) -> None:
-        """Warn of columns of text that are factors, though each of their values is a number."""
-        levels = self.levels()
-        for term in self.terms:
-            for name in term.variables if term.kind == "factor" else ():
-                by_name = name in term.name.removeprefix(f"{term.parameter}.").split(":")
-                chosen = isinstance(frame[name].dtype, pd.CategoricalDtype) or not by_name
-                if not chosen and _numbers_as_text(levels.get(name, ())):
-                    warn_user(
-                        f"{name}: its {len(levels[name])} values are numbers as text, which the "
-                        f"formula takes as levels of a factor; convert it by data[{name!r}]."
-                        f"astype(float), or write C({name}) for a factor"
-                    )
-
     def matrix(
         self, frame: pd.DataFrame, new_levels: NewLevels = "error"
     ) -> tuple[DesignColumns, Float[np.ndarray, "n K"]]:
@@ -540,8 +525,3 @@ class Design:
                     "extrapolation='clip')",
                 )
         fail("data", "values that the formula can use", f"{type(error).__name__}: {error}")
-
-
-def _numbers_as_text(levels: Sequence[Any]) -> bool:
-    text = bool(levels) and all(isinstance(level, str) for level in levels)
-    return text and bool(pd.to_numeric(pd.Series(levels), errors="coerce").notna().all())

@@ -15,11 +15,9 @@ import pandas as pd
 from subbayes.data.columns import as_numpy
 from subbayes.data.levels import listed
 from subbayes.utils.checks import closest, fail
-from subbayes.utils.warning import warn_user
 
 Missing = Literal["drop", "error"]
 
-_OPERATIONS = 2e11  # of a product of the columns with each other, beyond which fits take minutes
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}($|[ T]\d{2}:\d{2})")
 
 
@@ -182,26 +180,6 @@ def check_complete(needed: Iterable[str], frame: pd.DataFrame) -> None:
         if missing:
             got = f"{missing} of {len(frame)} rows without one"
             fail(name, "no missing values", got, "Drop or impute these rows")
-
-
-def warn_of_size(columns: int, rows: int) -> None:
-    """Warn before a fit of so many columns that it takes minutes or hours.
-
-    Args:
-        columns: number of columns p of the design matrix.
-        rows: number of rows n; products of the columns take $2 n p^2$ operations, and a
-            factorisation up to $p^3$.
-
-    Example:
-        >>> warn_of_size(1000, 10_000)
-    """
-    operations = float(columns) ** 2 * (2 * rows + columns)
-    if operations > _OPERATIONS:
-        warn_user(
-            f"formula: {columns:,} columns for {rows:,} rows, whose products take about "
-            f"{operations:.1g} operations, and the fit many of them: it may take from minutes to "
-            "hours; use fewer levels or splines, or group rare levels"
-        )
 
 
 def check_no_dates(name: str, values: pd.Series) -> None:

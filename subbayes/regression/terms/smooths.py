@@ -39,10 +39,9 @@ from subbayes.regression.formula.checks import has_numbers
 from subbayes.regression.formula.options import one_of, one_or_each, whole
 from subbayes.regression.shapes import Points, TermColumns
 from subbayes.regression.terms.bases import BASES, Basis, Cubic, basis_of, whitened
-from subbayes.regression.terms.calls import Call, CallTerm, parse_call
+from subbayes.regression.terms.calls import Call, CallTerm
 from subbayes.regression.terms.columns import column_means, column_scales
-from subbayes.regression.terms.law import BlockLaw, Counts, Hyperparameter, LearnedTerm, WrittenTerm
-from subbayes.regression.terms.random_effect_smooths import random_effects
+from subbayes.regression.terms.law import BlockLaw, Counts, Hyperparameter, LearnedTerm
 from subbayes.utils.checks import fail
 
 _BASES = {1: "ps", 2: "tp"}  # by number of columns
@@ -120,7 +119,7 @@ class SmoothTerm(CallTerm):
 
     most_columns = (1, 2)
     options = {
-        "bs": one_of(*BASES, "re"),
+        "bs": one_of(*BASES),
         "k": whole(3, _MOST),
         "df": whole(3, _MOST),
         "degree": whole(1, 20),
@@ -129,12 +128,6 @@ class SmoothTerm(CallTerm):
     varies = True
     of_expressions = True
     remedy = "Use te(...) for tensor products"
-
-    @classmethod
-    @override
-    def parse(cls, argument: str, text: str) -> Sequence[WrittenTerm]:
-        call = parse_call(argument, text, cls)
-        return random_effects(argument, call) if call.options.get("bs") == "re" else [cls(call)]
 
     @property
     @override
