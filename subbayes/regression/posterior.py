@@ -198,10 +198,8 @@ class RegressionPosterior:
     def saved_log_likelihoods(self, draws: Draws) -> ChainDraws | None:
         """The log-likelihoods that draws have, if they can be computed again.
 
-        Ensembles and linearised Laplace have none, and minibatches give other values.
+        Ensembles and linearised Laplace have none.
         """
-        if "batch_size" in draws.meta:
-            return None
         if "log_likelihood" in draws.stats:
             return draws.stats["log_likelihood"]
         if "log_density" not in draws.stats:

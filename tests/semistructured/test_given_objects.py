@@ -8,7 +8,6 @@ from torch import nn
 
 from subbayes import InputError, Sampling, SemiStructuredRegression, Training, load
 from subbayes.draws import Draws
-from subbayes.inference import MCLMC
 from subbayes.likelihoods.families import Custom
 from subbayes.regression import Regression
 from subbayes.semistructured import SemiStructuredSubspace
@@ -52,14 +51,6 @@ def test_draws_are_compared_by_what_their_engine_stores(inference, tmp_path):
     assert repr(load(path, family=family(1.5))) == repr(model)
     with pytest.raises(InputError, match="^family: expected those of the fitted model, under whi"):
         load(path, family=family(1.9))
-
-
-def test_log_likelihoods_of_minibatches_are_not_compared(tmp_path):
-    model = Regression("y ~ x", family=family(1.5))
-    model.fit(FRAME, inference=MCLMC(batch_size=10), sampling=SAMPLING)
-    assert model.draws.meta["batch_size"] == 10
-    path = model.save(tmp_path / "model")
-    assert repr(load(path, family=family(1.5))) == repr(model)
 
 
 @pytest.mark.few(1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -204,16 +202,6 @@ def test_averages_of_two_and_of_ordered_classes(frame):
     numbers = fitted("time ~ x", "weibull", frame)
     with pytest.raises(InputError, match="None for a response of numbers, got 'n'"):
         numbers.marginal_means("x", [0.0], category="n")
-
-
-def test_responses_that_are_all_censored_are_warned_of(frame):
-    for status, side in ((1, "right"), (-1, "left")):
-        family = CensoredFamily(family="weibull", status="status")
-        with pytest.warns(UserWarning, match=f"all {N} responses are {side}-censored"):
-            fitted("time ~ x", family, frame.assign(status=status))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        fitted("time ~ x", family, frame.assign(status=[0] * 100 + [1] * (N - 100)))
 
 
 def test_censored_times_have_the_likelihood_of_survival(frame, tmp_path):
