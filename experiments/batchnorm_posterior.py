@@ -40,8 +40,8 @@ class BatchNormPosterior(Posterior):
     """A `Posterior` that re-estimates the BatchNorm statistics at each z.
 
     Has the arguments of `Posterior`. An evaluation costs two passes over the data per point, one
-    point after the other, and has no gradient: sample it with `EllipticalSlice` on
-    small data, or sample `Posterior` and predict with `refresh_batchnorm=True`. The statistics
+    point after the other, and has no gradient: sample it with `EllipticalSlice` or `SliceSampling`
+    on small data, or sample `Posterior` and predict with `refresh_batchnorm=True`. The statistics
     are those of all rows of a weight above 0, each of which counts once, whatever its weight. They
     are collected in batches of about 1024 rows, in random order with a fixed seed if the rows are
     in memory. The module is not changed.
@@ -131,5 +131,5 @@ class BatchNormPosterior(Posterior):
             "posterior",
             "a density with gradients",
             "one with BatchNorm statistics of each z",
-            "Use EllipticalSlice, or Posterior, which keeps one set of them",
+            "Use EllipticalSlice or SliceSampling, or Posterior, which keeps one set of them",
         )

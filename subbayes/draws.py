@@ -29,9 +29,7 @@ __all__ = ["MAX_PARETO_K", "Draws", "Moments"]
 MAX_PARETO_K = 0.7
 """Above it, importance sampling is unreliable (Vehtari et al. 2024)."""
 
-_ELSEWHERE = (
-    "start them elsewhere (initial=...), or use another engine (inference='elliptical-slice')"
-)
+_ELSEWHERE = "start them elsewhere (initial=...), or use another engine (inference='slice')"
 _IMPROPER = 1e15  # coordinates of chains that disagree, where the density has no finite integral
 
 Validity = Literal["exact", "approximation", "ensemble"]

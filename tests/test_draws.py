@@ -188,7 +188,7 @@ def test_warning_of_one_constant_chain():
     first = draws.warnings()[0]
     assert first == (
         "1 of 4 chains never moved (the first is chain 2): start them elsewhere "
-        "(initial=...), or use another engine (inference='elliptical-slice')"
+        "(initial=...), or use another engine (inference='slice')"
     )
 
 
@@ -302,7 +302,7 @@ def test_chains_of_which_none_moves_are_told_so_alone(k):
     (said,) = Draws(z).warnings()
     assert said == (
         "none of the 3 chains moved from its start: start them elsewhere (initial=...), or use "
-        "another engine (inference='elliptical-slice')"
+        "another engine (inference='slice')"
     )
 
 

@@ -21,10 +21,12 @@ _NAMES = {
     "RealNVP": "variational.variational",
     "SMC": "samplers.smc",
     "Sampling": "configuration",
+    "SliceSampling": "samplers.slice",
     "choose_prior": "laplace.prior_choice",
     "choose_temperature": "tempering",
     "from_log_prob": "function_density",
     "linearised_laplace": "laplace.linearised",
+    "sketched_lanczos": "laplace.sketched_lanczos",
     "tune_prior": "laplace.linearised",
 }
 

@@ -66,7 +66,8 @@ class Flat:
             "base",
             "a Normal to draw points from",
             "None",
-            "Pass base=Normal(...), or start NUTS or HMC with initial='shift' or an array",
+            "Pass base=Normal(...), or start NUTS, HMC or SliceSampling with initial='shift' or "
+            "an array",
         )
 
 
@@ -186,7 +187,7 @@ class FunctionDensity:
                 "grad",
                 "a function, since this engine needs gradients",
                 self.grad,
-                "Pass grad=, write log_prob with torch, or use EllipticalSlice or SMC",
+                "Pass grad=, write log_prob with torch, or use EllipticalSlice or SliceSampling",
             )
         value, gradient = (self._numbers(name, points) for name in ("log_prob", "grad"))
         if not self._compared:
@@ -250,8 +251,8 @@ def from_log_prob(
             one by one) and differentiated by autograd. "numpy": z is a float64 array.
         grad: from a point (dim,) to the gradient of `log_prob`, shape (dim,). None takes autograd
             for "torch" and no gradient for "numpy"; False takes none. Without a gradient,
-            elliptical slice sampling, parallel tempering and SMC work. A function is compared with
-            differences of `log_prob` at its first point, with a warning.
+            elliptical slice sampling, slice sampling, parallel tempering and SMC work. A function
+            is compared with differences of `log_prob` at its first point, with a warning.
         vectorized: whether the functions take points (S, dim), and return values of shape (S,) and
             gradients (S, dim).
         base: a Gaussian about where the density is, for elliptical slice sampling, parallel

@@ -87,7 +87,7 @@ def fail_of_gradients(cause: Exception | None = None) -> NoReturn:
         got,
         "Compute them in torch, without numpy(), item() or detach(); or use what needs none: "
         "training=Training(epochs=0, swa_epochs=0), subspace='full' or 'random', "
-        "inference='elliptical-slice' or 'smc'",
+        "inference='elliptical-slice' or 'slice'",
         cause,
     )
 

@@ -56,7 +56,7 @@ class JointSpaceFacts(SpaceFacts, kw_only=True):
     rank: Size
     kind: Literal["curve", "full", "last-layer", "own"]
     history: dict[Name, list[float]]
-    curve: bool
+    curve: Literal["bezier", "polygon"] | None
 
 
 class SemiStructuredFacts(RegressionFacts, kw_only=True):
@@ -71,7 +71,7 @@ class SemiStructuredFacts(RegressionFacts, kw_only=True):
     def arrays(self) -> Arrays:
         """Draws, subspace, start points, rows, networks and their inputs."""
         arrays = {**super().arrays(), "inputs.*": ANY}
-        if self.space.curve:
+        if self.space.curve is not None:
             arrays["curve"] = Array("points", "curve size")
         networks = range(len(self.networks))
         return arrays | {f"{of}{i}.*": ANY for of in ("network", "attribute") for i in networks}
@@ -95,6 +95,7 @@ def facts_of(state: JointState) -> SemiStructuredFacts:
     space, specification = state.space, state.model.specification
     subspace: Any = space.subspace.config()
     kind: Any = space.kind if space.kind in SUBSPACES else "own"
+    curve: Any = None if space.curve is None else space.curve.kind
     orthogonal: Any = specification.orthogonal
     effects: Any = specification.effects
     return SemiStructuredFacts(
@@ -108,7 +109,7 @@ def facts_of(state: JointState) -> SemiStructuredFacts:
             rank=space.rank,
             kind=kind,
             history=space.history,
-            curve=space.curve is not None,
+            curve=curve,
         ),
     )
 
@@ -149,7 +150,7 @@ def state_from(
         tensors["starts"].numpy(),
         saved.rank,
         saved.kind,
-        WeightCurve(tensors["curve"]) if saved.curve else None,
+        WeightCurve(tensors["curve"], saved.curve) if saved.curve else None,
         saved.history,
     )
     rows = prepared_rows(tensors, facts, specification, inputs, space)

@@ -40,14 +40,15 @@ from subbayes.predictions.averaging import count_rows
 from subbayes.priors import Normal
 from subbayes.subspace import CoordinateSubspace, Subspace
 from subbayes.subspaces.base import RankedMethod, check_rank
-from subbayes.subspaces.weight_selection import greedy_by_variance
+from subbayes.subspaces.weight_selection import greedy_by_distance, greedy_by_variance
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
 from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.memory import check_memory
 
-_BY = ("predictive", "variance", "swag", "magnitude", "last-layer")
+_BY = ("predictive", "variance", "swag", "magnitude", "last-layer", "wasserstein")
+_MAX_WEIGHTS = 1000
 
 
 @dataclass(frozen=True)
@@ -159,13 +160,14 @@ def subnetwork(
 
     Args:
         network: f(x; w), at the maximum a posteriori, the centre.
-        likelihood: p(y | f), with all its own parameters learned; for "predictive" and
-            "variance".
+        likelihood: p(y | f), with all its own parameters learned; for "predictive", "variance"
+            and "wasserstein".
         data: (inputs, y), a DataLoader, a Dataset or `Data`; for the same selections.
         rank: number of weights |S|; for "last-layer" None or the size of the layer.
         by: "predictive", the largest predictive variance at `inputs`; "variance", the largest
             variances of the diagonal Laplace approximation; "swag", the largest variances along a
-            `trajectory`; "magnitude", the largest absolute values; or "last-layer".
+            `trajectory`; "magnitude", the largest absolute values; "last-layer"; or "wasserstein",
+            the smallest exact distance, greedily, for at most 1000 weights.
         inputs: X of "predictive", without labels, ideally the inputs to be predicted; None takes
             those of the data.
         prior_precision: $\lambda$ of the prior $w \sim N(\hat w, \lambda^{-1} I)$.
@@ -224,6 +226,8 @@ def subnetwork(
         V = root(network, likelihood, data, progress=progress)
         if by == "variance":
             chosen = _largest(Diagonal(V, prior_precision).variances(), rank)
+        elif by == "wasserstein":
+            chosen = _by_distance(V, rank, prior_precision)
         else:
             X = V.output_jacobian() if inputs is None else Jacobian.of_inputs(V.plan, inputs)
             X.progress = progress
@@ -390,3 +394,14 @@ def _precision_of(
     (precision,) = sum_over_rows(V, lambda rows: (columns.gram(rows),))
     precision.diagonal().add_(prior_precision)
     return precision
+
+
+def _by_distance(V: Jacobian, rank: int, prior_precision: float) -> Int[Tensor, "k"]:
+    if V.size > _MAX_WEIGHTS:
+        fail(
+            "by",
+            f"at most {_MAX_WEIGHTS} weights for 'wasserstein'",
+            V.size,
+            "Use 'predictive' or 'variance'",
+        )
+    return greedy_by_distance(_precision_of(V, torch.arange(V.size), prior_precision), rank)

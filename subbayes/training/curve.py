@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -37,8 +38,8 @@ from subbayes.training.unfinished import (
     unfinished_unsaid,
     warn_of_unfinished,
 )
-from subbayes.training.weight_curve import WeightCurve
-from subbayes.utils.checks import check_count, fail
+from subbayes.training.weight_curve import CurveKind, WeightCurve
+from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.seeding import derive_seed, fork_rng
 
 
@@ -91,6 +92,7 @@ def train_curve(
     training: Training = Training(),
     *,
     degree: int = 2,
+    kind: CurveKind = "bezier",
     validation: Any = None,
     extra: ExtraParameters | None = None,
     factory: Callable[[], nn.Module] | None = None,
@@ -116,8 +118,9 @@ def train_curve(
         training: as for `train`, for `curve_epochs` passes if given; one t is drawn for each step.
             `clip_norm` limits the gradient of the log-likelihood at the point, and `prior_scale`
             is that of the weights on the curve.
-        degree: k, that of the Bézier curve; 0 for a single point (training of one network with the
-            tensors of `extra`).
+        degree: k, the degree of a Bézier curve or the number of segments of a polygonal chain;
+            0 for a single point (training of one network with the tensors of `extra`).
+        kind: "bezier" or "polygon".
         validation: held-out data, as for `train`; scored at five places on the curve.
         extra: tensors learned with the curve that are not on it.
         factory: makes a module with new initial weights; needed where a layer has no
@@ -137,14 +140,15 @@ def train_curve(
         >>> net = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
         >>> result = train_curve(net, Gaussian(0.1), (x, x[:, 0] ** 2), Training(epochs=5))
         >>> result.curve, result.curve.subspace()
-        (WeightCurve(degree=2, size=25), DenseSubspace(rank=2, size=25))
+        (WeightCurve(bezier, degree=2, size=25), DenseSubspace(rank=2, size=25))
     """
     network = as_network(module)
+    check_choice("kind", kind, ("bezier", "polygon"))
     check_count("degree", degree, 0)
     training = training.along_curve()
 
     def initial() -> ControlPoints:
-        control = ControlPoints(network, degree + 1, (), training)
+        control = ControlPoints(network, degree + 1, (), kind, training)
         for i in range(degree + 1):
             control.set_point(i, fresh_weights(network, factory, derive_seed(seed, 3, i)))
         return control
@@ -212,18 +216,19 @@ def connect(
     data: Any,
     training: Training = Training(),
     *,
-    solutions: Sequence[Any] | None = None,
+    solutions: int | Sequence[Any] = 2,
     degree: int = 2,
+    kind: CurveKind | None = None,
     validation: Any = None,
     factory: Callable[[], nn.Module] | None = None,
     seed: int = 0,
     progress: bool | None = None,
     callback: Callable[[int, WeightCurve], Any] | None = None,
 ) -> CurveResult:
-    """Train a curve of low loss between two solutions, which are trained first if needed.
+    """Train a curve of low loss through independent solutions, which are trained first if needed.
 
     The solutions stay fixed, bit for bit. The control points between them start on the straight
-    line.
+    lines from one to the next.
 
     Args:
         module: the architecture, or a `Network` that selects the weights of a module; not changed.
@@ -231,9 +236,13 @@ def connect(
         data: as for `train`.
         training: of the solutions (with `swa_epochs` of weight averaging after it) and of the
             curve (for `curve_epochs` passes if given).
-        solutions: trained ones to connect: weight vectors (D,), networks, or results of `train` or
-            `swa`; None trains two, each from new initial weights.
-        degree: of the Bézier curve, at least 2.
+        solutions: number of solutions to train, each from new initial weights, or trained ones to
+            connect, in order: weight vectors (D,), networks, or results of `train` or `swa`. More
+            than two need a polygonal chain.
+        degree: degree of a Bézier curve, or number of segments of a chain from one solution to the
+            next: 2 for one bend.
+        kind: "bezier" or "polygon"; by default a Bézier curve between two solutions and a chain
+            through more.
         validation: held-out data, as for `train`.
         factory: makes a module with new initial weights; needed where a layer has no
             `reset_parameters`.
@@ -243,7 +252,8 @@ def connect(
             returns True.
 
     Raises:
-        InputError: solutions of different architectures or equal ones, or what `train` raises.
+        InputError: a Bézier curve through more than two solutions, solutions of different
+            architectures or equal ones, or what `train` raises.
 
     Source: Garipov et al. (2018), "Loss surfaces, mode connectivity, and fast ensembling of
     DNNs", section 3.
@@ -253,25 +263,39 @@ def connect(
         >>> from subbayes.likelihoods import Gaussian
         >>> x = torch.linspace(-1, 1, 40)[:, None]
         >>> result = connect(subbayes.MLP(1, (5,), 1), Gaussian(0.1), (x, x[:, 0] ** 2),
-        ...                  Training(epochs=5, swa_epochs=0))
+        ...                  Training(epochs=5, swa_epochs=0), solutions=3)
         >>> result.curve
-        WeightCurve(degree=2, size=16)
+        WeightCurve(polygon, degree=4, size=16)
     """
     network = as_network(module)
+    count = solutions if isinstance(solutions, int) else len(solutions)
+    check_count("solutions", count, 2)
+    kind = kind or ("polygon" if count > 2 else "bezier")
+    check_choice("kind", kind, ("bezier", "polygon"))
+    if kind == "bezier" and count > 2:
+        fail("kind", "'polygon' to connect more than 2 solutions", "'bezier'")
     check_count("degree", degree, 2)  # 1 is a straight line, which has no point to train
-    first, last = solutions or _train_solutions(
-        network, likelihood, data, training, validation, factory, seed, progress
+    ends: Sequence[Any] = (
+        _train_solutions(
+            network, likelihood, data, training, solutions, validation, factory, seed, progress
+        )
+        if isinstance(solutions, int)
+        else solutions
     )
-    a, b = _weights_of(network, first), _weights_of(network, last)
-    if torch.equal(a, b):
+    fixed = [_weights_of(network, end, f"solutions[{i}]") for i, end in enumerate(ends)]
+    if any(torch.equal(a, b) for a, b in pairwise(fixed)):
         remedy = "Train the second one from another seed"
         fail("solutions", "solutions that differ", "the same weights twice", remedy)
     training = training.along_curve()
 
     def initial() -> ControlPoints:
-        control = ControlPoints(network, degree + 1, (0, degree), training)
-        for i in range(degree + 1):
-            control.set_point(i, b if i == degree else torch.lerp(a, b, i / degree))
+        count = (len(fixed) - 1) * degree + 1
+        control = ControlPoints(network, count, range(0, count, degree), kind, training)
+        for i in range(count):
+            a, step = divmod(i, degree)
+            control.set_point(
+                i, torch.lerp(fixed[a], fixed[a + 1], step / degree) if step else fixed[a]
+            )
         return control
 
     return _train_control_points(
@@ -284,7 +308,7 @@ def connect(
         seed,
         progress,
         callback,
-        likelihood_parameters=_mean_parameters((first, last)),
+        likelihood_parameters=_mean_parameters(ends),
     )
 
 
@@ -293,13 +317,14 @@ def _train_solutions(
     likelihood: Likelihood,
     data: Any,
     training: Training,
+    count: int,
     validation: Any,
     factory: Callable[[], nn.Module] | None,
     seed: int,
     progress: bool | None,
 ) -> list[Any]:
-    """Two solutions from their own initial weights, each seeded by the seed and its number."""
-    seeds = [derive_seed(seed, s) for s in range(2)]
+    """Solutions from their own initial weights, each seeded by the seed and its number."""
+    seeds = [derive_seed(seed, s) for s in range(count)]
     with unfinished_unsaid():  # the curve is trained further
         results = train_many(
             [module_with_fresh_weights(network, own, factory) for own in seeds],
@@ -323,12 +348,12 @@ def _train_solutions(
     ]
 
 
-def _weights_of(network: Network, solution: Any) -> Float[Tensor, "D"]:
+def _weights_of(network: Network, solution: Any, argument: str) -> Float[Tensor, "D"]:
     weights = getattr(solution, "network", solution)
     if isinstance(weights, Network):
         if weights.architecture != network.architecture:
             fail(
-                "solutions",
+                argument,
                 "the architecture of the module",
                 "another",
                 "Train both ends from one architecture",

@@ -19,7 +19,7 @@ from subbayes.training.minibatches import Minibatches
 from subbayes.training.optimizer import is_bias, make_optimizer
 from subbayes.training.traced_steps import SMALL_NETWORK, Gradients, set_gradients, traced_gradients
 from subbayes.training.trainable import SingleTrainable
-from subbayes.training.weight_curve import WeightCurve, coefficients
+from subbayes.training.weight_curve import CurveKind, WeightCurve, coefficients
 from subbayes.utils.types import Inputs, Targets
 
 Join = Callable[[Tensor, Mapping[str, Tensor], Inputs], Tensor]
@@ -41,13 +41,19 @@ class ControlPoints:
         network: the network, with the dtype and device to use.
         count: number of control points.
         fixed: indices of those that are not trained.
+        kind: "bezier" or "polygon".
         training: settings of the optimiser.
     """
 
     def __init__(
-        self, network: Network, count: int, fixed: Sequence[int], training: Training
+        self,
+        network: Network,
+        count: int,
+        fixed: Sequence[int],
+        kind: CurveKind,
+        training: Training,
     ) -> None:
-        self.count = count
+        self.kind, self.count = kind, count
         self.fixed = list(fixed)
         self.trainable_points = [i for i in range(count) if i not in fixed]
         like, trained = network.weights, len(self.trainable_points)
@@ -74,7 +80,7 @@ class ControlPoints:
 
     def coefficients(self, t: Float[Tensor, "S"]) -> list[tuple[Tensor, Tensor]]:
         """For each t, the coefficients of the trained points and those of the fixed points."""
-        c = coefficients(t, self.count).to(self.fixed_points)
+        c = coefficients(t, self.count, self.kind).to(self.fixed_points)
         return list(zip(c[:, self.trainable_points], c[:, self.fixed], strict=True))
 
     @torch.no_grad()
@@ -107,7 +113,7 @@ class ControlPoints:
 
     def curve(self) -> WeightCurve:
         """The current curve."""
-        return WeightCurve(self.points())
+        return WeightCurve(self.points(), self.kind)
 
 
 def _blocks(network: Network, training: Training, most: int) -> list[tuple[str, int]]:

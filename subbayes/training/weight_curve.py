@@ -19,6 +19,9 @@ from subbayes.subspace import DenseSubspace, check_finite_weights
 from subbayes.training.trajectory import gram_matrix, principal_directions
 from subbayes.utils.checks import check_choice, check_count, fail
 
+CurveKind = Literal["bezier", "polygon"]
+
+
 Basis = Literal["ends", "principal"]
 
 
@@ -28,25 +31,36 @@ _NODES = 64  # nodes of the quadrature for each control point
 _FLAT = 1e-5  # relative distance below which a direction counts as dependent on the others
 
 
-def coefficients(t: Any, count: int) -> Float[Tensor, "*S m"]:
+def coefficients(t: Any, count: int, kind: CurveKind = "bezier") -> Float[Tensor, "*S m"]:
     r"""Weights of the m control points at each t, in float64; each row sums to one.
 
-    Bernstein polynomials of degree k = m - 1, $c_i(t) = \binom{k}{i} t^i (1 - t)^{k - i}$, by de
-    Casteljau's recursion, which is free of cancellation.
+    Bernstein polynomials of degree k = m - 1, by de Casteljau's recursion, which is free of
+    cancellation; or the hat functions of a polygonal chain:
+
+    $$ c_i(t) = \binom{k}{i} t^i (1 - t)^{k - i}, \qquad
+       c_i(t) = \max(0,\, 1 - \lvert k t - i \rvert) . $$
 
     Args:
         t: one number or several, in [0, 1].
         count: number of control points m.
+        kind: "bezier" or "polygon".
 
     Raises:
-        InputError: t outside [0, 1].
+        InputError: t outside [0, 1], an unknown kind.
 
     Example:
         >>> coefficients(0.5, 3)
         tensor([0.2500, 0.5000, 0.2500], dtype=torch.float64)
+        >>> coefficients([0.25, 1.0], 3, "polygon")
+        tensor([[0.5000, 0.5000, 0.0000],
+                [0.0000, 0.0000, 1.0000]], dtype=torch.float64)
     """
+    check_choice("kind", kind, ("bezier", "polygon"))
     degree = check_count("count", count) - 1
     at = positions(t).unsqueeze(-1)
+    if kind == "polygon":
+        places = torch.arange(count, dtype=at.dtype, device=at.device)
+        return (1 - (degree * at - places).abs()).clamp_min(0)
     c, zero = torch.ones_like(at), torch.zeros_like(at)
     for _ in range(degree):
         c = torch.cat([(1 - at) * c, zero], -1) + torch.cat([zero, at * c], -1)
@@ -64,7 +78,7 @@ def positions(t: Any) -> Float[Tensor, "*S"]:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class WeightCurve:
-    r"""A Bézier curve in weight space.
+    r"""A Bézier curve or a polygonal chain in weight space.
 
     $$ \phi(t) = \sum_{i=0}^{k} c_i(t)\, p_i, \qquad 0 \le t \le 1, \qquad
        \phi(0) = p_0, \quad \phi(1) = p_k . $$
@@ -72,6 +86,8 @@ class WeightCurve:
     Args:
         points: control points $p_0 \dots p_k$, shape (k + 1, D); a single point is a constant
             curve.
+        kind: "bezier", which passes through its ends only, or "polygon", which passes through
+            all of its points, at t = i / k.
 
     Raises:
         InputError: no points, or points that are not finite.
@@ -92,14 +108,16 @@ class WeightCurve:
     """
 
     points: Float[Tensor, "m D"]
+    kind: CurveKind = "bezier"
 
     def __post_init__(self) -> None:
+        check_choice("kind", self.kind, ("bezier", "polygon"))
         check_finite_weights("points", self.points)
         object.__setattr__(self, "points", self.points.detach())
 
     @property
     def degree(self) -> int:
-        """Degree of the curve."""
+        """Degree of a Bézier curve, or number of segments of a chain."""
         return len(self.points) - 1
 
     @property
@@ -108,13 +126,13 @@ class WeightCurve:
         return self.points.shape[1]
 
     def __repr__(self) -> str:
-        return f"WeightCurve(degree={self.degree}, size={self.size})"
+        return f"WeightCurve({self.kind}, degree={self.degree}, size={self.size})"
 
     # --- along the curve --------------------------------------------------------------------
 
     def coefficients(self, t: Any) -> Float[Tensor, "*S m"]:
         """Weights of the control points at t in [0, 1], shape (..., k + 1), in float64."""
-        return coefficients(t, len(self.points))
+        return coefficients(t, len(self.points), self.kind)
 
     def point(self, t: Any) -> Float[Tensor, "*S D"]:
         """Weights at t in [0, 1]: shape (D,) for a number, (S, D) for S of them.
@@ -127,16 +145,16 @@ class WeightCurve:
     def length(self) -> float:
         r"""Length of the curve, $\int_0^1 \lVert \phi'(t) \rVert \, dt$.
 
-        By Gauss-Legendre quadrature from the inner products of its segments, since
-        $\phi'(t) = k \sum_i b_i(t) (p_{i+1} - p_i)$ with the Bernstein polynomials $b_i$ of degree
-        k - 1.
+        For a chain the sum of its segments; for a Bézier curve by Gauss-Legendre quadrature from
+        the inner products of its segments, since $\phi'(t) = k \sum_i b_i(t) (p_{i+1} - p_i)$ with
+        the Bernstein polynomials $b_i$ of degree k - 1.
 
         Example:
             >>> WeightCurve(torch.tensor([[0.0, 0.0], [3.0, 4.0]])).length()
             5.0
         """
         gram = gram_matrix(self.points.diff(dim=0))
-        if self.degree <= 1:
+        if self.kind == "polygon" or self.degree <= 1:
             return float(gram.diagonal().sqrt().sum())
         x, weights = np.polynomial.legendre.leggauss(_NODES * self.degree)
         b = coefficients((x + 1) / 2, self.degree)

@@ -132,6 +132,7 @@ ENGINES: Registry[Any] = Registry(
         "hmc": f"{_SAMPLERS}.hmc:HMC",
         "mclmc": f"{_SAMPLERS}.mclmc:MCLMC",
         "mams": f"{_SAMPLERS}.mams:MAMS",
+        "slice": f"{_SAMPLERS}.slice:SliceSampling",
         "parallel-tempering": f"{_SAMPLERS}.parallel_tempering:ParallelTempering",
         "smc": f"{_SAMPLERS}.smc:SMC",
         "laplace": "subbayes.inference.laplace.laplace:Laplace",

@@ -14,7 +14,7 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
 from subbayes.curvature.many_products import ManyProducts
 from subbayes.data.data import Data
-from subbayes.inference import choose_prior, linearised_laplace, tune_prior
+from subbayes.inference import choose_prior, linearised_laplace, sketched_lanczos, tune_prior
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian
 from subbayes.subspace import RandomSubspace
 from subbayes.subspaces import from_mask, optimal, subnetwork
@@ -191,3 +191,13 @@ def test_jacobians_and_many_products(device, name):
         pairs.append(found)
     for a, b in zip(*pairs, strict=True):
         close(a.cpu(), b, 1e-9)
+
+
+def test_sketched_lanczos(device):
+    found, expected = (
+        sketched_lanczos(*problem("gaussian", where), rank=4, sketch=9, progress=False)
+        for where in (device, "cpu")
+    )
+    x = problem()[2][0]
+    close(found.scores(x), expected.scores(x), 1e-6)
+    close(found.scores(x.to(device)), expected.scores(x), 1e-6)

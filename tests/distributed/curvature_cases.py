@@ -143,7 +143,7 @@ def divided_subspaces(shares: list[int] | None = None) -> dict[str, Any]:
         data = Data.of(tuple(part[own] for part in data), divided=True)
     net = network()
     best = optimal(net, Gaussian(0.3), data, inputs=NEW, rank=2, covariance="primal")
-    choose = {"by": "variance"}, {"by": "predictive", "inputs": NEW}
+    choose = {"by": "variance"}, {"by": "predictive", "inputs": NEW}, {"by": "wasserstein"}
     return {
         "optimal": (best.basis().T @ best.basis()).tolist(),
         **{

@@ -67,6 +67,7 @@ ENGINES = (
     "pca",
     "random",
     "sequential-monte-carlo",
+    "slice-sampling",
     "swag",
 )
 pytestmark = [

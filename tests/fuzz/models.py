@@ -26,6 +26,7 @@ from subbayes.inference.samplers.mams import MAMS
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.samplers.parallel_tempering import ParallelTempering
+from subbayes.inference.samplers.slice import SliceSampling
 from subbayes.likelihoods import Categorical, Gaussian, Poisson
 from subbayes.likelihoods.families import (
     BinomialFamily,
@@ -350,7 +351,15 @@ MODELS: dict[str, Example] = {
             partial(_resume_sampling, engine=engine),  # further, so that the state is used
             checkpoint=True,
         )
-        for engine in (EllipticalSlice(), NUTS(), HMC(), MCLMC(), MAMS(), ParallelTempering(4))
+        for engine in (
+            EllipticalSlice(),
+            SliceSampling(),
+            NUTS(),
+            HMC(),
+            MCLMC(),
+            MAMS(),
+            ParallelTempering(4),
+        )
     },
     "trained": Example(_resume_fit, _resume_fit, checkpoint=True),
     "temperature": Example(_resume_fit, _resume_fit, checkpoint=True),

@@ -22,6 +22,7 @@ from subbayes.inference import (
     Laplace,
     MeanFieldVI,
     ParallelTempering,
+    SliceSampling,
     from_log_prob,
 )
 from subbayes.priors import Normal
@@ -117,7 +118,16 @@ FORMS = {
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     "engine",
-    [EllipticalSlice(), NUTS(), HMC(), MCLMC(target=1e-5), MAMS(), ParallelTempering(), SMC()],
+    [
+        EllipticalSlice(),
+        NUTS(),
+        HMC(),
+        MCLMC(target=1e-5),
+        MAMS(),
+        SliceSampling(),
+        ParallelTempering(),
+        SMC(),
+    ],
     ids=lambda engine: engine.name,
 )
 def test_engines_sample_a_correlated_gaussian(engine):
@@ -133,8 +143,9 @@ def test_engines_sample_a_correlated_gaussian(engine):
 
 
 @pytest.mark.slow
-def test_a_flat_base_measure():
-    draws = NUTS().sample(
+@pytest.mark.parametrize("engine", [NUTS(), SliceSampling()], ids=lambda engine: engine.name)
+def test_a_flat_base_measure(engine):
+    draws = engine.sample(
         from_log_prob(all_with_torch, 3, vectorized=True),
         draws=500,
         chains=4,
@@ -378,7 +389,16 @@ class Pole(Toy):
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 @pytest.mark.parametrize(
     "engine",
-    [EllipticalSlice(), ParallelTempering(rungs=3), SMC(), HMC(), NUTS(), MAMS(), MCLMC()],
+    [
+        EllipticalSlice(),
+        SliceSampling(),
+        ParallelTempering(rungs=3),
+        SMC(),
+        HMC(),
+        NUTS(),
+        MAMS(),
+        MCLMC(),
+    ],
     ids=lambda engine: engine.name,
 )
 def test_infinite_densities_are_never_drawn(engine, value):

@@ -98,7 +98,7 @@ def test_starts_for_every_likelihood(likelihood, outputs):
     assert torch.allclose(found, ensemble.predict(x[:7]).outputs, atol=1e-6)
 
 
-@pytest.mark.parametrize("engine", ["nuts", "hmc", "elliptical-slice"])
+@pytest.mark.parametrize("engine", ["nuts", "hmc", "elliptical-slice", "slice"])
 def test_every_sampler_starts_there(engine, monkeypatch):
     seen = []
     monkeypatch.setattr(

@@ -991,6 +991,7 @@ def test_custom_engine_and_function():
         "hmc",
         "mclmc",
         "mams",
+        "slice",
         "parallel-tempering",
         "smc",
         "laplace",

@@ -120,6 +120,7 @@ SUBSPACES = [
     Optimal(rank=2),
     *(Subnetwork(rank=4, by=by) for by in ("predictive", "variance", "swag", "magnitude")),
     Subnetwork(rank=6, by="last-layer"),
+    Subnetwork(rank=3, by="wasserstein"),
     "full",
 ]
 
@@ -142,6 +143,7 @@ ENGINES = [
     "elliptical-slice",
     "nuts",
     "hmc",
+    "slice",
     ParallelTempering(),
     SMC(),
     "laplace",

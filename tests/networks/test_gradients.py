@@ -52,7 +52,7 @@ def test_weights_without_gradients_are_refused_by_what_needs_them(way):
         lambda: Curvature(network, noise, data),
         lambda: root(network, noise, data),
     ):
-        with pytest.raises(InputError, match=said + "'elliptical-slice' or 'smc'") as caught:
+        with pytest.raises(InputError, match=said + "'elliptical-slice' or 'slice'") as caught:
             call()
         assert "\n" not in str(caught.value)
 

@@ -25,7 +25,7 @@ from subbayes.utils.checks import InputError
 
 TRAINING = Training(epochs=60, batch_size=None, validation=None, patience=None)
 RANDOM = "y ~ x + (1 + x | g)"
-ENGINES = ("mclmc", "elliptical-slice", "smc", "nuts", "hmc", "mams", "parallel-tempering")
+ENGINES = ("mclmc", "elliptical-slice", "smc", "nuts", "hmc", "mams", "slice", "parallel-tempering")
 
 
 def table(n=60, seed=0):

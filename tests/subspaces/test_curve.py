@@ -97,6 +97,14 @@ def test_bezier_is_de_casteljau(degree, t):
     torch.testing.assert_close(WeightCurve(p).point(t), de_casteljau(p, t), rtol=0, atol=1e-13)
 
 
+@given(segments=st.integers(1, 12), t=st.floats(0, 1))
+def test_polygon_is_linear_interpolation(segments, t):
+    p = points(segments + 1)
+    places = np.linspace(0, 1, segments + 1)
+    expected = [np.interp(t, places, column) for column in p.T.numpy()]
+    np.testing.assert_allclose(WeightCurve(p, "polygon").point(t), expected, atol=1e-12)
+
+
 @pytest.mark.parametrize("degree", [1, 2, 16, 60, 300])
 def test_bernstein_polynomials_of_high_degree(degree):
     t = torch.linspace(0, 1, 11, dtype=torch.float64)
@@ -113,9 +121,10 @@ def test_bernstein_polynomials_of_high_degree(degree):
     np.testing.assert_allclose(c, np.array(exact, float), rtol=1e-10, atol=1e-300)
 
 
+@pytest.mark.parametrize("kind", ["bezier", "polygon"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_points_are_vectorised_and_ends_are_exact(dtype):
-    curve = WeightCurve(points(5, dtype=dtype))
+def test_points_are_vectorised_and_ends_are_exact(kind, dtype):
+    curve = WeightCurve(points(5, dtype=dtype), kind)
     ts = torch.tensor([0.0, 0.3, 1.0])
     many = curve.point(ts)
     assert many.shape == (3, 9)
@@ -130,16 +139,19 @@ def test_length_is_that_of_a_fine_polygon():
     curve = WeightCurve(points(6))
     fine = curve.point(torch.linspace(0, 1, 20001, dtype=torch.float64))
     assert curve.length() == pytest.approx(float(fine.diff(dim=0).norm(dim=1).sum()), rel=1e-6)
+    chain = WeightCurve(curve.points, "polygon")
+    assert chain.length() == pytest.approx(float(curve.points.diff(dim=0).norm(dim=1).sum()))
 
 
 # --- its subspace -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", ["bezier", "polygon"])
 @pytest.mark.parametrize("basis", ["ends", "principal"])
 @pytest.mark.parametrize("unit", [True, False])
 @pytest.mark.parametrize("count", [2, 3, 6])
-def test_the_curve_lies_in_its_subspace(basis, unit, count):
-    curve = WeightCurve(points(count))
+def test_the_curve_lies_in_its_subspace(kind, basis, unit, count):
+    curve = WeightCurve(points(count), kind)
     space = curve.subspace(basis, unit)
     ts = torch.linspace(0, 1, 23, dtype=torch.float64)
     on = curve.point(ts)
@@ -204,17 +216,18 @@ def curve_run(control, network, data, training=STEP):
     return TrainableCurve(minibatches, training, control, seed=5)
 
 
+@pytest.mark.parametrize("kind", ["bezier", "polygon"])
 @pytest.mark.parametrize("fixed", [(), (0, 4), (0, 2, 4)])
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize(("scratch", "factor"), [(1, 1.0), (7, 1.0), (7, 3.0), (2**20, 3.0)])
 def test_gradient_step_equals_autograd_through_the_control_points(
-    fixed, clip, scratch, factor, monkeypatch
+    kind, fixed, clip, scratch, factor, monkeypatch
 ):
     monkeypatch.setattr("subbayes.training.curve_steps._BUFFER_SIZE", scratch)
     network, (x, y) = Network(net().double()), table()
     p, decay = 0.3 * points(5, network.size), 0.05
     step = dataclasses.replace(STEP, clip_norm=clip, weight_decay=decay, bias_lr_factor=factor)
-    control = ControlPoints(network, 5, fixed, step)
+    control = ControlPoints(network, 5, fixed, kind, step)
     for i, row in enumerate(p):
         control.set_point(i, row)
     assert torch.equal(control.points(), p)
@@ -223,7 +236,7 @@ def test_gradient_step_equals_autograd_through_the_control_points(
 
     leaf = p.clone().requires_grad_()
     t = torch.rand((), generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    w = coefficients(t, 5) @ leaf
+    w = coefficients(t, 5, kind) @ leaf
     loss = -Gaussian(0.7).log_prob(network(w, x), y).mean()
     (point_gradient,) = torch.autograd.grad(loss, w, retain_graph=True)
     size = float(point_gradient.norm())
@@ -341,12 +354,19 @@ def test_initial_points_are_independent_initialisations():
     np.testing.assert_allclose(first.var(1), 1 / 9, rtol=0.1)
 
 
+@pytest.mark.parametrize("kind", ["bezier", "polygon"])
 @pytest.mark.parametrize("degree", [2, 4])
-def test_ends_are_fixed(degree):
+def test_ends_are_fixed(kind, degree):
     data, network = table(dtype=torch.float32), Network(net())
     a, b = network.weights, Network(net(seed=1)).weights
     result = connect(
-        net(), Gaussian(), data, solutions=(a, b), degree=degree, **training_options(**QUICK)
+        net(),
+        Gaussian(),
+        data,
+        solutions=(a, b),
+        kind=kind,
+        degree=degree,
+        **training_options(**QUICK),
     )
     assert result.curve.degree == degree
     assert torch.equal(result.curve.points[0], a)
@@ -355,6 +375,16 @@ def test_ends_are_fixed(degree):
         [torch.lerp(a, b, i / degree) for i in range(1, degree)]
     )
     assert bool((moved.norm(dim=1) > 1e-3).all())
+
+
+def test_polygon_passes_through_all_solutions():
+    data, solutions = table(dtype=torch.float32), [Network(net(seed=s)).weights for s in range(4)]
+    result = connect(
+        net(), Gaussian(), data, solutions=solutions, kind="polygon", **training_options(**QUICK)
+    )
+    assert result.curve.degree == 6
+    assert torch.equal(result.curve.points[::2], torch.stack(solutions))
+    assert torch.equal(result.curve.point([i / 3 for i in range(4)]), torch.stack(solutions))
 
 
 def test_curve_of_a_linear_model_is_optimal():
@@ -678,12 +708,17 @@ def test_solutions_may_be_networks_and_training_results():
     data = table(dtype=torch.float32)
     one = train(net(), Gaussian(), data, **training_options(**QUICK))
     two = swa(net(seed=1), Gaussian(), data, **training_options(swa_epochs=2, progress=False))
-    for last in (two, Network(net(seed=2))):
-        result = connect(
-            net(), Gaussian(), data, solutions=[one, last], **training_options(**QUICK)
-        )
-        ends = torch.stack([getattr(e, "network", e).weights for e in (one, last)])
-        assert torch.equal(result.curve.points[::2], ends)
+    three = Network(net(seed=2))
+    result = connect(
+        net(),
+        Gaussian(),
+        data,
+        solutions=[one, two, three],
+        kind="polygon",
+        **training_options(**QUICK),
+    )
+    expected = torch.stack([e.weights for e in (one.network, two.network, three)])
+    assert torch.equal(result.curve.points[::2], expected)
 
 
 def test_noise_starts_at_that_of_the_solutions():
@@ -773,14 +808,24 @@ A, B = Network(net()).weights, Network(net(seed=1)).weights
     [
         (
             dict(solutions=(A, Network(net(norm=True)))),
-            "solutions: expected the architecture of the mod",
+            r"solutions\[1\]: expected the architecture of the mod",
         ),
         (
             dict(solutions=(A, A.clone())),
             "solutions: expected solutions that differ, got the same weights twice",
         ),
+        (dict(solutions=(A,)), "solutions: expected a whole number of at least 2, got 1"),
+        (
+            dict(solutions=(A, B, A), kind="bezier"),
+            "kind: expected 'polygon' to connect more than 2 solutions",
+        ),
+        (
+            dict(solutions=(A,), kind="polygon"),
+            "solutions: expected a whole number of at least 2, got 1",
+        ),
         (dict(solutions=(A, B), degree=1), "degree: expected a whole number of at least 2, got 1"),
         (dict(degree=-1), "degree: expected a whole number of at least 0, got -1"),
+        (dict(kind="spline"), "kind: expected one of 'bezier', 'polygon', got 'spline'"),
         (dict(patience=2), "patience: expected validation data to watch"),
         (dict(learning_rate=1e6, optimizer="sgd", epochs=20), "learning_rate: expected a training"),
     ],
@@ -797,6 +842,7 @@ def test_invalid_curves_raise(options, message, unchecked):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: WeightCurve(points(3), "spline"), "kind: expected one of"),
         (lambda: WeightCurve(points(2)[[0, 0]]).subspace(), "curve: expected two ends that differ"),
         (lambda: WeightCurve(points(2) / 0), "points: expected finite numbers"),
         (lambda: WeightCurve(points(3)).point(1.2), r"t: expected numbers in \[0, 1\], got 1.2"),
@@ -807,6 +853,14 @@ def test_invalid_curves_raise(options, message, unchecked):
         (
             lambda: curve_losses(WeightCurve(points(3)), Network(net()), Gaussian(1.0), table()),
             "curve: expected 41 weights, as the network has, got 9",
+        ),
+        (
+            lambda: connect(net(), Gaussian(), table(), solutions=3, kind="bezier"),
+            "kind: expected 'po",
+        ),
+        (
+            lambda: connect(net(), Gaussian(), table(), solutions=1),
+            "solutions: expected a whole num",
         ),
         (
             lambda: connect(net(), Gaussian(), table(), factory=lambda: net(norm=True)),

@@ -1,5 +1,6 @@
 """Which weights a subnetwork has, against dense and exhaustive computations."""
 
+import itertools
 from functools import cache
 
 import numpy as np
@@ -18,6 +19,7 @@ from subbayes.curvature.subspace_precision import SubspacePrecision
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Categorical, Gaussian
 from subbayes.subspaces.subnetwork import from_mask, scaled_prior_precision, subnetwork
+from subbayes.subspaces.weight_selection import wasserstein
 
 LAMBDA = 0.3
 
@@ -86,7 +88,7 @@ def test_first_indices_are_the_smaller_subnetwork(by):
         assert space.indices.equal(order[:rank])
 
 
-@pytest.mark.parametrize("by", ["predictive", "variance", "magnitude"])
+@pytest.mark.parametrize("by", ["predictive", "variance", "magnitude", "wasserstein"])
 def test_leading_precision_equals_that_of_the_smaller_subnetwork(by):
     network, x, y = model()
     options = {"by": by, "prior_precision": LAMBDA}
@@ -97,6 +99,35 @@ def test_leading_precision_equals_that_of_the_smaller_subnetwork(by):
     (first,) = compare_subspaces(psi, {"nine": spaces[9]}, x[:5], ranks=(3,))
     (alone,) = compare_subspaces(psi, {"three": spaces[3]}, x[:5])
     assert first.trace == pytest.approx(alone.trace, rel=1e-9)
+
+
+def test_the_wasserstein_distance_is_that_of_dense_square_roots():
+    H = H_and_J(*model(), model()[1][:2])[0]
+    S = torch.tensor([3, 11, 30])
+    psi, padded = torch.linalg.inv(H), torch.zeros_like(H)
+    padded[S[:, None], S] = torch.linalg.inv(H[S[:, None], S])
+
+    def square_root(A):
+        values, vectors = torch.linalg.eigh(A)
+        return vectors * values.clamp_min(0).sqrt() @ vectors.T
+
+    half = square_root(padded)
+    expected = float((psi + padded - 2 * square_root(half @ psi @ half)).trace())
+    assert wasserstein(H, S) == pytest.approx(expected, abs=1e-6)
+    assert wasserstein(H, torch.arange(len(H))) == pytest.approx(0, abs=1e-8)
+
+
+def test_greedy_wasserstein_selection_is_nearly_optimal():
+    network, x, y = model()
+    H = H_and_J(network, x, y, x[:2])[0]
+    every = {d: wasserstein(H, torch.tensor([d])) for d in range(network.size)}
+    assert chosen(rank=1, by="wasserstein").tolist() == [min(every, key=every.get)]
+    found = wasserstein(H, chosen(rank=3, by="wasserstein"))
+    rng = np.random.default_rng(0)
+    some = itertools.islice(
+        (rng.choice(network.size, 3, replace=False) for _ in itertools.count()), 300
+    )
+    assert found <= min(wasserstein(H, torch.from_numpy(S)) for S in some) + 1e-9
 
 
 def test_magnitude_and_swag():
@@ -215,6 +246,11 @@ def test_missing_arguments_of_a_selection_raise():
     other.update(torch.zeros(3))
     with pytest.raises(InputError, match="trajectory: expected 51 weights"):
         subnetwork(network, rank=2, by="swag", trajectory=other)
+    large = Network(nn.Linear(1000, 1))
+    with pytest.raises(InputError, match="at most 1000 weights for 'wasserstein', got 1001"):
+        subnetwork(
+            large, Gaussian(1.0), (torch.zeros(2, 1000), torch.zeros(2)), rank=1, by="wasserstein"
+        )
     with pytest.raises(InputError, match="a last layer among the selected parameters"):
         subnetwork(Network(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), "0.*"), by="last-layer")
 

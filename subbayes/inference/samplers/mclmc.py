@@ -60,7 +60,7 @@ class MCLMC(Sampler):
     A step whose energy error is NaN or huge fails: it is not a draw, and the chain goes on from its
     point in a new direction, with half the step size, which after the warm-up is that of the next
     step alone; after 10 failures in a row it restarts from its start point.
-    Densities with jumps or with regions of zero density need `EllipticalSlice`, or `MAMS` with a
+    Densities with jumps or with regions of zero density need `SliceSampling`, or `MAMS` with a
     `step_size` of your own.
 
     Attributes:

@@ -68,7 +68,7 @@ class Moved:
 def check_rank(rank: int | None, engine: str) -> None:
     """Check that there are directions to turn to: one coordinate has none."""
     if rank is not None and rank < 2:
-        fail("rank", f"at least 2 coordinates for {engine}", rank, "Use nuts")
+        fail("rank", f"at least 2 coordinates for {engine}", rank, "Use nuts or slice")
 
 
 def turn(

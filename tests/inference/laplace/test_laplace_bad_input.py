@@ -503,3 +503,19 @@ def test_jitter_is_reported_and_limited():
         net, likelihood, same, covariance="low-rank", rank=3, prior_precision=1e-30
     )
     refused(lambda: low.predict(new), "prior_precision: expected one for which conjugate gradients")
+
+
+@pytest.mark.filterwarnings("ignore:prior_precision. not positive definite")
+def test_the_exact_distance_of_an_indefinite_precision():
+    net, likelihood, (x, y), _ = problem(0)
+    refused(
+        lambda: subnetwork(
+            net,
+            likelihood,
+            (x[[0] * 6], y[[0] * 6]),
+            rank=3,
+            by="wasserstein",
+            prior_precision=1e-140,
+        ),
+        "prior_precision: expected a positive definite precision of each subnetwork",
+    )

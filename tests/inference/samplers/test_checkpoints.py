@@ -22,6 +22,7 @@ from subbayes.inference.samplers.mams import MAMS
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.samplers.parallel_tempering import ParallelTempering
+from subbayes.inference.samplers.slice import SliceSampling
 from subbayes.utils.checks import InputError
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
@@ -167,7 +168,7 @@ def test_checkpoints_of_another_posterior_are_rejected(tmp_path):
 
 @pytest.mark.parametrize(
     "engine",
-    [EllipticalSlice(), HMC(), NUTS(), MCLMC(), MAMS(), ParallelTempering(4)],
+    [EllipticalSlice(), SliceSampling(), HMC(), NUTS(), MCLMC(), MAMS(), ParallelTempering(4)],
     ids=lambda engine: engine.name,
 )
 def test_checkpoints_of_a_density_whose_code_has_changed_are_rejected(tmp_path, engine):

@@ -12,6 +12,7 @@ from subbayes.inference.samplers.chains import chain_generators
 from subbayes.inference.samplers.hmc import HMC
 from subbayes.inference.samplers.laplace_start import Points, laplace_start
 from subbayes.inference.samplers.nuts import NUTS
+from subbayes.inference.samplers.slice import SliceSampling
 from subbayes.inference.samplers.states import blank_state
 from subbayes.priors import Normal
 
@@ -176,6 +177,15 @@ def test_vague_priors(engine):
     draws = engine.sample(model.posterior(), draws=100, chains=20, warmup=80, progress=False)
     assert draws.stats["evaluations"].mean() < 15
     check_moments(draws, *model.moments())
+
+
+def test_slice_sampling_of_narrow_coordinates():
+    density = Gaussian(np.array([1e-4, 0.05]), prior=5000.0)
+    draws = SliceSampling().sample(
+        density, draws=150, chains=20, warmup=150, initial="shift", progress=False
+    )
+    assert draws.stats["evaluations"].mean() < 15
+    check_moments(draws, *density.moments())
 
 
 @pytest.mark.parametrize("metric", ["diagonal", "dense"])
