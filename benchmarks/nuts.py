@@ -276,7 +276,7 @@ def run(
                 for name, sampler in samplers.items():
                     if name in ONCE and seed > 1:
                         continue
-                    found[name].append(rate(*sampler(seed), per_second(kernels)))
+                    found[name].append(rate(*sampler(seed), floors=per_second(kernels)))
             for name, values in found.items():
                 label = f"k = {k}, {chains} chains, {name}"
                 label += ", diagonal" if metric == "diagonal" else ""
