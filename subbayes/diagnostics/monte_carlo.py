@@ -25,10 +25,11 @@ from jaxtyping import Bool, Float
 
 from subbayes.data.arrays import to_targets
 from subbayes.diagnostics.convergence import ess_mean
-from subbayes.diagnostics.function_space import LEAST_IN_CHAIN, check_draws, check_target_count
+from subbayes.diagnostics.function_space import LEAST_IN_CHAIN, check_draws
 from subbayes.predictions.predictive import Predictive
-from subbayes.utils.checks import check_count, check_positive
-from subbayes.utils.trees import take
+from subbayes.utils.checks import check_count, check_positive, fail
+from subbayes.utils.trees import n_rows, take
+from subbayes.utils.types import Targets
 from subbayes.utils.warning import warn_user
 
 Array = np.ndarray
@@ -119,7 +120,7 @@ def monte_carlo_error(
         rows = slice(done, done + len(batch))
         done += len(batch)
         if targets is not None:
-            check_target_count(targets, done, last=False)
+            _check_target_count(targets, done, last=False)
         if batch.kind != "mixture":
             means.append(np.zeros_like(batch.mean))
             relative.append(means[-1])
@@ -143,7 +144,7 @@ def monte_carlo_error(
             densities.append(np.where(known, error, np.nan))
             influence = influence + weights[:, known].sum(1)
     if targets is not None:
-        check_target_count(targets, done)
+        _check_target_count(targets, done)
     if (infinite := np.isnan(np.concatenate(means))).any():
         _warn_of_infinite_means(infinite.reshape(done, -1).any(1))
     total = None if targets is None else 0.0
@@ -163,6 +164,16 @@ def monte_carlo_error(
         draws,
         chains * math.ceil(needed / chains - 1e-9),
     )
+
+
+def _check_target_count(targets: Targets, rows: int, *, last: bool = True) -> None:
+    """Raise `InputError` for too few targets, or after the last row too many."""
+    count = n_rows(targets)
+    if count < rows or (last and count != rows):
+        which = "one for each row that is predicted" if last else "one for each row"
+        expected = f"{'' if last else 'at least '}{rows} targets, {which}"
+        remedy = "Pass the targets of the rows that are predicted, in their order"
+        fail("y", expected, count, remedy)
 
 
 def sufficient_draws(

@@ -237,20 +237,17 @@ class FittedModel(Predictor):
         options: dict[str, Any] = {"chains": draws.n_chains, "independent": draws.independent}
         return monte_carlo_error(batches, y, **options, **tolerances)
 
-    def chain_predictions(
-        self, inputs: Any, y: Any = None, *, noise: Any = None
-    ) -> ChainPredictions:
+    def chain_predictions(self, inputs: Any, *, noise: Any = None) -> ChainPredictions:
         """Compare the chains by their predictions; see `diagnostics.chain_predictions`.
 
         Args:
             inputs: inputs of typical rows, such as those of validation.
-            y: their targets, for what each chain adds to the log score.
             noise: as for `predict`.
         """
         from subbayes.diagnostics.function_space import chain_predictions
 
         batches = self.predict_batches(inputs, noise=noise)
-        return chain_predictions(batches, y, chains=self.sampled.n_chains)
+        return chain_predictions(batches, chains=self.sampled.n_chains)
 
     def to(self, device: torch.device | str) -> FittedModel:
         """The model on another device: network, subspace, and the posterior with data in memory.

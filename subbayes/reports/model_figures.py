@@ -172,19 +172,10 @@ def chains(draws: Draws, warnings: Sequence[str]) -> Chains:
     )
 
 
-def chain_predictions(found: ChainPredictions) -> Table:
-    """What each chain adds to the score of the test rows."""
-    assert found.scores is not None
-    assert found.contributions is not None
-    assert found.contribution_errors is not None
-    columns = found.scores, found.contributions, found.contribution_errors
-    rows = [
-        [f"chain {c}", f"{score:.4f}", f"{added:.4f}", f"{error:.4f}"]
-        for c, (score, added, error) in enumerate(zip(*columns, strict=True))
-    ]
-    caption = f"{str(found).removeprefix('ChainPredictions(').removesuffix(')')}."
-    head = ["", "log-likelihood alone", "added to the others", "standard error"]
-    return Table(head, rows[:_MAX_ROWS], caption[:1].upper() + caption[1:])
+def sentence(found: ChainPredictions) -> str:
+    """How the chains agree in their predictions, as a sentence."""
+    text = str(found).removeprefix("ChainPredictions(").removesuffix(")")
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def _summary(summary: pd.DataFrame) -> Table:

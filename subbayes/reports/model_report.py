@@ -132,7 +132,7 @@ def write_report(
         inclusion_pictures=inclusion_pictures,
         posterior=figures.posterior(fitted) if fitted else [],
         chains=_chains(fitted),
-        agreement=None if agreement is None else figures.chain_predictions(agreement),
+        agreement="" if agreement is None else figures.sentence(agreement),
         agreement_warnings=_sentences(agreement.warnings()) if agreement else [],
         training=_training(content),
         provenance=_provenance(fitted),
@@ -316,7 +316,7 @@ def _agreement(content: _Content) -> ChainPredictions | None:
     each, rest = divmod(count, draws.n_chains)
     if draws.independent or draws.n_chains < 2 or predictive.kind != "mixture" or rest or each < 4:
         return None
-    return chain_predictions(predictive, content.y, chains=draws.n_chains)
+    return chain_predictions(predictive, chains=draws.n_chains)
 
 
 def _sentences(lines: Sequence[str]) -> list[str]:

@@ -18,7 +18,6 @@ from torch import Tensor
 import subbayes
 from subbayes import InputError, Predictive
 from subbayes.diagnostics import monte_carlo_error
-from subbayes.diagnostics.function_space import chain_predictions
 from subbayes.diagnostics.metrics import crps, log_likelihood
 from subbayes.likelihoods import (
     Bernoulli,
@@ -724,8 +723,6 @@ def test_weights_of_rows_have_no_effect_on_densities(likelihood, n_outputs):
     if likelihood.kind != "count":
         matched = predictive.log_prob((y, weights), moment_matched=True)
         np.testing.assert_array_equal(matched, plain.log_prob(y, moment_matched=True))
-    found = chain_predictions(predictive, (y, weights), chains=2)
-    np.testing.assert_array_equal(found.scores, chain_predictions(plain, y, chains=2).scores)
     error = monte_carlo_error(predictive, (y, weights), independent=True).log_density
     np.testing.assert_array_equal(error, monte_carlo_error(plain, y, independent=True).log_density)
 
