@@ -19,10 +19,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-from experiments.coverage import CoverageTest
 from experiments.datasets import find_file
 from experiments.markdown import (
     add_recorded_option,
@@ -34,7 +32,7 @@ from experiments.markdown import (
 from experiments.store import Record, Store, key_of, versions
 from experiments.table_defaults import table
 from experiments.uci import split_names
-from subbayes.diagnostics.conformal import Conformal, class_scores
+from subbayes.diagnostics.conformal import class_scores
 from subbayes.models.settings import TableSettings
 from subbayes.tables.data_frame_model import DataFrameModel
 from subbayes.utils.checks import check_count
@@ -161,7 +159,7 @@ def _bike(options: argparse.Namespace) -> Record:
         lower, upper = model.predict(rest).interval(LEVEL)
         rows = [_of_stream("not calibrated", rest["y"], lower, upper)]
         rows.append(_of_stream("calibrated once", rest["y"], *fixed.predict_interval(rest, LEVEL)))
-        alarm = _alarm(fixed, rest)
+        alarm = fixed.evaluate(rest, level=LEVEL, ordered=True)["coverage_alarm"]
         for label, settings in {"ACI, rate 0.005": {"rates": [0.005]}, "DtACI": {}}.items():
             online, ends = fixed.adaptive(LEVEL, **settings), []
             for hour in range(0, len(rest), 24):
@@ -172,17 +170,6 @@ def _bike(options: argparse.Namespace) -> Record:
             rows.append(_of_stream(label, rest["y"], lower, upper))
     seconds = time.process_time() - start
     return {"dataset": "bike", "rows": rows, "alarm": alarm, "seconds": seconds}
-
-
-def _alarm(calibrated: Conformal, rows: pd.DataFrame) -> float:
-    """The row at which the test of the coverage is sure that it has left its band."""
-    # half of the rate of false alarms is for the calibration, half for the test
-    low, high = stats.beta(*calibrated.coverage_distribution(LEVEL)).ppf([0.0125, 0.9875])
-    lower, upper = calibrated.predict_interval(rows, LEVEL)
-    covered = (lower <= rows["y"]) & (rows["y"] <= upper)
-    test = CoverageTest(low, high, 0.025)
-    test.update(covered)
-    return float("nan") if test.alarm is None else float(test.alarm)
 
 
 def _of_stream(label: str, y: pd.Series, lower: np.ndarray, upper: np.ndarray) -> dict[str, Any]:
@@ -239,8 +226,7 @@ def markdown(records: list[Record], in_time: list[Record]) -> str:
             for r in record["rows"]
         ]
         alarm = (
-            "A sequential test of the coverage (`experiments/coverage.py`) raised its alarm for "
-            "the model that is calibrated once at "
+            "The test of the coverage raised its alarm for the model that is calibrated once at "
             f"hour {record['alarm']:.0f} of the stream."
         )
         pages += [markdown_table(head, rows), alarm]

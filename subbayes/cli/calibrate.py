@@ -72,7 +72,7 @@ def calibrate(
         if isinstance(fitted, RegressionModel):
             known = fitted.was_fitted_to(frame)
             made = fitted.model.conformal(frame, score=score.value, penalty=penalty)
-            made = replace(made, model=fitted)
+            made = replace(made, models=(fitted,))
         else:
             y = fitted.rows_and_targets(frame)[1]
             known = fitted.rows is not None and describe_row_mismatch(fitted, y) is None

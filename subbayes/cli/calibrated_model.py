@@ -41,7 +41,7 @@ class CalibratedModel:
 
         tensors, facts, kind = read(path)
         conformal = rebuild(kind, tensors, facts, {}, path)
-        base, member = conformal.model, facts.model
+        base, member = conformal.models[0], facts.members[0]
         if member.kind in KINDS:
             base = RegressionModel(base, tuple(member.facts.missing_values))
         elif not isinstance(base, DataFrameModel):
@@ -66,4 +66,5 @@ class CalibratedModel:
     def evaluate(self, table: pd.DataFrame, level: float, **options: Any) -> dict[str, float]:
         """Scores on rows with targets, and the coverage and size of the sets."""
         found = self.conformal.evaluate(table, level=level, **options)
+        options.pop("ordered", None)
         return self.base.evaluate(table, level, **options) | found

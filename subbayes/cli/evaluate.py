@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
+
 from subbayes.cli.console import naming_table, print_line
 from subbayes.cli.files import load_table_model, read_rows
 from subbayes.cli.options import (
@@ -36,6 +38,14 @@ def evaluate(
         ),
     ] = None,
     level: Level = 0.95,
+    ordered: Annotated[
+        bool,
+        typer.Option(
+            "--ordered",
+            help="Rows are in the order of time: test whether the coverage leaves its band "
+            "(false alarms: 5 %); coverage_alarm is the row, from 0, from which on that is sure.",
+        ),
+    ] = False,
     prediction: PredictionOptions,
     source: TextOptions,
     console: Console,
@@ -50,7 +60,7 @@ def evaluate(
     if out_of_distribution is not None:
         others = read_rows(fitted, out_of_distribution, source, needs_target=False)
     frame = read_rows(fitted, table, source, needs_target=True)
-    options = prediction.arguments_of(fitted)
+    options = prediction.arguments_of(fitted) | ({"ordered": True} if ordered else {})
     scores = fitted.evaluate(frame, level, **options)
     rows = {"rows": len(frame)}
     facts: dict[str, Any] = {"model": str(model), "table": str(table), **rows}

@@ -42,7 +42,7 @@ class ModelOptions:
         str,
         typer.Option(
             help="Distribution of the response: normal, student-t, poisson, bernoulli, ordinal, "
-            "and the others of `subbayes.likelihoods.families`, with "
+            "'mixture(normal, student-t)' and the others of `subbayes.likelihoods.families`, with "
             "options as in 'asymmetric-laplace(quantile=0.9)'.",
             rich_help_panel=MODEL,
         ),

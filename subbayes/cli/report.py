@@ -37,6 +37,13 @@ def report(
         Path | None,
         option(help="The table the model was fitted to, to plot the density of the posterior."),
     ] = None,
+    ordered: Annotated[
+        bool,
+        typer.Option(
+            "--ordered",
+            help="Rows of TABLE are in the order of time: say whether their coverage has changed.",
+        ),
+    ] = False,
     title: Annotated[str, option(help="Heading.")] = "",
     unit: Annotated[str, option(help="Unit of the target.")] = "",
     source: TextOptions,
@@ -59,7 +66,7 @@ def report(
         notes.append(fitted.conformal.statement())
         fitted = fitted.base
     if isinstance(fitted, RegressionModel):
-        for name, given in {"train": train, "unit": unit}.items():
+        for name, given in {"train": train, "unit": unit, "ordered": ordered}.items():
             if given:
                 print_line(f"warning: --{name} makes no difference to a regression")
         rows = None if table is None else read_rows(fitted, table, source, needs_target=True)
@@ -82,6 +89,7 @@ def report(
             test=test,
             title=title,
             notes=notes,
+            ordered=ordered,
             name=fitted.column,
             unit=unit,
             command=str(fitted.notes.get("command", "")),

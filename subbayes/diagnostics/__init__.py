@@ -6,6 +6,7 @@ _NAMES = {
     "AdaptiveConformal": "conformal",
     "CalibrationCurve": "calibration",
     "Conformal": "conformal",
+    "CoverageTest": "coverage",
     "LooComparison": "loo_comparison",
     "LooResult": "leave_one_out",
     "MonteCarloError": "monte_carlo",

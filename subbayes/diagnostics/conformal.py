@@ -46,13 +46,14 @@ from scipy import stats
 from torch import Tensor
 from typing_extensions import override
 
-from subbayes.artifacts.arrays import Array, Arrays, under
+from subbayes.artifacts.arrays import Array, Arrays
 from subbayes.artifacts.facts import Finite
 from subbayes.artifacts.files import fail_damaged
-from subbayes.artifacts.saving import KindFacts, Nested, artifact, save
-from subbayes.artifacts.tensors import add_prefix, strip_prefix
+from subbayes.artifacts.saving import MembersFacts, Nested, artifact, save
+from subbayes.artifacts.tensors import add_prefix
 from subbayes.data.arrays import to_targets
 from subbayes.diagnostics.checks import class_labels, has_response_columns, target_values
+from subbayes.diagnostics.coverage import CoverageTest, coverage_scores
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import (
     check_choice,
@@ -74,6 +75,7 @@ RATES = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128)
 _MEMORY = 100  # rows within which the weights adapt, for which the paper sets eta and sigma
 _SHARE = 1 / (2 * _MEMORY)
 _CORE = 0.4995  # half of the central probability within which quantiles are the ends
+_HALVINGS = 60
 _ROUNDING = 1e-12  # of sums of probabilities
 _LARGEST = 1e100  # of scores
 
@@ -109,7 +111,7 @@ class Calibratable:
             (90, 10)
         """
         check_choice("score", score, ("aps", "lac"))
-        empty = Conformal(self, np.empty(0), score, check_positive_or_zero("penalty", penalty))
+        empty = Conformal((self,), (), score, check_positive_or_zero("penalty", penalty))
         return empty.with_scores(empty.score_rows(rows, y, **options))
 
     def rows_and_targets(self, rows: Any, y: Any = None) -> tuple[Any, Any]:
@@ -122,30 +124,30 @@ class Conformal:
     """Calibrated predictions: intervals, or sets of classes, with a guaranteed coverage.
 
     Attributes:
-        model: the model.
-        scores: of the calibration rows, in increasing order.
+        models: the model; of cross-conformal calibration, one for each fold.
+        scores: of the calibration rows of each model, in increasing order.
         score: of classes: "aps" or "lac".
         penalty: of RAPS.
     """
 
     kind: ClassVar[str] = "conformal"
 
-    model: Any
-    scores: Float[np.ndarray, "n"]
+    models: tuple[Any, ...]
+    scores: tuple[Float[np.ndarray, "_"], ...]
     score: str = "aps"
     penalty: float = 0.0
 
-    def with_scores(self, scores: Float[np.ndarray, "n"]) -> Conformal:
-        """The same model with other scores."""
-        return replace(self, scores=np.sort(scores).clip(max=_LARGEST))
+    def with_scores(self, *scores: Float[np.ndarray, "_"]) -> Conformal:
+        """The same models with other scores, one array for each model."""
+        return replace(self, scores=tuple(np.sort(each).clip(max=_LARGEST) for each in scores))
 
     @property
     def n(self) -> int:
         """Number of calibration rows."""
-        return len(self.scores)
+        return sum(map(len, self.scores))
 
     def __repr__(self) -> str:
-        return f"Conformal(n={self.n})"
+        return f"Conformal(n={self.n}, models={len(self.models)})"
 
     # --- the guarantee ------------------------------------------------------------------------
 
@@ -171,9 +173,11 @@ class Conformal:
         level (Vovk 2012).
 
         Raises:
-            InputError: as `rank`.
+            InputError: as `rank`, or cross-conformal calibration, of which it is not known.
         """
         k = self.rank(level)
+        if len(self.models) > 1:
+            fail("models", "one model", f"{len(self.models)} folds", "Use conformal(...)")
         return k, self.n + 1 - k
 
     def statement(self, level: float = 0.95) -> str:
@@ -182,15 +186,22 @@ class Conformal:
         Raises:
             InputError: as `rank`.
         """
-        k, n = self.rank(level), self.n
+        k, n, folds = self.rank(level), self.n, len(self.models)
+        start = f"Sets of level {level:g}, calibrated on {n} rows"
+        if folds > 1:
+            slack = min(2 * (1 - 1 / folds) / (n / folds + 1), (1 - folds / n) / (folds + 1))
+            return (
+                f"{start} in {folds} folds, contain a new target with a probability of at least "
+                f"{max(0.0, 2 * level - 1 - slack):.4g}, and usually near {level:g}, if all rows "
+                "are exchangeable."
+            )
         low, high = stats.beta(k, n + 1 - k).ppf([0.025, 0.975])
         return (
-            f"Sets of level {level:g}, calibrated on {n} rows that the model was not fitted to, "
-            f"contain a new target with a probability of at least {level:g} (and at most "
-            f"{k / (n + 1):.4g} if no scores are equal and no set is empty), if these rows and new "
-            "ones are exchangeable. The probability is an average over calibrations: with given "
-            f"calibration rows the coverage is distributed as Beta({k}, {n + 1 - k}), of which "
-            f"95 % is between {low:.4g} and {high:.4g}."
+            f"{start} that the model was not fitted to, contain a new target with a probability of "
+            f"at least {level:g} (and at most {k / (n + 1):.4g} if no scores are equal and no set "
+            "is empty), if these rows and new ones are exchangeable. The probability is an average "
+            "over calibrations: with given calibration rows the coverage is distributed as "
+            f"Beta({k}, {n + 1 - k}), of which 95 % is between {low:.4g} and {high:.4g}."
         )
 
     # --- predictions --------------------------------------------------------------------------
@@ -213,7 +224,7 @@ class Conformal:
             UndefinedError: a model of classes.
         """
         k = self.rank(level)
-        each = [self._interval(part, k) for part in self.model.predict_batches(x, **options)]
+        each = [self._interval(parts, k) for parts in self._predictives(x, options)]
         lower, upper = map(np.concatenate, zip(*each, strict=True))
         return lower, upper
 
@@ -237,8 +248,8 @@ class Conformal:
             UndefinedError: a model of numbers or counts.
         """
         k = self.rank(level)
-        batches = self.model.predict_batches(x, **options)
-        return np.concatenate([self._set(part, k, allow_empty) for part in batches])
+        each = [self._set(parts, k, allow_empty) for parts in self._predictives(x, options)]
+        return np.concatenate(each)
 
     def to_frame(self, x: Any, level: float = 0.95, **options: Any) -> pd.DataFrame:
         """A data frame: columns "lower" and "upper", or "in[name]" of classes and "size".
@@ -251,19 +262,25 @@ class Conformal:
         import pandas as pd
 
         k, frames = self.rank(level), []
-        for part in self.model.predict_batches(x, **options):
-            if _classifies(part):
-                inside = self._set(part, k)
-                names = part.classes or range(inside.shape[1])
+        for parts in self._predictives(x, options):
+            if _classifies(parts[0]):
+                inside = self._set(parts, k)
+                names = parts[0].classes or range(inside.shape[1])
                 columns = {f"in[{name}]": inside[:, j] for j, name in enumerate(names)}
                 columns["size"] = inside.sum(1)
             else:
-                columns = dict(zip(("lower", "upper"), self._interval(part, k), strict=True))
-            frames.append(pd.DataFrame(columns, index=part.index))
+                columns = dict(zip(("lower", "upper"), self._interval(parts, k), strict=True))
+            frames.append(pd.DataFrame(columns, index=parts[0].index))
         return pd.concat(frames)
 
     def evaluate(
-        self, rows: Any, y: Any = None, level: float = 0.95, **options: Any
+        self,
+        rows: Any,
+        y: Any = None,
+        level: float = 0.95,
+        *,
+        ordered: bool = False,
+        **options: Any,
     ) -> dict[str, float]:
         """Coverage and size of the sets on rows with known targets.
 
@@ -271,24 +288,34 @@ class Conformal:
             rows: as for `Calibratable.conformal`.
             y: their targets.
             level: of the sets.
+            ordered: test in the order of the rows whether the coverage has left the range in which
+                that of exchangeable rows is, with a rate of false alarms of 0.05: adds
+                "coverage_alarm" and "coverage_evidence", see `subbayes.diagnostics.coverage`.
             options: arguments of `predict_batches`.
 
         Returns:
             "coverage", and the mean "interval_width" or "set_size".
         """
         k, covered, sizes = self.rank(level), [], []
-        for part, true in self._with_targets(rows, y, options):
-            if _classifies(part):
-                inside, name = self._set(part, k), "set_size"
+        for parts, true in self._with_targets(rows, y, options):
+            if _classifies(parts[0]):
+                inside, name = self._set(parts, k), "set_size"
                 covered.append(inside[np.arange(len(true)), true])
                 sizes.append(inside.sum(1))
             else:
-                (lower, upper), name = self._interval(part, k), "interval_width"
+                (lower, upper), name = self._interval(parts, k), "interval_width"
                 hit = (lower <= true) & (true <= upper)
                 covered.append(hit.reshape(len(true), -1).all(1))
                 sizes.append((upper - lower).reshape(len(true), -1).mean(1))
-        hits, widths = np.concatenate(covered), np.concatenate(sizes)
-        return {"coverage": float(hits.mean()), name: float(widths.mean())}
+        hits = np.concatenate(covered)
+        found = {"coverage": float(hits.mean()), name: float(np.concatenate(sizes).mean())}
+        if ordered:
+            # half of the rate of false alarms is for the calibration, half for the test
+            low, high = stats.beta(*self.coverage_distribution(level)).ppf([0.0125, 0.9875])
+            if parts[0].likelihood.kind != "regression":  # of which sets may contain more
+                high = 1.0
+            found |= coverage_scores(CoverageTest(low, high, 0.025), hits)
+        return found
 
     def adaptive(self, level: float = 0.9, **settings: Any) -> Any:
         """Sets for rows that come one after another; see `AdaptiveConformal`.
@@ -300,7 +327,7 @@ class Conformal:
         return AdaptiveConformal(self, level, **settings)
 
     def score_rows(self, rows: Any, y: Any = None, **options: Any) -> Float[np.ndarray, "n"]:
-        """Scores of rows with their targets, in their order.
+        """Scores of rows with their targets under the first model, in their order.
 
         Args:
             rows: as for `Calibratable.conformal`.
@@ -308,7 +335,7 @@ class Conformal:
             options: arguments of `predict_batches`.
         """
         found = []
-        for predictive, true in self._with_targets(rows, y, options):
+        for (predictive, *_), true in self._with_targets(rows, y, options):
             if _classifies(predictive):
                 each = class_scores(predictive.probabilities, self.score, self.penalty)
                 found.append(each[np.arange(len(true)), true])
@@ -318,58 +345,86 @@ class Conformal:
                 found.append(each.reshape(len(true), -1).max(1))
         return np.concatenate(found)
 
-    # --- sets of rows from their predictions --------------------------------------------------
+    # --- sets of rows from the predictions of each model --------------------------------------
+
+    def _predictives(self, x: Any, options: dict[str, Any]) -> Iterator[Sequence[Predictive]]:
+        """Predictions of batches of rows by each model."""
+        if len(self.models) == 1:
+            yield from ([part] for part in self.models[0].predict_batches(x, **options))
+        else:
+            yield [model.predict_dist(x, **options) for model in self.models]
 
     def _with_targets(
         self, rows: Any, y: Any, options: dict[str, Any]
-    ) -> Iterator[tuple[Predictive, np.ndarray]]:
+    ) -> Iterator[tuple[Sequence[Predictive], np.ndarray]]:
         """Predictions of batches of rows, and their targets."""
-        x, targets = self.model.rows_and_targets(rows, y)
+        x, targets = self.models[0].rows_and_targets(rows, y)
         values, done = leaves(to_targets(targets, "y"))[0], 0
-        for part in self.model.predict_batches(x, **options):
-            likelihood, start = part.likelihood, done
+        for parts in self._predictives(x, options):
+            likelihood, start = parts[0].likelihood, done
             if likelihood.per_position or has_response_columns(likelihood):
                 fail("likelihood", "targets that are numbers, counts or classes", repr(likelihood))
-            done += len(part)
-            if _classifies(part):
-                yield part, class_labels(part, values[start:done], "conformal")[1]
-            else:
-                yield part, target_values(part, values[start:done])
+            done += len(parts[0])
+            checked = class_labels if _classifies(parts[0]) else _numbers
+            yield parts, checked(parts[0], values[start:done], "conformal")[1]
         if done != len(values) or not done:
             fail("y", f"one target for each of {done} rows", f"{len(values)} targets")
 
+    def _reached(self, each: Sequence[np.ndarray], k: int, margin: float) -> np.ndarray:
+        """Whether targets, with a score under each model, are in the set up to rank k."""
+        pairs = zip(self.scores, each, strict=True)
+        less = [own.searchsorted(new - margin) for own, new in pairs]
+        return np.asarray(np.sum(less, 0) < k)
+
     def _set(
-        self, predictive: Predictive, k: int, allow_empty: bool = False
+        self, parts: Sequence[Predictive], k: int, allow_empty: bool = False
     ) -> Bool[np.ndarray, "n K"]:
-        p = predictive.probabilities
-        each = class_scores(p, self.score, self.penalty)
-        inside = np.asarray(self.scores.searchsorted(each - _ROUNDING) < k)
+        p = [predictive.probabilities for predictive in parts]
+        each = [class_scores(probabilities, self.score, self.penalty) for probabilities in p]
+        inside = self._reached(each, k, _ROUNDING)
         if not allow_empty:
-            inside[np.arange(len(p)), p.argmax(1)] = True
+            inside[np.arange(len(inside)), np.mean(p, 0).argmax(1)] = True
         return inside
 
-    def _interval(self, predictive: Predictive, k: int) -> tuple[np.ndarray, np.ndarray]:
-        return _Intervals(predictive).up_to(np.array([-math.inf, *self.scores, math.inf])[k])
+    def _interval(self, parts: Sequence[Predictive], k: int) -> tuple[np.ndarray, np.ndarray]:
+        families = list(map(_Intervals, parts))
+        if len(families) == 1:
+            return families[0].up_to(np.array([-math.inf, *self.scores[0], math.inf])[k])
+        pairs = zip(families, self.scores, strict=True)
+        lows, highs = zip(*(family.up_to(scores[-1]) for family, scores in pairs), strict=True)
+        half, margin = families[0].counts / 2, families[0].margin
+        low, high = np.min(lows, 0) - half, np.max(highs, 0) + half
+        ends = {}
+        for side, inner, outer in (("below", high, low), ("above", low, high)):
+            for _ in range(_HALVINGS):
+                middle = (inner + outer) / 2
+                each = [family.scores(middle, side) for family in families]
+                inside = self._reached(each, k, margin)
+                inner, outer = np.where(inside, middle, inner), np.where(inside, outer, middle)
+            ends[side] = families[0].rounded(inner, side)
+        return ends["below"], ends["above"]
 
     # --- saving -------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Any]:
-        """Tensors of the model, and the scores."""
-        return {**add_prefix("model", self.model.tensors()), "scores": self.scores}
+        """Tensors of the models, and the scores."""
+        models = {str(m): model.tensors() for m, model in enumerate(self.models)}
+        found = {f"scores.{m}": scores for m, scores in enumerate(self.scores)}
+        return found | {n: t for m, own in models.items() for n, t in add_prefix(m, own).items()}
 
     def facts(self) -> ConformalFacts:
-        """The model and the settings."""
-        return ConformalFacts(Nested.of(self.model), self.score, self.penalty)
+        """The models and the settings."""
+        models = [Nested.of(model) for model in self.models]
+        return ConformalFacts(models, self.score, self.penalty)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Save as a folder of safetensors and JSON; `subbayes.load` opens it."""
         return save(self, path, overwrite=overwrite)
 
 
-class ConformalFacts(KindFacts):
+class ConformalFacts(MembersFacts):
     """A `Conformal` but for its tensors."""
 
-    model: Nested
     score: str
     penalty: Finite
 
@@ -377,19 +432,20 @@ class ConformalFacts(KindFacts):
         check_choice("score", self.score, ("aps", "lac"))
 
     def arrays(self) -> Arrays:
-        """Those of the model, and the scores."""
-        scores = Array("scores", dtype="float64", least=1)
-        return {**under("model", self.model.arrays()), "scores": scores}
+        """Those of the models, and the scores."""
+        scores = (f"scores.{m}" for m in range(len(self.members)))
+        own = {name: Array(name, dtype="float64", least=1) for name in scores}
+        return {**super().arrays(), **own}
 
 
 @artifact("conformal", ConformalFacts)
 def rebuild(tensors: dict[str, Tensor], facts: ConformalFacts, **options: Any) -> Conformal:
     """Rebuild a calibrated model; see `subbayes.load`, whose arguments are those of the model."""
-    model = facts.model.rebuild(strip_prefix("model", tensors), **options)
-    if not isinstance(model, Calibratable):
-        fail_damaged("a model that can be calibrated", "another one")
-    made = Conformal(model, np.empty(0), facts.score, facts.penalty)
-    return made.with_scores(tensors["scores"].numpy())
+    models = facts.rebuild_members(tensors, **options)
+    if not all(isinstance(model, Calibratable) for model in models):
+        fail_damaged("models that can be calibrated", "others")
+    scores = [tensors[f"scores.{m}"].numpy() for m in range(len(models))]
+    return Conformal(models, (), facts.score, facts.penalty).with_scores(*scores)
 
 
 # --- nested sets ----------------------------------------------------------------------------------
@@ -463,6 +519,10 @@ def _classifies(predictive: Predictive) -> bool:
     return predictive.likelihood.kind == "classification"
 
 
+def _numbers(predictive: Predictive, y: Tensor, _: str) -> tuple[None, np.ndarray]:
+    return None, target_values(predictive, y)
+
+
 class _Unbounded(Conformal):
     """Sets of any level: below 0 they are empty, from n / (n + 1) on they contain everything."""
 
@@ -484,7 +544,7 @@ class AdaptiveConformal:
         rates: step sizes; with one, the method of 2021.
 
     Raises:
-        InputError: as `Conformal.rank`.
+        InputError: as `Conformal.rank`, or cross-conformal calibration.
 
     Example:
         >>> import subbayes, torch
@@ -500,7 +560,7 @@ class AdaptiveConformal:
     def __init__(
         self, conformal: Conformal, level: float = 0.9, rates: Sequence[float] = RATES
     ) -> None:
-        conformal.rank(level)  # rows enough
+        conformal.coverage_distribution(level)  # one model, and rows enough
         if not len(rates):
             fail("rates", "at least one step size", "none")
         self.conformal, self._target = conformal, (a := 1 - level)
@@ -509,7 +569,7 @@ class AdaptiveConformal:
         self.weights = np.full(len(self.rates), 1 / len(self.rates))
         variance = level**2 * a**3 + a**2 * level**3
         self._eta = math.sqrt(3 / _MEMORY * (math.log(len(self.rates) * _MEMORY) + 2) / variance)
-        self._scores = conformal.scores  # in the order of time after the first n
+        self._scores = conformal.scores[0]  # in the order of time after the first n
 
     @property
     def alpha(self) -> float:
@@ -537,7 +597,7 @@ class AdaptiveConformal:
     @property
     def _recent(self) -> _Unbounded:
         made = self.conformal
-        return _Unbounded(made.model, np.sort(self._scores), made.score, made.penalty)
+        return _Unbounded(made.models, (np.sort(self._scores),), made.score, made.penalty)
 
     def update(self, x: Any, y: Any = None, **options: Any) -> Bool[np.ndarray, "n"]:
         """Learn from the targets of rows, one after another.

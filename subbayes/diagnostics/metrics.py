@@ -27,11 +27,13 @@ from subbayes.diagnostics.checks import (
     require_ordered,
     target_values,
 )
+from subbayes.diagnostics.coverage import CoverageTest, coverage_scores
 from subbayes.diagnostics.crps import crps_counts, crps_gaussian_mixture, crps_samples
 from subbayes.diagnostics.token_scores import TokenScores
 from subbayes.likelihoods import CategoricalTokens
 from subbayes.likelihoods.base import UndefinedError
 from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import fail
 from subbayes.utils.warning import warn_user
 
 __all__ = [
@@ -54,9 +56,13 @@ Weights = Float[np.ndarray, "N"] | None
 
 
 def score(
-    predictive: Predictive, y: object, level: float = 0.95, weights: Weights = None
+    predictive: Predictive,
+    y: object,
+    level: float = 0.95,
+    weights: Weights = None,
+    ordered: bool = False,
 ) -> dict[str, float]:
-    """All scores that apply to the likelihood, by name.
+    r"""All scores that apply to the likelihood, by name.
 
     Regression: log_likelihood, log_likelihood_moment_matched (unless a variance is infinite), rmse,
     crps, coverage, interval_width. Counts: the same without the moment-matched one. Classification:
@@ -65,11 +71,14 @@ def score(
     each with the mixture of its own position. Censored responses: log_likelihood. Scores that need
     a method that a likelihood of the user does not define, such as draws for crps, are left out.
 
-    `level` is the probability of the interval for coverage and width.
+    `level` is the probability of the interval for coverage and width. `ordered` says that rows are
+    in the order of time, and adds "coverage_alarm", the row from which on it is sure that the
+    coverage is not within (1 - level) / 2 of the level (of counts: that it is lower), NaN if there
+    is none, and "coverage_evidence" in nats; see `subbayes.diagnostics.coverage`.
 
     Raises:
         InputError: targets that do not fit the predictions, weights that are not numbers of at
-            least 0, one for each row.
+            least 0, one for each row, or ordered rows without an interval of one target.
 
     Example:
         >>> import torch
@@ -82,6 +91,15 @@ def score(
     """
     if weights is not None:
         check_weights(torch.as_tensor(weights))
+    kind = predictive.likelihood.kind
+    if ordered and (
+        kind == "classification"
+        or predictive.likelihood.per_position
+        or has_response_columns(predictive.likelihood)
+        or len(predictive.shape) > 1
+    ):
+        expected = "False without intervals of one number or count for each row"
+        fail("ordered", expected, "True", "Use conformal(...).evaluate for classes")
     if isinstance(predictive.likelihood, CategoricalTokens):
         return TokenScores.of(predictive, y, weights).scores()
     scores = {"log_likelihood": log_likelihood(predictive, y, weights=weights)}
@@ -104,6 +122,11 @@ def score(
         # variances, draws or a distribution function, which a likelihood of the user may lack
         with suppress(UndefinedError, NotImplementedError):
             scores[name] = compute()
+    if ordered:
+        lower, upper = ends()
+        values, half = target_values(predictive, y), (1 - level) / 2
+        test = CoverageTest(level - half, 1.0 if kind == "count" else level + half)
+        scores |= coverage_scores(test, (lower <= values) & (values <= upper))
     return scores
 
 

@@ -316,7 +316,13 @@ class Predictor(Calibratable, ABC):
         return self.network, self.likelihood
 
     def evaluate(
-        self, inputs: Any, y: Any = None, level: float = 0.95, **options: Any
+        self,
+        inputs: Any,
+        y: Any = None,
+        level: float = 0.95,
+        *,
+        ordered: bool = False,
+        **options: Any,
     ) -> dict[str, float]:
         """Scores of the predictions on data with known targets; see `metrics.score`.
 
@@ -327,6 +333,7 @@ class Predictor(Calibratable, ABC):
             y: the targets; by default those of the data. Of `Data` with sharded rows,
                 the scores are those of all rows, in all processes.
             level: probability of the interval whose coverage is reported.
+            ordered: rows are in the order of time: test whether the coverage has left its band.
             options: arguments of `predict`, such as `n_draws`.
 
         Raises:
@@ -344,6 +351,8 @@ class Predictor(Calibratable, ABC):
         if y is None:
             data = _data_with_targets(inputs)
             _check_noise(data, self._parts()[1], options)
+            if ordered and (data.division is not None or self._parts()[1].per_position):
+                fail("ordered", "False for sharded rows and for tokens", "True")
             if data.division is not None:
                 return self._evaluate_divided(exchanged(data), level, options)
             network, likelihood = self._parts()
@@ -360,7 +369,7 @@ class Predictor(Calibratable, ABC):
                 check_decoder_inputs(network.output, inputs)
             check_padding(likelihood, inputs, y)
         predictive = self.predict(inputs, **options)
-        return metrics.score(predictive, y, level, _as_numbers(weights))
+        return metrics.score(predictive, y, level, _as_numbers(weights), ordered)
 
     @override
     def rows_and_targets(self, rows: Any, y: Any = None) -> tuple[Any, Any]:

@@ -747,8 +747,8 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
     Args:
         family: a name of `FAMILIES`, a name that other libraries use ("gaussian", "negbin",
             "cumulative"; "binomial" without trials is "bernoulli"), one with options as in
-            "asymmetric-laplace(quantile=0.9)", or a family. Censored and truncated families are
-            objects.
+            "asymmetric-laplace(quantile=0.9)", "mixture(normal, student-t)", or a family. Censored
+            and truncated families are objects.
         link: link of the location.
 
     Raises:
@@ -760,6 +760,8 @@ def family_from_name(family: str | Family, link: str | None = None) -> Family:
         (1.0, 2.0, 5.0)
         >>> family_from_name("poisson")
         poisson(mu: log)
+        >>> family_from_name("mixture(normal, student-t)").parameters
+        ('mu1', 'sigma1', 'mu2', 'sigma2', 'nu2', 'theta')
     """
     if isinstance(family, Family):
         return family if link is None else family.with_link(link)

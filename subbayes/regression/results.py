@@ -378,13 +378,16 @@ class Results(Calibratable):
         columns = {name: data[name].to_numpy() for name in family.response_columns}
         return family.responses(y, columns)
 
-    def evaluate(self, data: Any, *, level: float = 0.95, **options: Any) -> dict[str, float]:
+    def evaluate(
+        self, data: Any, *, level: float = 0.95, ordered: bool = False, **options: Any
+    ) -> dict[str, float]:
         """Scores of the predictions on rows with their response; see `metrics.score`.
 
         Args:
             data: the rows, which count as often as the column of weights of the fit says; once if
                 they do not have it.
             level: probability of the interval whose coverage is reported.
+            ordered: rows are in the order of time, see `metrics.score`.
             options: further arguments of `predict`.
         """
         data = read_frame("data", data)
@@ -392,7 +395,7 @@ class Results(Calibratable):
         counts = None
         if weights is not None and weights in data:
             counts = column_numbers(weights, data)
-        return metrics.score(self.predict(data, **options), y, level, counts)
+        return metrics.score(self.predict(data, **options), y, level, counts, ordered)
 
     @override
     def rows_and_targets(self, rows: Any, y: Any = None) -> tuple[Any, Any]:

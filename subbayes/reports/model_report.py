@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from subbayes.reports import sparse as sparse_report
 from subbayes.reports.rendering import Picture, Table, picture, render
 from subbayes.sparse.result import SparseNetwork
 from subbayes.tables.array_model import SPARSE_DRAWS
-from subbayes.utils.checks import check_choice, fail_type
+from subbayes.utils.checks import check_choice, fail, fail_type
 from subbayes.utils.warning import warnings_once
 
 WORDS = {
@@ -73,6 +74,7 @@ def write_report(
     notes: Sequence[str] = (),
     method: str | None = None,
     features: Sequence[str] | None = None,
+    ordered: bool = False,
     overwrite: bool = True,
 ) -> Path:
     """Write a self-contained HTML report, without scripts or external resources.
@@ -94,6 +96,7 @@ def write_report(
         notes: remarks, one paragraph each, below the table of scores.
         method: model of a comparison to show; by default the first with a sampled posterior.
         features: names of the inputs of a sparse network.
+        ordered: test rows are in the order of time: say whether their coverage has left its band.
         overwrite: replace an existing file.
 
     Returns:
@@ -122,7 +125,7 @@ def write_report(
         "model.html",
         title=title or f"Predicting {name}",
         lead=_lead(content),
-        verdict=_verdict(content, agreement),
+        verdict=_verdict(content, agreement) + (_coverage_in_time(content) if ordered else []),
         facts=content.model.describe() | (sparse_report.facts(sparse) if sparse else {}),
         scores=scores,
         score_pictures=score_pictures,
@@ -305,6 +308,19 @@ def _coverage(content: _Content) -> str:
         f"The 95 % intervals contain {100 * share:.0f} % of {n} test rows; "
         f"{100 * low:.0f} to {100 * high:.0f} % are expected by chance."
     )
+
+
+def _coverage_in_time(content: _Content) -> list[tuple[str, list[str]]]:
+    """A box on the sequential test of the coverage of intervals."""
+    if content.predictive is None:
+        fail("ordered", "False without test rows", "True")
+    scores = metrics.score(content.predictive, content.y, ordered=True)
+    evidence = f"evidence {scores['coverage_evidence']:.1f} nats, alarm at 3.0, false alarms 5 %"
+    if math.isnan(scores["coverage_alarm"]):
+        return [("good", [f"The coverage stayed in its band in time ({evidence})."])]
+    row = f"row {scores['coverage_alarm']:.0f} (from 0)"
+    remedy = "Refit or update the model, or use adaptive intervals"
+    return [("bad", [f"The coverage has left its band, for sure at {row} ({evidence}). {remedy}."])]
 
 
 def _agreement(content: _Content) -> ChainPredictions | None:

@@ -235,11 +235,17 @@ class DataFrameModel(Calibratable):
         return labelled(batches, self.target.classes or None, row_index(table, len(inputs)))
 
     def evaluate(
-        self, table: Any, level: float = 0.95, n_draws: int | None = None, **mode: str
+        self,
+        table: Any,
+        level: float = 0.95,
+        n_draws: int | None = None,
+        *,
+        ordered: bool = False,
+        **mode: str,
     ) -> dict[str, float]:
         """Scores on rows with known targets, which count equally; see `metrics.score`."""
         features, y = self.rows_and_targets(table)
-        return metrics.score(self.predict(features, n_draws, **mode), y, level)
+        return metrics.score(self.predict(features, n_draws, **mode), y, level, ordered=ordered)
 
     def update(self, table: Any, *, forgetting: float = 1.0, seed: int = 0) -> DataFrameModel:
         """The model after new rows, for which its posterior is the prior; see `FittedModel.update`.

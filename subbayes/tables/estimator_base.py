@@ -35,7 +35,7 @@ from subbayes.data.encoder_state import EncoderFacts
 from subbayes.data.frames import LEAST_SCALE, check_names, row_index
 from subbayes.data.targets import check_label_types
 from subbayes.data.to_pandas import to_pandas
-from subbayes.diagnostics.conformal import Calibratable
+from subbayes.diagnostics.conformal import Calibratable, Conformal
 from subbayes.inference.configuration import Sampling
 from subbayes.models.configuration import change
 from subbayes.models.fitted import FittedModel
@@ -338,6 +338,19 @@ class Estimator(Calibratable, BaseEstimator):
         check_is_fitted(self)
         rows = to_pandas("X", rows)
         return rows, self._codes(self._check_y(y, len(rows)))
+
+    def cross_conformal(self, X: Any, y: Any, folds: int = 10, **settings: Any) -> Conformal:
+        """Calibrate with the rows that the models are fitted to; see `tables.cross_conformal`.
+
+        Args:
+            X: features, as for `fit`.
+            y: targets.
+            folds: number of models, each a clone fitted to the rows of the other folds.
+            settings: `score` and `penalty` of `conformal`.
+        """
+        from subbayes.tables.cross_conformal import cross_conformal
+
+        return cross_conformal(self, X, y, folds, **settings)
 
     def functions(self, *, n_draws: int | None = None) -> DrawnFunctions:
         """Functions drawn from the posterior, as a module that differentiates in X.

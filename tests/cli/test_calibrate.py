@@ -49,7 +49,9 @@ def test_predictions_of_a_calibrated_model_have_its_sets(name, folder, capsys):
     conformal = subbayes.load(out / "model")
     rows = pd.read_csv(table)
     got = printed(capsys, "predict", out, table, "--level", 0.8, "--json")["predictions"]
-    scores = printed(capsys, "evaluate", out, table, "--level", 0.8, "--json")["scores"]
+    scores = printed(capsys, "evaluate", out, table, "--level", 0.8, "--ordered", "--json")[
+        "scores"
+    ]
     if name == "classes":
         sets = conformal.predict_set(rows, 0.8)
         np.testing.assert_array_equal([[p["in[down]"], p["in[up]"]] for p in got], sets)
@@ -61,15 +63,17 @@ def test_predictions_of_a_calibrated_model_have_its_sets(name, folder, capsys):
         assert scores["interval_width"] == pytest.approx((upper - lower).mean())
         assert {"rmse", "mean"} <= {*scores, *got[0]}
     assert scores["coverage"] >= 97 / 120  # of the rows of calibration themselves
+    assert scores["coverage_alarm"] is None
 
 
-def test_reports_say_what_is_guaranteed(folder, capsys):
+def test_reports_say_what_is_guaranteed_and_whether_the_coverage_changed(folder, capsys):
     out, table = folder / "report-calibrated", folder / "held_out.csv"
     assert run(["calibrate", str(folder / "run"), str(table), "--out", str(out)]) == 0
-    words = ["report", str(out), str(table), "--out", str(folder / "r.html")]
+    words = ["report", str(out), str(table), "--out", str(folder / "r.html"), "--ordered"]
     assert run(words) == 0
     text = (folder / "r.html").read_text()
     assert "calibrated on 120 rows" in text
+    assert "The coverage " in text
 
 
 def test_rows_that_do_not_fit_are_refused(folder, capsys):
@@ -87,6 +91,8 @@ def test_rows_that_do_not_fit_are_refused(folder, capsys):
     assert "'y'" in error("calibrate", folder / "run", folder / "none.csv", "--out", out)
     pd.read_csv(folder / "held_out.csv").drop(columns="a").to_csv(folder / "other.csv", index=False)
     assert "a" in error("calibrate", folder / "run", folder / "other.csv", "--out", out)
+    ordered = error("evaluate", folder / "classes", folder / "held_out.csv", "--ordered")
+    assert "ordered" in ordered
     assert not (out / "model").exists()
 
 

@@ -16,7 +16,10 @@ from subbayes.inference import Sampling
 from subbayes.likelihoods.families import (
     BinomialFamily,
     CensoredFamily,
+    MixtureFamily,
+    NormalFamily,
     PiecewiseExponentialFamily,
+    StudentTFamily,
     WeibullFamily,
 )
 from subbayes.regression import LKJ, Exponential, Regression
@@ -79,9 +82,14 @@ def test_other_parameters_and_exposure(table, capsys):
             "weibull",
             CensoredFamily(family=WeibullFamily(), status="right"),
         ),
+        (
+            "y ~ x",
+            "mixture(normal, student-t)",
+            MixtureFamily(first=NormalFamily(), second=StudentTFamily()),
+        ),
     ],
 )
-def test_trials_and_censoring_and_their_predictions(
+def test_trials_censoring_and_mixtures_and_their_predictions(
     table, tmp_path, capsys, formula, family, expected
 ):
     out = tmp_path / "out"
@@ -166,10 +174,12 @@ def test_predictions_of_classes_and_new_levels(table, tmp_path, capsys):
     [
         (["y ~ x", "--family", "tweedie"], "--family: expected one of "),
         (["y ~ age"], "expected columns age"),
+        (["y ~ x", "--family", "mixture(normal, gamma, normal)"], "'mixture(normal, normal)'"),
         (["y ~ x", "--family", "normal("], "--family: expected a closing bracket"),
         (["y ~ x", "--family", "normal(s=1)"], "'normal', which has no options"),
         (["y ~ x", "--family", "quantile(q=1)"], "expected asymmetric-laplace(quantile=)"),
         (["y ~ x", "--family", "quantile(quantile=exec('1'))"], "numbers, text in quotes"),
+        (["y ~ x", "--family", "mixture"], "mixture(normal, normal)"),
         (["hits | trials(tried) ~ x"], "family 'binomial' with trials"),
         (["y | cens(x) ~ x"], "-1 (left), 0 (none), 1 (right) or 2 (interval)"),
         (["y ~ x", "--set", "thin=2"], "settings of sampling"),

@@ -10,12 +10,13 @@ import torch
 from scipy import stats
 
 import subbayes
-from experiments.coverage import CoverageTest
 from subbayes import Predictive, Sampling, Training
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.baselines.map import point_estimate
 from subbayes.data.data import Data
-from subbayes.diagnostics.conformal import RATES, Calibratable, class_scores
+from subbayes.diagnostics.conformal import RATES, Calibratable, Conformal, class_scores
+from subbayes.diagnostics.coverage import CoverageTest
+from subbayes.diagnostics.metrics import score
 from subbayes.likelihoods import Bernoulli, Categorical, Gaussian, Poisson
 from subbayes.models.settings import TableSettings
 from subbayes.predictions.gaussian import GaussianPredictive
@@ -214,6 +215,32 @@ def test_sets_are_those_of_mapie():
         0.9: [[-3.0301438079078173, -0.8312710590929089], [2.6114556198166228, 4.810328368631531]],
     }.items():
         np.testing.assert_allclose(calibrated.predict_interval(new, level), expected, rtol=1e-4)
+    # CrossConformalRegressor, method "plus", of four folds in order
+    models, scores, folds = [], [], np.split(np.arange(60), 4)
+    for held in folds:
+        train = np.setdiff1d(np.arange(60), held)
+        a, b = np.linalg.lstsq(np.c_[x[train], np.ones(45)], z[train], rcond=None)[0]
+        models.append(Line(a, b))
+        scores.append(models[-1].conformal(x[held], z[held]).scores[0])
+    crossed = Conformal(tuple(models), ()).with_scores(*scores)
+    for level, expected in {
+        0.5: [[-0.7099862358208997, 0.9903006496859126], [0.6414982934869332, 2.3745489419542]],
+        0.9: [[-2.8594034300506324, -1.050039805894793], [2.8360434545794866, 4.456131893500897]],
+    }.items():
+        found = crossed.predict_interval(np.array([[0.0], [2.0]]), level)
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@dataclass
+class Line(Outputs):
+    """A line with Gaussian noise."""
+
+    likelihood: float  # its slope
+    shift: float
+
+    def predict_dist(self, x):
+        outputs = torch.as_tensor(self.likelihood * x + self.shift)
+        return Predictive(outputs[None], Gaussian(3.0))
 
 
 @pytest.mark.parametrize("name", ["aps", "lac"])
@@ -314,6 +341,48 @@ def test_every_kind_of_model_is_calibrated_and_saved(tmp_path):
             getattr(calibrated, "predict_interval" if classes else "predict_set")(x, 0.8)
 
 
+def test_cross_conformal_sets_are_those_of_a_naive_loop():
+    rng = np.random.default_rng(0)
+    models = [Normal(shift=shift) for shift in (-0.3, 0.0, 0.6)]
+    x, y = rng.normal(size=(3, 10, 1)), 2 * rng.normal(size=(3, 10))
+    each = [one.conformal(*rows) for one, *rows in zip(models, x, y, strict=True)]
+    crossed = Conformal(tuple(models), ()).with_scores(*(one.scores[0] for one in each))
+    new = rng.normal(size=(5, 1))
+    for level in (0.5, 0.9):
+        k = math.ceil(31 * level)
+        ends = [one.predict_interval(new, rank / 11) for one in each for rank in range(1, 11)]
+        lower, upper = np.sort(np.transpose(ends, (1, 0, 2)), 1)
+        found = crossed.predict_interval(new, level)
+        np.testing.assert_allclose(found, [lower[30 - k], upper[k - 1]], atol=1e-4)
+
+
+def test_cross_conformal_of_counts_and_classes():
+    rng = np.random.default_rng(0)
+    models = tuple(Outputs(Poisson(), shift) for shift in (0.0, 0.2))
+    x, y = np.zeros((2, 20, 1)), rng.poisson(1.0, (2, 20))
+    each = [one.conformal(*rows) for one, *rows in zip(models, x, y, strict=True)]
+    crossed = Conformal(models, ()).with_scores(*(one.scores[0] for one in each))
+    lower, upper = crossed.predict_interval(x[0, :1], 0.9)
+    counts = np.arange(30)
+    scores = [
+        np.maximum(stats.poisson.cdf(counts - 1, rate) - 0.5, 0.5 - stats.poisson.cdf(counts, rate))
+        for rate in np.exp([0.0, 0.2])
+    ]
+    less = sum(
+        (own[None] < new[:, None] - 1e-6).sum(1)
+        for own, new in zip(crossed.scores, scores, strict=True)
+    )
+    inside = counts[less < math.ceil(41 * 0.9)]
+    assert (lower[0], upper[0]) == (inside[0], inside[-1])
+    classes = subbayes.SubspaceClassifier(**small(random_state=0))
+    found = classes.cross_conformal(NUMBERS, FRAME["label"], folds=3)
+    assert found.n == 60
+    assert found.evaluate(NUMBERS, FRAME["label"], 0.8)["coverage"] > 0.7
+    assert "3 folds" in found.statement(0.8)
+    with pytest.raises(InputError, match="models"):
+        found.coverage_distribution(0.8)
+
+
 # --- rows in time ---------------------------------------------------------------------------------
 
 
@@ -341,8 +410,8 @@ def test_the_rates_are_combined_as_in_dtaci():
     rng = np.random.default_rng(0)
     y = rng.normal(size=200).cumsum() / 3
     online = Normal().conformal(np.zeros((30, 1)), rng.normal(size=30)).adaptive(0.9)
-    scores = np.abs(stats.norm.cdf(online.conformal.scores))  # only their order matters
-    recent = list(online.conformal.scores)
+    scores = np.abs(stats.norm.cdf(online.conformal.scores[0]))  # only their order matters
+    recent = list(online.conformal.scores[0])
     assert len(scores) == 30
     alphas, weights = [0.1] * 8, [1.0] * 8
     eta = math.sqrt(3 / 100) * math.sqrt((math.log(800) + 2) / (0.9**2 * 0.1**3 + 0.1**2 * 0.9**3))
@@ -412,6 +481,17 @@ def test_changes_are_found_early_and_late():
     assert not CoverageTest(0.85, 1.0).update(np.ones(400, dtype=bool))
 
 
+def test_evaluations_in_order_have_the_test():
+    rng = np.random.default_rng(0)
+    x = np.zeros((600, 1))
+    y = rng.normal(size=600) * np.where(np.arange(600) < 300, 1, 4)
+    calibrated = Normal().conformal(x[:200], y[:200])
+    found = calibrated.evaluate(x, y, 0.9, ordered=True)
+    assert 300 < found["coverage_alarm"] < 400
+    assert found["coverage_evidence"] > math.log(40)
+    assert math.isnan(calibrated.evaluate(x[:200], y[:200], 0.9, ordered=True)["coverage_alarm"])
+
+
 # --- bad input ------------------------------------------------------------------------------------
 
 
@@ -436,6 +516,9 @@ def test_bad_rows_are_refused():
         model.conformal(x, y, score="other")
     with pytest.raises(InputError, match="rates"):
         model.conformal(x, y).adaptive(0.9, rates=[])
+    for arguments in ((0.9, 0.8), (1.0, 1.0), (0.0, 0.5)):
+        with pytest.raises(InputError, match="low and high"):
+            CoverageTest(*arguments)
     fitted = point_estimate(torch.nn.Linear(1, 1), Gaussian(1.0))
     with pytest.raises(InputError, match="rows"):
         fitted.conformal(Data.of((NUMBERS, TARGET)).weighted(torch.ones(60)))
@@ -454,3 +537,21 @@ def test_censored_responses_are_refused():
     model = subbayes.Regression("time | cens(alive) ~ a", family="weibull")
     with pytest.raises(InputError, match="likelihood"):
         model.fit(frame, inference="laplace", sampling=FEW).conformal(frame)
+
+
+def test_scores_of_ordered_rows_have_the_test_of_a_loop():
+    rng = np.random.default_rng(0)
+    y = rng.normal(size=400) * np.where(np.arange(400) < 200, 1, 4)
+    predictive = Normal().predict_dist(np.zeros((400, 1)))
+    found = score(predictive, y, 0.9, ordered=True)
+    test = CoverageTest(0.85, 0.95)
+    alarms = [test.update([abs(value) <= stats.norm.ppf(0.95)]) for value in y]
+    assert found["coverage_alarm"] == alarms.index(True) > 200
+    assert found["coverage_evidence"] == pytest.approx(test.log_evidence)
+    fitted = point_estimate(torch.nn.Linear(1, 1), Gaussian(1.0))
+    assert {"coverage_alarm", "rmse"} <= set(fitted.evaluate(NUMBERS, TARGET, ordered=True))
+    classes = Outputs(Categorical(2)).predict_dist(np.zeros((4, 2)))
+    for bad in (classes, Normal().predict_dist(np.zeros((4, 2)))):
+        with pytest.raises(InputError) as error:
+            score(bad, np.zeros(4) if bad is classes else np.zeros((4, 2)), ordered=True)
+        assert error.value.argument == "ordered"

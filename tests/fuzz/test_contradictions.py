@@ -343,6 +343,14 @@ FAMILIES: dict[str, tuple[Any, str]] = {
     "categorical": ({"name": "categorical"}, "expected 2 outputs for categorical"),
     "weibull": ({"name": "weibull", "links": ["log", "log"]}, "expected 2 outputs for weibull"),
     "piecewise": ({"name": "piecewise-exponential", "cuts": [0.1, 0.2]}, "expected 3 outputs"),
+    "mixture": (
+        {
+            "name": "mixture",
+            "first": {"name": "normal", "links": ["identity", "log"]},
+            "second": {"name": "normal", "links": ["identity", "log"]},
+        },
+        "expected 5 outputs for mixture",
+    ),
     "censored": (
         {
             "name": "censored",

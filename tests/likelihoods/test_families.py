@@ -27,6 +27,7 @@ from subbayes.likelihoods.families import (
     InverseGaussianFamily,
     LogLogisticFamily,
     LogNormalFamily,
+    MixtureFamily,
     NormalFamily,
     PiecewiseExponentialFamily,
     PoissonFamily,
@@ -348,7 +349,42 @@ def test_bounds_without_probability_keep_finite_gradients():
     assert torch.isfinite(torch.func.grad(lambda f: family.log_prob(f, y).sum())(eta)).all()
 
 
-# --- classes, own densities ------------------------------------------------------------
+# --- mixtures, classes, own densities ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("logit", [-800.0, -40.0, 0.0, 36.0, 38.0, 800.0])
+def test_infinite_moments_of_a_component_are_those_of_the_mixture(logit):
+    family = MixtureFamily(first="normal", second="student-t")
+    eta = torch.tensor([[0.0, 0.0, 0.0, 0.0, -1.0, logit]], dtype=torch.float64)  # 1.4 degrees
+    assert family.variance(eta).tolist() == [[math.inf]]
+    assert family.mean(eta).tolist() == [[0.0]]
+    skewed = MixtureFamily(first="gamma", second="log-logistic")
+    eta = torch.tensor([[0.0, 0.0, 0.0, -1.0, logit]], dtype=torch.float64)  # shape 0.37
+    assert skewed.mean(eta).tolist() == skewed.variance(eta).tolist() == [[math.inf]]
+
+
+def test_mixture_is_the_weighted_sum():
+    family = MixtureFamily(first="normal", second=StudentTFamily())
+    eta = torch.cat([ETA[:, :2], ETA, ETA[:, 2:] + 1], 1)
+    eta[:, 4] = 2.0
+    share = 1 / (1 + np.exp(-eta[:, 5].numpy()))
+    first = stats.norm(ETA[:, 0].numpy(), SHAPE)
+    second = stats.t(1 + np.exp(2.0), ETA[:, 0].numpy(), SHAPE)
+    y = np.array([0.3, -1.0, 4.0])
+    at = torch.from_numpy(y)
+    density = share * first.pdf(y) + (1 - share) * second.pdf(y)
+    np.testing.assert_allclose(family.log_prob(eta, at).exp(), density, rtol=1e-9)
+    cdf = share * first.cdf(y) + (1 - share) * second.cdf(y)
+    np.testing.assert_allclose(family.cdf(eta, at)[:, 0], cdf, rtol=1e-8)
+    mean = share * first.mean() + (1 - share) * second.mean()
+    variance = share * first.var() + (1 - share) * second.var()  # equal means
+    np.testing.assert_allclose(family.mean(eta)[:, 0], mean, rtol=1e-9)
+    np.testing.assert_allclose(family.variance(eta)[:, 0], variance, rtol=1e-9)
+    drawn = family.sample(eta.expand(40_000, -1, -1), torch.Generator().manual_seed(0))[..., 0]
+    assert np.all(np.abs(drawn.mean(0).numpy() - mean) < 5 * (variance / 40_000) ** 0.5)
+    assert from_config(json.loads(json.dumps(family.to_config()))) == family
+    with pytest.raises(InputError, match="second: expected a family of regression"):
+        MixtureFamily(first=NormalFamily(), second=PoissonFamily())
 
 
 def test_categorical_has_a_reference():

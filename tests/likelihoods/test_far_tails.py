@@ -20,6 +20,7 @@ from subbayes.likelihoods.families import (
     HurdleNegativeBinomialFamily,
     InverseGaussianFamily,
     LogNormalFamily,
+    MixtureFamily,
     NegativeBinomialFamily,
     NormalFamily,
     PoissonFamily,
@@ -150,11 +151,16 @@ def test_normal_densities_whose_variance_is_no_number(y, mean, sd):
     np.testing.assert_allclose(Predictive(family, NormalFamily()).log_prob(observed), exact, 1e-12)
 
 
-def test_mixtures_over_draws_far_out():
+def test_mixtures_over_draws_and_of_families_far_out():
     y, scales = 1e150, (0.0, 200.0, 345.0)
     outputs = torch.tensor([[[0.0, s, 0.5]] for s in scales], dtype=torch.float64)
     exact = float(mpmath.log(mpmath.fsum(mpmath.exp(student(y, 0, s, 0.5)) for s in scales) / 3))
     found = Predictive(outputs, StudentTFamily()).log_prob(np.array([y]))
+    np.testing.assert_allclose(found, exact, 1e-12)
+    both = MixtureFamily(first=NormalFamily(), second=StudentTFamily())
+    eta = [0.0, 0.0, 0.0, 0.0, 0.5, 700.0]
+    exact = float(student(1e160, 0, 0, 0.5) + mpmath.log(logistic(-700)))
+    found = Predictive(torch.tensor([[eta]], dtype=torch.float64), both).log_prob(np.array([1e160]))
     np.testing.assert_allclose(found, exact, 1e-12)
 
 

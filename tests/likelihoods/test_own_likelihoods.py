@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -18,10 +19,12 @@ from subbayes.likelihoods import (
     Gaussian,
     Standardized,
     Weighted,
+    from_config,
     saved_likelihood,
 )
-from subbayes.likelihoods.families import Custom
+from subbayes.likelihoods.families import Custom, MixtureFamily, NormalFamily, PoissonFamily
 from subbayes.networks.network import Network
+from subbayes.regression import Regression
 from subbayes.subspaces.random import Random
 
 SHORT = dict(
@@ -131,3 +134,22 @@ def test_given_likelihoods_are_compared_with_the_file(saved, given, said):
         saved_likelihood(_saved(saved), given)
     inner = getattr(saved, "likelihood", saved)
     assert repr(saved_likelihood(_saved(saved), inner)) == repr(saved)
+
+
+@pytest.mark.slow
+def test_mixtures_of_custom_families_are_saved_and_loaded(tmp_path):
+    mixture = MixtureFamily(first=laplace(), second=NormalFamily())
+    assert saved_likelihood(_saved(mixture), mixture) is mixture
+    with pytest.raises(InputError, match="^likelihood: expected .*got 'mixture'"):
+        from_config(_saved(mixture))
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"y": np.r_[rng.normal(0, 1, 20), rng.normal(9, 1, 20)]})
+    model = Regression("y ~ 1", family=mixture)
+    model.fit(frame, sampling=replace(SHORT["sampling"], warmup=20), inference="nuts")
+    path = model.save(tmp_path / "model")
+    found = load(path, family=mixture)
+    assert np.array_equal(found.predict(frame).mean, model.predict(frame).mean)
+    with pytest.raises(InputError, match=r"^family: expected the family mixture\(custom"):
+        load(path)
+    with pytest.raises(InputError, match="^family: expected the saved mixture"):
+        load(path, family=PoissonFamily())

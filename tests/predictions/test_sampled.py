@@ -10,7 +10,7 @@ from scipy import stats
 from subbayes import InputError
 from subbayes.diagnostics import metrics
 from subbayes.likelihoods import CommonParameters, Gaussian, Likelihood, Poisson, Standardized
-from subbayes.likelihoods.families import Custom
+from subbayes.likelihoods.families import Custom, MixtureFamily, NormalFamily
 from subbayes.predictions.predictive import Predictive
 
 PARTS = {
@@ -155,6 +155,14 @@ def test_scores_that_need_what_is_not_given_are_left_out(family, known):
     if "coverage" not in known:
         with pytest.raises(InputError, match=r"^likelihood: .*draws.*Define cdf or sample.*cdf_of"):
             predictive.interval(0.9)
+
+
+def test_mixtures_with_a_custom_family():
+    outputs = torch.cat([OUTPUTS, OUTPUTS, OUTPUTS[..., :1]], -1)
+    family = MixtureFamily(first=custom("draw"), second=NormalFamily())
+    exact = MixtureFamily(first=custom("cdf_of", "variance_of"), second=NormalFamily())
+    found, expected = (Predictive(outputs, one) for one in (family, exact))
+    np.testing.assert_allclose(expected.cdf(found.quantile(0.3)), 0.3, atol=4 * 0.46 / 20_000**0.5)
 
 
 def test_probabilities_that_are_none_are_refused():

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from subbayes import InputError
+from subbayes import InputError, Sampling
 from subbayes.likelihoods.families import (
     FAMILIES,
     AsymmetricLaplaceFamily,
@@ -25,6 +25,7 @@ from subbayes.likelihoods.families import (
     InverseGaussianFamily,
     LogLogisticFamily,
     LogNormalFamily,
+    MixtureFamily,
     NegativeBinomialFamily,
     NormalFamily,
     OrdinalFamily,
@@ -50,6 +51,8 @@ from subbayes.regression.terms.columns import remaining_scales
 
 FRAME = pd.DataFrame({"x": np.random.default_rng(0).normal(size=80)})
 Y = 3 + FRAME.x.to_numpy() + np.random.default_rng(1).gamma(4.0, 0.5, 80)  # above 0
+LOG_NORMAL_2 = MixtureFamily(first=NormalFamily(), second=LogNormalFamily())
+GAMMA_1 = MixtureFamily(first=GammaFamily(), second=StudentTFamily())
 WITH_UNITS = {
     "normal": lambda unit: NormalFamily(),
     "normal-log": lambda unit: NormalFamily(("log", "log")),
@@ -65,6 +68,9 @@ WITH_UNITS = {
     "hurdle-gamma": lambda unit: HurdleGammaFamily(),
     "hurdle-log-normal": lambda unit: HurdleLogNormalFamily(),
     "truncated": lambda unit: TruncatedFamily(family=NormalFamily(), lower=0.0),
+    "mixture": lambda unit: MixtureFamily(first=NormalFamily(), second=NormalFamily()),
+    "mixture-log-normal": lambda unit: LOG_NORMAL_2,
+    "mixture-gamma": lambda unit: GAMMA_1,
 }
 WITHOUT_UNITS = {
     "poisson": (PoissonFamily(), np.round(Y)),
@@ -165,7 +171,7 @@ def test_parameters_of_custom_families_have_priors_by_name():
 @pytest.mark.parametrize(
     ("family", "y", "name"),
     [
-        (GammaFamily(), Y, "Intercept"),
+        (MixtureFamily(first=GammaFamily(), second=GammaFamily()), Y, "mu2"),
         (CategoricalFamily(labels=("a", "b", "c")), np.arange(80) % 3.0, "mu[b]"),
     ],
 )
@@ -173,21 +179,39 @@ def test_a_number_for_any_location_is_the_scale_of_a_normal_on_its_link(family, 
     design = design_of(family)
     defaults, names = default_priors(design, family, y), names_for_priors(family)
     priors = priors_with(design, defaults, {name: 2.0}, names)
-    intercept = name if name == "Intercept" else f"{name}.Intercept"
-    assert priors[intercept] == NormalPrior(0.0, 2.0)
-    positive = defaults | {intercept: Exponential(2.0)}
+    assert priors[f"{name}.Intercept"] == NormalPrior(0.0, 2.0)
+    positive = defaults | {f"{name}.Intercept": Exponential(2.0)}
     effects = StructuredPredictor(design, family, positive)
     zeta = torch.zeros(effects.size, dtype=torch.float64)
-    place = effects.names.index(intercept)
+    place = effects.names.index(f"{name}.Intercept")
     assert float(effects.coefficients(zeta)[place]) == pytest.approx(2 * np.log(2))
-    if "shape" in names:
-        priors = priors_with(design, defaults, {"shape": 2.0}, names)
-        assert priors["shape.Intercept"] == HalfNormal(2.0)
+    if "shape2" in names:
+        priors = priors_with(design, defaults, {"shape2": 2.0}, names)
+        assert priors["shape2.Intercept"] == HalfNormal(2.0)
 
 
 def test_one_class_is_refused():
     with pytest.raises(InputError):
         Regression("y ~ x", family="categorical").fit(FRAME.assign(y="a"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", [1e4, 1e-3])
+def test_mixtures_in_other_units_have_the_same_posterior(unit):
+    rng = np.random.default_rng(5)
+    frame = pd.DataFrame({"y": np.r_[rng.normal(-4, 1, 40), rng.normal(4, 2, 20)]})
+    sampling = Sampling(draws=500, chains=2, warmup=300, seed=1, progress=False)
+    priors = {"Intercept": NormalPrior(-4, 2), "mu2": NormalPrior(4, 2)}  # which tell them apart
+    found = []
+    for scale in (1.0, unit):
+        scaled = {k: NormalPrior(scale * p.mean, scale * p.scale) for k, p in priors.items()}
+        model = Regression("y ~ 1", family="mixture(normal, normal)", priors=scaled)
+        found.append(model.fit(scale * frame, sampling=sampling).summary())
+    for name in ("sigma1", "sigma2", "mu2.Intercept"):
+        one, other = (summary.loc[name] for summary in found)
+        error = one["sd"] * np.sqrt(2 / 100)  # at an effective size of 100
+        assert other["mean"] / unit == pytest.approx(one["mean"], abs=4 * error)
+        assert other["sd"] / unit == pytest.approx(one["sd"], rel=0.4)
 
 
 @pytest.mark.parametrize("unit", [1e12, 1e-12])

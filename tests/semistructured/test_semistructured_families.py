@@ -232,8 +232,9 @@ def test_a_link_is_that_of_a_family_that_is_passed_as_an_object():
         with pytest.raises(InputError, match="link of"):
             family_from_name(family, link)
     custom = Custom(lambda y, mu: -((y - mu) ** 2), parameters=("mu",), links=("identity",))
-    with pytest.raises(InputError, match="link"):
-        family_from_name(custom, "log")
+    for family in (custom, family_from_name("mixture(normal, student-t)")):
+        with pytest.raises(InputError, match="link"):
+            family_from_name(family, "log")
     with pytest.raises(InputError, match="weights"):
         NormalFamily().check_targets((torch.zeros(2), torch.tensor([1.0, -1.0])))
 

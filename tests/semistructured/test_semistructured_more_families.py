@@ -14,6 +14,8 @@ from subbayes.inference import Sampling
 from subbayes.likelihoods.families import (
     BinomialFamily,
     CensoredFamily,
+    MixtureFamily,
+    NormalFamily,
     OrdinalFamily,
     PiecewiseExponentialFamily,
     TruncatedFamily,
@@ -239,6 +241,7 @@ def test_censored_times_have_the_likelihood_of_survival(frame, tmp_path):
         ("zeros", "hurdle-negative-binomial"),
         ("x", "asymmetric-laplace"),
         ("time", TruncatedFamily(family="normal", lower=0.0)),
+        ("x", MixtureFamily(first="normal", second=NormalFamily())),
     ],
 )
 def test_models_fit_predict_and_load(response, family, frame, tmp_path):

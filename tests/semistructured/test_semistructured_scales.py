@@ -13,6 +13,7 @@ from subbayes.regression.questions.summary import scales_of
         ("zero-inflated-poisson", {"x": "log(mu)", "zi": "zi", "zi.x": "logit(zi)"}),
         ("student-t", {"sd(s(x))": "mu", "nu": "nu", "sd(nu.x | g)": "log(nu - 1)"}),
         ("normal", {"sigma.s(x)[linear]": "log(sigma)", "cor(sigma.Intercept, x | g)": ""}),
+        ("mixture(normal, normal)", {"x": "mu1", "mu2.x": "mu2", "sigma1": "sigma1"}),
         (OrdinalFamily(n_classes=3), {"x": "log odds of higher classes",
                                       "threshold[1]": "log odds of lower classes"}),
         (CategoricalFamily(labels=("a", "b")), {"mu[b].x": "log odds of b to a"}),

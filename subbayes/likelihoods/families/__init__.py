@@ -8,6 +8,7 @@ from subbayes.likelihoods.around.atoms import (
     ZeroOneInflatedBetaFamily,
 )
 from subbayes.likelihoods.around.censored import CensoredFamily
+from subbayes.likelihoods.around.mixture import MixtureFamily
 from subbayes.likelihoods.around.truncated import TruncatedFamily
 from subbayes.likelihoods.around.zeros import (
     HurdleNegativeBinomialFamily,
@@ -65,6 +66,7 @@ __all__ = [
     "InverseGaussianFamily",
     "LogLogisticFamily",
     "LogNormalFamily",
+    "MixtureFamily",
     "NegativeBinomialFamily",
     "NormalFamily",
     "OrdinalFamily",

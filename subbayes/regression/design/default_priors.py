@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from scipy import stats
 
+from subbayes.likelihoods.around.mixture import allowed_rows
 from subbayes.likelihoods.families import Family
 from subbayes.likelihoods.links import LINKS, PROBABILITY_LINKS
 from subbayes.regression.design.design import Design
@@ -44,8 +45,8 @@ def default_priors(
     shapes $\log r \sim N(1, 2^2)$, of inverse Gaussian responses relative to the mean of y;
     precisions $\log \phi \sim N(2, 2^2)$; standard deviations of smooths and random effects
     exponential with mean $s_y$; degrees of freedom $\log(\nu - 1) \sim N(2.5, 1)$. The y of a
-    log-normal response is its logarithm. Responses above 0 beside zeros have the priors of their
-    family, from the responses that it allows. Classes have $s_y = 1$ and m = 0.
+    log-normal response is its logarithm. Components of a mixture have the priors of their families,
+    from the responses that these allow. Classes have $s_y = 1$ and m = 0.
 
     Other parameters have $N(0, 1)$ on the scale of their links. What a parameter of `Custom` means
     is not known: one that is called sigma, shape, precision or nu has the prior of that name, and
@@ -116,8 +117,7 @@ def _component(
     of, name = family.component(parameter)
     if of is family:
         return of, name, rows
-    own = of.allows(torch.from_numpy(rows.y)).numpy()
-    own = own if own.any() else ~own
+    own = allowed_rows(of, rows.y)
     offset = np.broadcast_to(rows.offset, rows.y.shape)[own]
     return (
         of,

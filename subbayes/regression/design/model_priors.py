@@ -17,9 +17,9 @@ def names_for_priors(family: Family) -> tuple[str, ...]:
     """The location, and the parameters that are no locations, for `prior_of_term`.
 
     Example:
-        >>> from subbayes.likelihoods.families import StudentTFamily
-        >>> names_for_priors(StudentTFamily())
-        ('mu', 'sigma', 'nu')
+        >>> from subbayes.likelihoods.families import MixtureFamily
+        >>> names_for_priors(MixtureFamily(first="normal", second="normal"))
+        ('mu1', 'sigma1', 'sigma2', 'theta')
     """
     given = {*family.locations, *family.known}
     others = (name for name in family.parameters if name not in given)

@@ -20,8 +20,11 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
+from jaxtyping import Bool
 
 from subbayes.utils.checks import check_fraction, fail
+
+__all__ = ["CoverageTest", "coverage_scores"]
 
 _ODDS = np.array([1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0])
 
@@ -82,3 +85,19 @@ class CoverageTest:
                 self.alarm = self.n
             self.n += 1
         return self.alarm is not None
+
+
+def coverage_scores(test: CoverageTest, covered: Bool[np.ndarray, "n"]) -> dict[str, float]:
+    """The result of a test on rows in their order, as scores.
+
+    Args:
+        test: the test.
+        covered: whether the set of each row contained its target.
+
+    Returns:
+        "coverage_alarm", the number of the row, from 0, at which it is sure that the coverage has
+        left the band, NaN if there is none; "coverage_evidence" in nats.
+    """
+    test.update(covered)
+    alarm = math.nan if test.alarm is None else float(test.alarm)
+    return {"coverage_alarm": alarm, "coverage_evidence": test.log_evidence}
