@@ -12,7 +12,6 @@ _NAMES = {
     "Random": "random",
     "SUBSPACES": "registry",
     "ShardedRandomSubspace": "sharded_random",
-    "ShardedSparseRandomSubspace": "sharded_random",
     "Subnetwork": "subnetwork",
     "SubspaceMethod": "base",
     "curve_losses": "curve",

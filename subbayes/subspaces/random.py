@@ -10,17 +10,13 @@ from subbayes.networks.selection import selects_adapters
 from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.subspace import RandomSubspace, SparseRandomSubspace, Subspace
 from subbayes.subspaces.base import RankedMethod
-from subbayes.subspaces.sharded_random import ShardedRandomSubspace, ShardedSparseRandomSubspace
+from subbayes.subspaces.sharded_random import ShardedRandomSubspace
 from subbayes.training.pipeline import Trained
-from subbayes.utils.checks import check_choice
+from subbayes.utils.checks import check_choice, fail
 
 _KINDS: dict[str, type[RandomSubspace] | type[SparseRandomSubspace]] = {
     "gaussian": RandomSubspace,
     "sparse": SparseRandomSubspace,
-}
-_SHARDED: dict[str, type[ShardedRandomSubspace] | type[ShardedSparseRandomSubspace]] = {
-    "gaussian": ShardedRandomSubspace,
-    "sparse": ShardedSparseRandomSubspace,
 }
 
 
@@ -38,7 +34,7 @@ class Random(RankedMethod):
 
     The prior is z ~ N(0, I), under which a weight has variance k / D in both. Only the seed is
     saved; see `RandomSubspace` and `SparseRandomSubspace`. Weights that are sharded among processes
-    get the same directions, of which each process holds a part.
+    get Gaussian directions, of which each process holds a part.
 
     Attributes:
         rank: number of directions k; None takes 5, or all weights if there are fewer.
@@ -81,4 +77,6 @@ class Random(RankedMethod):
         network, rank = trained.network, self.expected_rank(trained.network)
         if not isinstance(network, ShardedNetwork):
             return self.subspace_class(network)(network.weights, rank, trained.seed)
-        return _SHARDED[self.kind_for(network)](network, rank, trained.seed)
+        if self.kind == "sparse":
+            fail("kind", "'gaussian' for sharded weights", "'sparse'", "Leave it out")
+        return ShardedRandomSubspace(network, rank, trained.seed)

@@ -9,14 +9,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.distributed.sharded_subspaces import (
-    ShardedDenseSubspace,
-    ShardedSubspace,
-    sum_over_processes,
-)
-from subbayes.subspace import SparseRandomSubspace
+from subbayes.distributed.exact_sum import decode, encode
+from subbayes.distributed.sharded_weights import joined_processes
+from subbayes.subspace import Subspace
 from subbayes.subspaces.base import check_rank
-from subbayes.utils.checks import check_seed
+from subbayes.utils.checks import check_seed, fail
 from subbayes.utils.memory import check_memory
 
 if TYPE_CHECKING:
@@ -26,7 +23,7 @@ if TYPE_CHECKING:
 _CHUNK = 2**18  # numbers of a direction that are generated at once
 
 
-class ShardedRandomSubspace(ShardedDenseSubspace):
+class ShardedRandomSubspace(Subspace):
     r"""The directions of `RandomSubspace` with the same seed, of which each process holds a part.
 
     Each process generates the numbers of every direction in chunks and keeps its own, so that their
@@ -45,16 +42,19 @@ class ShardedRandomSubspace(ShardedDenseSubspace):
         InputError: a rank above the number of weights, or a part that does not fit into memory.
     """
 
+    traceable = False
+
     def __init__(self, network: ShardedNetwork, rank: int, seed: int = 0) -> None:
         check_rank(rank, network)
-        self.seed, shift = check_seed(seed), network.weights.detach()
+        self.seed, self.rank, self.layout = check_seed(seed), rank, network.layout
+        self.shift = shift = network.weights.detach()
         check_memory(
             "rank",
             f"the part of {rank} directions that this process holds",
             rank * shift.nbytes,
             "Lower the rank, or start more processes",
         )
-        super().__init__(network.layout, shift, shift.new_empty(rank, len(shift)))
+        self._basis = shift.new_empty(rank, len(shift))
         for i, row in enumerate(self._basis):
             self._fill(row, i)
 
@@ -75,51 +75,44 @@ class ShardedRandomSubspace(ShardedDenseSubspace):
         for part in row.split(_CHUNK):  # whole rows in float64 would be the peak of memory
             part.copy_(part.double() / square**0.5)
 
-    def config(self) -> dict[str, Any]:
-        """Name, rank, seed and a digest of the centre; all processes have to call it."""
-        return ShardedSubspace.config(self) | {"seed": self.seed}
-
-
-class ShardedSparseRandomSubspace(ShardedSubspace):
-    r"""The groups and signs of `SparseRandomSubspace` with the same seed, for the shards held.
-
-    Each process generates those of all weights once, about 40 bytes for each, and keeps those of
-    its own, 12 bytes for each in float32: for adapters, which are few beside the base weights.
-
-    Args:
-        network: the network whose weights are the centre.
-        rank: number of directions k.
-        seed: seed of the groups and signs.
-
-    Raises:
-        InputError: a rank above the number of weights, or groups that do not fit into memory.
-    """
-
-    def __init__(self, network: ShardedNetwork, rank: int, seed: int = 0) -> None:
-        check_rank(rank, network)
-        size, remedy = network.size, "Use ShardedRandomSubspace with a lower rank"
-        check_memory("rank", f"the groups of {size:,} weights", 40 * size, remedy)
-        super().__init__(network.layout, network.weights.detach(), rank)
-        whole = SparseRandomSubspace(self.shift.new_zeros(()).expand(size), rank, seed)
-        self.seed = whole.seed
-        held = [torch.arange(part.start, part.stop) for part in self.layout.slices]
-        index = torch.cat(held).to(self.shift.device)
-        self._group, self._entries = whole.groups[index], whole.entries[index]
+    @property
+    def size(self) -> int:
+        """Number of weights D of all processes."""
+        return self.layout.size
 
     def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D_r"]:
-        """The coordinate of each weight, times its sign and scale."""
-        return z.to(self.shift.dtype).index_select(-1, self._group) * self._entries
+        """The shard of z @ basis."""
+        return z.to(self.shift.dtype) @ self._basis
 
     def pull(self, cotangent: Float[Tensor, "*S D_r"]) -> Float[Tensor, "*S k"]:
-        """The term of this process; the sum over processes is that over the groups."""
-        terms = (cotangent * self._entries).double()  # of large groups, whose rounding adds up
-        sums = terms.new_zeros(*cotangent.shape[:-1], self.rank)
-        return sums.index_add(-1, self._group, terms).to(cotangent.dtype)
+        """The term of this process; the sum over processes is cotangent @ basis.T."""
+        return cotangent @ self._basis.T
 
     def project(self, weights: Float[Tensor, "*S D_r"]) -> Float[Tensor, "*S k"]:
-        """The sum of `pull`, since the directions are orthonormal; all processes have to call."""
-        return sum_over_processes(self.pull(weights - self.shift)).to(weights.dtype)
+        """Least-squares coordinates; all processes have to call it."""
+        gram = sum_over_processes(self.pull(self._basis))
+        right = sum_over_processes(self.pull(weights - self.shift))
+        return (right @ torch.linalg.pinv(gram, hermitian=True)).to(weights.dtype)
+
+    def to(
+        self, device: torch.device | str, dtype: torch.dtype | None = None
+    ) -> ShardedRandomSubspace:
+        """The same subspace, which stays where the module is."""
+        if torch.device(device).type != self.shift.device.type:
+            fail("device", f"{self.shift.device}, where the sharded module is", device)
+        return self
+
+    def tensors(self) -> dict[str, Tensor]:
+        """None: no process has all weights."""
+        return {}
 
     def config(self) -> dict[str, Any]:
         """Name, rank, seed and a digest of the centre; all processes have to call it."""
-        return super().config() | {"seed": self.seed}
+        digest = self.layout.digest(self.shift, joined_processes())
+        return super().config() | {"shift": digest, "seed": self.seed}
+
+
+def sum_over_processes(part: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+    """The exact sum over processes, in float64; all processes have to call it."""
+    limbs = joined_processes().sum_over_data(encode(part.double().cpu().numpy()))
+    return torch.from_numpy(decode(limbs)).to(part.device)

@@ -5,24 +5,15 @@ A recorder takes snapshots of the weights during training, and stores the last M
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from subbayes.distributed.processes import Processes
-from subbayes.distributed.sharded_subspaces import ShardedDenseSubspace
-from subbayes.distributed.sharded_weights import (
-    ShardLayout,
-    is_sharded,
-    joined_processes,
-    reshard,
-    shard_layout,
-)
+from subbayes.networks.module_copy import check_in_one_process
 from subbayes.networks.selection import Selection, select
-from subbayes.subspace import DenseSubspace, Subspace
+from subbayes.subspace import DenseSubspace
 from subbayes.utils.checks import check_count, check_positive, check_seed, fail
 
 _CHUNK = 2**20  # columns converted to float64 at a time
@@ -36,9 +27,6 @@ class TrajectoryRecorder:
     deviations, the low-rank covariance is $A^\top A / (M - 1)$.
 
     The memory is M D numbers for M snapshots.
-
-    For a module sharded by `fully_shard`, each process records its shard of the weights, of which
-    it has the moments; all processes have to call `pca`, `spanned` and `singular_values`.
 
     Args:
         max_snapshots: number M of the last snapshots to keep.
@@ -66,8 +54,6 @@ class TrajectoryRecorder:
         self.n = 0
         self._mean = self._scatter = torch.zeros(0, dtype=torch.float64)
         self._recent: list[Tensor] = []
-        self._layout: ShardLayout | None = None
-        self._device = torch.device("cpu")
 
     # --- recording --------------------------------------------------------------------------
 
@@ -75,7 +61,7 @@ class TrajectoryRecorder:
         """Record the selected parameters of a module, or a flat weight vector (D,).
 
         Raises:
-            InputError: NaN or infinite weights; masks of parameters of a sharded module.
+            InputError: NaN or infinite weights; a sharded module.
         """
         weights = self._flat(source)
         if not bool(torch.isfinite(weights).all()):
@@ -98,8 +84,7 @@ class TrajectoryRecorder:
     def _flat(self, source: Any) -> Float[Tensor, "D"]:
         """A copy on the CPU, in float32 unless the weights are float64."""
         if isinstance(source, nn.Module):
-            if is_sharded(source):
-                return self._shard(source)
+            check_in_one_process(source)
             named = dict(source.named_parameters())
             parts = [
                 named[name].detach() if mask is None else named[name].detach()[mask]
@@ -108,22 +93,6 @@ class TrajectoryRecorder:
             source = torch.cat([part.reshape(-1) for part in parts])
         dtype = torch.float64 if source.dtype == torch.float64 else torch.float32
         return source.detach().to("cpu", dtype, copy=True)
-
-    def _shard(self, module: nn.Module) -> Float[Tensor, "D_r"]:
-        """A copy on the CPU of what this process holds."""
-        if isinstance(self.parameters, Mapping):
-            fail("parameters", "names of whole parameters of a sharded module", "masks")
-        reshard(module)
-        if self._layout is None:
-            names = select(module, self.parameters)
-            self._layout = shard_layout(module, names, joined_processes())
-        held = self._layout.flatten(dict(module.named_parameters()))
-        self._device = held.device
-        return held.cpu()
-
-    def _directions(self, rows: Float[Tensor, "M D"]) -> tuple[Tensor, Tensor]:
-        processes = None if self._layout is None else joined_processes()
-        return principal_directions(rows, processes)
 
     # --- moments ----------------------------------------------------------------------------
 
@@ -167,17 +136,12 @@ class TrajectoryRecorder:
                 "Call recorder.update(model) in the training loop",
             )
 
-    def _require_whole(self, what: str) -> None:
-        if self._layout is not None:
-            expected, got = f"whole weights for {what}", "shards of this process"
-            fail("recorder", expected, got, "Use recorder.pca(rank) of sharded weights")
-
     # --- results ---------------------------------------------------------------------
 
     @property
     def singular_values(self) -> Float[Tensor, "M"]:
         r"""The spectrum $s_1 \ge s_2 \ge \dots$ of the deviations over $\sqrt{M - 1}$."""
-        return self._directions(self._factor())[1]
+        return principal_directions(self._factor())[1]
 
     @property
     def spanned(self) -> int:
@@ -190,7 +154,7 @@ class TrajectoryRecorder:
         self._require(2)
         return len(self._recent) - (len(self._recent) == self.n)
 
-    def pca(self, rank: int) -> Subspace:
+    def pca(self, rank: int) -> DenseSubspace:
         r"""The subspace of the leading principal directions of the trajectory.
 
         $$ A / \sqrt{M - 1} = U S V^\top, \qquad w = \bar w + \sum_{i \le k} z_i\, s_i v_i $$
@@ -216,7 +180,7 @@ class TrajectoryRecorder:
         if check_count("rank", rank) > limit:
             why = f"what {len(self._recent)} snapshots span"
             fail("rank", f"at most {limit}, {why}", rank, "Record more snapshots")
-        rows, s = self._directions(self._factor())
+        rows, s = principal_directions(self._factor())
         spanned = _count_above_rounding(s)
         if rank > spanned:
             fail(
@@ -227,9 +191,6 @@ class TrajectoryRecorder:
                 if spanned < 1
                 else "Lower the rank or record more snapshots",
             )
-        if self._layout is not None:
-            basis = rows[:rank].to(self._device, copy=True)
-            return ShardedDenseSubspace(self._layout, self.mean.to(self._device), basis)
         return DenseSubspace(self.mean, rows[:rank])
 
     def swag(self, n: int, seed: int = 0, scale: float = 1.0) -> Float[Tensor, "n D"]:
@@ -242,11 +203,7 @@ class TrajectoryRecorder:
             n: number of draws.
             seed: seed of the draws.
             scale: $\alpha$, which multiplies the covariance.
-
-        Raises:
-            InputError: snapshots of sharded weights.
         """
-        self._require_whole("draws of SWAG")
         check_count("n", n)
         check_positive("scale", scale)
         factor, mean, std = self._factor(), self.mean, self.variance.sqrt()
@@ -261,8 +218,7 @@ class TrajectoryRecorder:
     # --- saving -------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The state to save: tensors, and values that JSON can hold; not of sharded weights."""
-        self._require_whole("a saved recorder")
+        """The state to save: tensors, and values that JSON can hold."""
         tensors = {"mean": self._mean.clone(), "scatter": self._scatter.clone()}
         if self._recent:
             tensors["recent"] = torch.stack(self._recent)
@@ -299,7 +255,7 @@ def gram_matrix(rows: Float[Tensor, "M D"]) -> Float[Tensor, "M M"]:
 
 
 def principal_directions(
-    rows: Float[Tensor, "M D"], processes: Processes | None = None
+    rows: Float[Tensor, "M D"],
 ) -> tuple[Float[Tensor, "M D"], Float[Tensor, "M"]]:
     r"""Rows $s_i v_i$ of the singular value decomposition, largest first, and all $s_i$.
 
@@ -307,27 +263,13 @@ def principal_directions(
     of largest absolute value of each row is positive.
 
     Args:
-        rows: the matrix A, or the columns of it that this process holds.
-        processes: those that hold the other columns; all have to make this call.
+        rows: the matrix A.
     """
-    gram = gram_matrix(rows)
-    if processes is not None:
-        gram = torch.stack(processes.gather(gram)).sum(0)
-    values, vectors = torch.linalg.eigh(gram)
+    values, vectors = torch.linalg.eigh(gram_matrix(rows))
     s = values.flip(0).clamp_min(0).sqrt()
     u = vectors.flip(1).T
     directions = torch.cat(
         [(u @ block.double()).to(rows.dtype) for block in rows.split(_CHUNK, 1)], 1
     )
-    if processes is None:
-        largest = _largest(directions)
-    else:
-        largest = _largest(torch.cat(processes.gather(_largest(directions)), 1))
+    largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))
     return directions * torch.where(largest < 0, -1.0, 1.0).to(rows.dtype), s.to(rows.dtype)
-
-
-def _largest(rows: Float[Tensor, "M D"]) -> Float[Tensor, "M n"]:
-    """The entry of largest absolute value of each row, in one column; none of no columns."""
-    if not rows.shape[1]:
-        return rows
-    return rows.gather(1, rows.abs().argmax(1, keepdim=True))

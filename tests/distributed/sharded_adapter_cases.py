@@ -48,7 +48,7 @@ def sharded_adapters() -> dict[str, Any]:
     module = divided()
     before = bits(module)
     found = subbayes.fit(module, data, **options)  # in its default subspace, "random"
-    expected = subbayes.fit(whole(), data, subspace="random", **options)
+    expected = subbayes.fit(whole(), data, subspace=Random(kind="gaussian"), **options)
     with pytest.raises(subbayes.InputError) as caught:
         found.save("model")
     every: Any = found.subspace
@@ -88,7 +88,7 @@ def sharded_gradients(kind: str, loaded: bool = False) -> dict[str, Any]:
     before, z = bits(module), np.random.default_rng(0).standard_normal((2, 4))
     found = []
     for network in networks:
-        space = directions(network, "gaussian")
+        space = directions(network)
         density = subbayes.Posterior(network, "causal-lm", (inputs, tokens), space)
         found.append(density.value_and_grad(z))
     return {
@@ -102,9 +102,9 @@ def sharded_gradients(kind: str, loaded: bool = False) -> dict[str, Any]:
     }
 
 
-def directions(network: subbayes.Network, kind: str) -> Subspace:
+def directions(network: subbayes.Network) -> Subspace:
     """Four random directions around the weights of a network."""
-    return Random(4, kind).build(SimpleNamespace(network=network, seed=1))  # type: ignore[arg-type]
+    return Random(4, "gaussian").build(SimpleNamespace(network=network, seed=1))  # type: ignore[arg-type]
 
 
 def required(module: nn.Module) -> list[bool]:
@@ -134,22 +134,22 @@ def sharded_without_gradients() -> dict[str, Any]:
     module = sharded(Detached(), ("layer", ""))
     network = ShardedNetwork(module)
     before = bits(module)
-    space = directions(network, "gaussian")
+    space = directions(network)
     density = subbayes.Posterior(network, Gaussian(0.3), table(20), space)
     with pytest.raises(subbayes.InputError) as caught:
         density.value_and_grad(np.zeros((1, 4)))
     return {"error": str(caught.value), "weights": all(map(torch.equal, bits(module), before))}
 
 
-def sharded_sixteen_bits(kind: str) -> dict[str, float]:
+def sharded_sixteen_bits() -> dict[str, float]:
     """Value and gradient of sharded weights in bfloat16 against autograd of whole ones."""
     (x, y), likelihood = table(30, torch.bfloat16), Gaussian(noise=0.3)
     network, module = ShardedNetwork(sharded(plain(torch.bfloat16))), plain(torch.bfloat16).eval()
-    density = subbayes.Posterior(network, likelihood, (x, y), directions(network, kind))
+    density = subbayes.Posterior(network, likelihood, (x, y), directions(network))
     z = np.full((1, 4), 0.7)
     found = density.log_likelihood(z), density.value_and_grad(z)[1] + z
     whole = subbayes.Network(module)
-    space = directions(whole, kind)
+    space = directions(whole)
     values = whole.unflatten(space.weights(torch.from_numpy(z[0])))
     leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
     outputs = torch.func.functional_call(module, leaves, (x,)).float()

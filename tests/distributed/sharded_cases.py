@@ -17,14 +17,13 @@ import subbayes
 from distributed.divided_cases import own_rows
 from subbayes import Sampling, Training, distributed
 from subbayes.data.data import Data
-from subbayes.distributed.sharded_subspaces import sum_over_processes
 from subbayes.distributed.sharded_weights import local_part
 from subbayes.inference.engine import engine_of
 from subbayes.likelihoods import Gaussian
 from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.subspace import RandomSubspace
 from subbayes.subspaces.random import Random
-from subbayes.subspaces.sharded_random import ShardedRandomSubspace
+from subbayes.subspaces.sharded_random import ShardedRandomSubspace, sum_over_processes
 from subbayes.training.trajectory import TrajectoryRecorder
 
 UNTRAINED = Training(epochs=0, swa_epochs=0)
@@ -145,10 +144,10 @@ def _differences(density: Any, whole: Any, rows: np.ndarray | None) -> dict[str,
     return found
 
 
-def sharded_basis(kind: str = "gaussian") -> dict[str, Any]:
+def sharded_basis() -> dict[str, Any]:
     """The basis of all processes, and what `project` finds."""
     network, whole_network = ShardedNetwork(sharded(plain())), subbayes.Network(plain())
-    method = Random(3, kind)
+    method = Random(3)
     whole: Any = method.subspace_class(whole_network)(whole_network.weights, 3, seed=5)
     space: Any = method.build(SimpleNamespace(network=network, seed=5))
     w = torch.linspace(-1, 1, whole.size).double()
@@ -195,49 +194,6 @@ def sharded_fit(inference: str, draws: int, size: str = "float64") -> dict[str, 
         "others": module.first.weight.grad is None,
         "z": model.draws.z.tolist(),
         "processes": distributed.current().gather(float(model.draws.z.sum())),
-    }
-
-
-def _trajectories(steps: int) -> tuple[Any, Any, TrajectoryRecorder, Any]:
-    """Snapshots of the same weights, sharded and whole: modules and recorders."""
-    module, whole = sharded(plain()), plain()
-    network = subbayes.Network(whole)
-    recorders = TrajectoryRecorder(), TrajectoryRecorder()
-    generator = torch.Generator().manual_seed(4)
-    layout = ShardedNetwork(module).layout
-    for step in range(steps):
-        noise = torch.randn(network.size, generator=generator, dtype=torch.float64)
-        weights = network.weights + noise * 0.1 / (1 + torch.arange(network.size) % 7) + 0.01 * step
-        own = torch.cat([weights[part] for part in layout.slices])
-        layout.write(dict(module.named_parameters()), own)
-        recorders[0].update(module)
-        recorders[1].update(weights)
-    return module, whole, *recorders
-
-
-def sharded_trajectory(steps: int) -> dict[str, Any]:
-    """Differences of moments, spectrum and directions, and of draws in their subspace."""
-    module, whole, recorder, expected = _trajectories(steps)
-    spaces = recorder.pca(2), expected.pca(2)
-    slices = spaces[0].layout.slices
-
-    def own(vector: torch.Tensor) -> torch.Tensor:
-        return torch.cat([vector[..., part] for part in slices], -1)
-
-    z, found = [], {"largest part": spaces[0].basis().numel() / spaces[1].basis().numel()}
-    for one, space in zip((module, whole), spaces, strict=True):
-        settings = Sampling(draws=10, chains=2, seed=1, progress=False)
-        model = subbayes.fit(
-            one, table(50), subspace=space, likelihood=Gaussian(0.3), sampling=settings
-        )
-        z.append(model.draws.z)
-    return found | {
-        "mean": off(recorder.mean, own(expected.mean)),
-        "variance": off(recorder.variance, own(expected.variance)),
-        "spectrum": off(recorder.singular_values[:4], expected.singular_values[:4]),
-        "spanned": recorder.spanned - expected.spanned,
-        "basis": off(spaces[0].basis(), own(spaces[1].basis())),
-        "draws": off(*z),
     }
 
 
@@ -337,14 +293,6 @@ def _fit(**options: Any) -> Callable[[], Any]:
     return lambda: subbayes.fit(sharded(plain()), table(20), **({"subspace": "random"} | options))
 
 
-def _recorded(**options: Any) -> TrajectoryRecorder:
-    recorder = TrajectoryRecorder(**options)
-    module = sharded(plain())
-    for _ in range(3):
-        recorder.update(module)
-    return recorder
-
-
 REFUSED: dict[str, Callable[[], Any]] = {
     "mixed": _mixed,
     "one process": _one_process,
@@ -370,12 +318,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
         RandomSubspace(torch.zeros(3).double(), 2),
     ),
     "sparse": lambda: subbayes.sparse.convert(sharded(plain())),
-    "swag": lambda: _recorded().swag(2),
-    "state": lambda: _recorded().state(),
-    "masks of a trajectory": lambda: _recorded(
-        parameters={"first.weight": torch.ones(7, 3, dtype=torch.bool)}
-    ),
-    "no movement": lambda: _recorded().pca(1),
+    "trajectory": lambda: TrajectoryRecorder().update(sharded(plain())),
+    "kind": _fit(subspace=Random(2, kind="sparse")),
     "device": lambda: ShardedNetwork(sharded(plain())).to("cpu"),
 }
 
