@@ -12,10 +12,10 @@ from subbayes.utils.checks import InputError
 
 def test_set_reaches_the_settings_of_what_options_name():
     options = {"inference": "mclmc", "subspace": "subnetwork", "subspace.rank": "9"}
-    pairs = ["inference.batch_size=40", "inference.target=0.5,0.1", "subspace.scale_prior=false"]
+    pairs = ["inference.step_size=0.1", "inference.target=0.5,0.1", "subspace.scale_prior=false"]
     found = _settings(options, None, pairs)
     assert found.inference.name == "mclmc"
-    assert (found.inference.batch_size, found.inference.target) == (40, (0.5, 0.1))
+    assert (found.inference.step_size, found.inference.target) == (0.1, (0.5, 0.1))
     assert (found.subspace.rank, found.subspace.scale_prior) == (9, False)
 
 

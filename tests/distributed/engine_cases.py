@@ -30,7 +30,6 @@ ENGINES = {
     "nuts": {"warmup": 30},
     "hmc": {"warmup": 30},
     "mclmc": {"warmup": 120},
-    "mclmc of minibatches": {"engine": "mclmc", "warmup": 120, "batch_size": 50},
     "mams": {"warmup": 30},
     "slice": {"warmup": 10},
     "smc": {},
@@ -40,10 +39,8 @@ ENGINES = {
     "full-rank-vi": {"steps": 40, "batch_size": 50},
     "realnvp": {"steps": 30},
 }
-SAMPLERS = [
-    name for name in ENGINES if isinstance(engine_of(ENGINES[name].get("engine", name)), Sampler)
-]
-MINIBATCHES = ("mclmc of minibatches", "full-rank-vi")
+SAMPLERS = [name for name in ENGINES if isinstance(engine_of(name), Sampler)]
+MINIBATCHES = ("full-rank-vi",)
 SIZES = {"even": 256, "uneven": 200, "empty": 60}
 
 
@@ -87,7 +84,7 @@ def configured(name: str) -> tuple[Any, int | None]:
     """An engine of `ENGINES`, and its warm-up."""
     options = dict(ENGINES[name])
     warmup = options.pop("warmup", None)
-    return replace(engine_of(options.pop("engine", name)), **options), warmup
+    return replace(engine_of(name), **options), warmup
 
 
 def sample(
