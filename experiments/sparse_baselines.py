@@ -23,11 +23,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from subbayes import sparse
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import LAYERS, select_layers
-from subbayes.sparse.priors import NormalSlab, Slab, SpikeSlab
+from subbayes.sparse.priors import NormalSlab, Slab, SpikeSlab, normal_log_prob
 from subbayes.sparse.variational_families import (
     STRUCTURES,
     LayerSettings,
@@ -37,6 +38,45 @@ from subbayes.sparse.variational_families import (
 )
 from subbayes.utils.checks import check_choice, check_positive, fail, fail_type
 from subbayes.utils.warning import warn_user
+
+
+class MixtureSlab(Slab):
+    r"""$\beta \sim \pi N(0, s_1^2) + (1 - \pi) N(0, s_2^2)$, a scale mixture of two Gaussians.
+
+    As for the `StudentTSlab`, the expected log density under a Gaussian is bounded from below by
+    that at $\beta^2 = \mathrm{E}[\beta^2]$; Blundell et al. sample it instead. The scales can be
+    learned, the share cannot.
+
+    Args:
+        wide: standard deviation $s_1$.
+        narrow: standard deviation $s_2$.
+        share: weight $\pi$ of the first component.
+
+    Source: Blundell et al. (2015), Weight uncertainty in neural networks, eq. 7; the defaults are
+    those of Hubin and Storvik (2024), section 4.1.
+
+    Example:
+        >>> slab = MixtureSlab(1.0, 0.1)
+        >>> float(slab.log_prob(torch.zeros(())).detach().exp())  # doctest: +ELLIPSIS
+        2.194...
+    """
+
+    log_wide: nn.Parameter
+    log_narrow: nn.Parameter
+    share: float
+
+    def __init__(
+        self, wide: float = 1.0, narrow: float = 2.479e-3**0.5, share: float = 0.5
+    ) -> None:
+        super().__init__(wide=wide, narrow=narrow)
+        if not (isinstance(share, Real) and 0 < share < 1):
+            fail("share", "a number strictly between 0 and 1", share)
+        self.share = float(share)
+
+    @override
+    def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        wide, narrow = (normal_log_prob(square, s) for s in (self.log_wide, self.log_narrow))
+        return torch.logaddexp(wide + math.log(self.share), narrow + math.log1p(-self.share))
 
 
 @dataclass(frozen=True)

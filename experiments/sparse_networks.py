@@ -194,7 +194,7 @@ def _sparse(
     early, rising = (
         0 if baseline else min(count, plan.epochs) for count in (plan.early_epochs, plan.kl_epochs)
     )
-    prior = sparse.SpikeSlab(sparse.MixtureSlab()) if "mixture" in settings else None
+    prior = sparse.SpikeSlab(sparse_baselines.MixtureSlab()) if "mixture" in settings else None
     ticks = [time.process_time()]
 
     def describe(network: sparse.SparseNetwork) -> Record:

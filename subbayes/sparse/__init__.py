@@ -6,14 +6,7 @@ from subbayes.sparse.export.csr_linear import CsrLinear
 from subbayes.sparse.export.export import export_network
 from subbayes.sparse.export.small_network import SmallNetwork
 from subbayes.sparse.layers import SparseLayer
-from subbayes.sparse.priors import (
-    Bernoulli,
-    BetaBinomial,
-    MixtureSlab,
-    NormalSlab,
-    SpikeSlab,
-    StudentTSlab,
-)
+from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSlab, StudentTSlab
 from subbayes.sparse.result import SparseNetwork, revert
 from subbayes.sparse.training import fit
 from subbayes.sparse.variational_families import POSTERIORS
@@ -25,7 +18,6 @@ __all__ = [
     "CsrLinear",
     "SmallNetwork",
     "LearningRates",
-    "MixtureSlab",
     "NormalSlab",
     "SparseLayer",
     "SparseNetwork",

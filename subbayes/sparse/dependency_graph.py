@@ -23,9 +23,8 @@ from subbayes.networks.layer_kinds import BATCH_NORMS
 from subbayes.networks.network import arguments
 from subbayes.networks.tracing.private_torch import has_hooks
 from subbayes.sparse.module_surgery import LAYERS, own_parameters
-from subbayes.sparse.traced_module import ELEMENTWISE, TracedModule, row_sources, users_of_values
+from subbayes.sparse.traced_module import TracedModule, row_sources, users_of_values
 
-_TRANSFORMER_LAYERS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 _OVERWRITABLE = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.Hardtanh)
 _BINARY_OPERATIONS = (operator.add, operator.mul, torch.add, torch.mul)
 
@@ -71,7 +70,7 @@ def edges(module: nn.Module, names: Collection[str], example: Any = None) -> lis
     if traced is None:
         return []
     once = _called_once(traced)
-    found = _edges_in_blocks(traced, names)
+    found = []
     for node in traced.graph.nodes:
         own = traced.called(node)
         if isinstance(own, LAYERS) and node.target in names and node.target in once:
@@ -226,28 +225,6 @@ def _called_once(traced: TracedModule) -> set[str]:
     }
 
 
-def _edges_in_blocks(traced: TracedModule, names: Collection[str]) -> list[Edge]:
-    """Edges of the feed-forward parts of transformer layers, which torch.fx does not trace."""
-    read, holders, found = _read_directly(traced), _holders(traced.module), []
-    for name, block in traced.module.named_modules():
-        if type(block) not in _TRANSFORMER_LAYERS:
-            continue
-        own: Any = block
-        source, reader = (f"{name}.{part}".lstrip(".") for part in ("linear1", "linear2"))
-        parts = [own.linear1, own.linear2, own.dropout, own.activation]
-        plain = all(
-            type(part) is nn.Linear
-            and not {source, reader} & read
-            and all(holders[id(p)] == 1 for p in own_parameters(part).values())
-            for part in parts[:2]
-        )
-        unhooked = not any(isinstance(part, nn.Module) and has_hooks(part) for part in parts)
-        known = own.activation in ELEMENTWISE or type(own.activation) in ELEMENTWISE
-        if plain and unhooked and known and {source, reader} <= {*names}:
-            found.append(Edge(source, reader, [own.activation], [], True))
-    return found
-
-
 def _holders(module: nn.Module) -> Counter[int]:
     """The number of modules that hold each parameter."""
     return Counter(id(p) for own in module.modules() for p in own_parameters(own).values())
@@ -275,10 +252,7 @@ def _edge_from(node: fx.Node, traced: TracedModule) -> Edge | None:
             edge.norms_per_unit |= not edge.norms
             return edge if _reads_units(own, source, flattened) else None
         function = traced.elementwise(node)
-        reduction = traced.position_reduction(node, source.weight.ndim)
-        if reduction and not flattened:
-            flattened = reduction == "drops"
-        elif traced.flattens(node):
+        if traced.flattens(node):
             flattened = True
         elif isinstance(own, BATCH_NORMS) and not flattened:
             edge.norms.append(str(node.target))

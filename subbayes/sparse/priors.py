@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
-from numbers import Real
 
 import torch
 from jaxtyping import Float
@@ -82,7 +81,7 @@ class NormalSlab(Slab):
 
     def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         """Exact: the log density is linear in the square."""
-        return _normal_log_prob(square, self.log_scale)
+        return normal_log_prob(square, self.log_scale)
 
 
 class StudentTSlab(Slab):
@@ -123,46 +122,8 @@ class StudentTSlab(Slab):
         )
 
 
-class MixtureSlab(Slab):
-    r"""$\beta \sim \pi N(0, s_1^2) + (1 - \pi) N(0, s_2^2)$, a scale mixture of two Gaussians.
-
-    As for the `StudentTSlab`, the expected log density under a Gaussian is bounded from below by
-    that at $\beta^2 = \mathrm{E}[\beta^2]$; Blundell et al. sample it instead. The scales can be
-    learned, the share cannot.
-
-    Args:
-        wide: standard deviation $s_1$.
-        narrow: standard deviation $s_2$.
-        share: weight $\pi$ of the first component.
-
-    Source: Blundell et al. (2015), Weight uncertainty in neural networks, eq. 7; the defaults are
-    those of Hubin and Storvik (2024), section 4.1.
-
-    Example:
-        >>> slab = MixtureSlab(1.0, 0.1)
-        >>> float(slab.log_prob(torch.zeros(())).detach().exp())  # doctest: +ELLIPSIS
-        2.194...
-    """
-
-    log_wide: nn.Parameter
-    log_narrow: nn.Parameter
-    share: float
-
-    def __init__(
-        self, wide: float = 1.0, narrow: float = 2.479e-3**0.5, share: float = 0.5
-    ) -> None:
-        super().__init__(wide=wide, narrow=narrow)
-        if not (isinstance(share, Real) and 0 < share < 1):
-            fail("share", "a number strictly between 0 and 1", share)
-        self.share = float(share)
-
-    @override
-    def expected_log_prob(self, square: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        wide, narrow = (_normal_log_prob(square, s) for s in (self.log_wide, self.log_narrow))
-        return torch.logaddexp(wide + math.log(self.share), narrow + math.log1p(-self.share))
-
-
-def _normal_log_prob(square: Tensor, log_scale: Tensor) -> Tensor:
+def normal_log_prob(square: Tensor, log_scale: Tensor) -> Tensor:
+    """The expected log density of a normal weight, by its expected square."""
     log_scale = log_scale.to(square)
     return -0.5 * (math.log(2 * math.pi) + square * (-2 * log_scale).exp()) - log_scale
 

@@ -33,11 +33,9 @@ from subbayes.networks.saving import (
     network_from,
     network_tensors,
 )
-from subbayes.posterior import Posterior
 from subbayes.predictions.averaging import BatchOutputs, average_of_batches, outputs
 from subbayes.predictions.modules import Component, Sampled
 from subbayes.predictions.predictive import Predictive
-from subbayes.priors import Normal
 from subbayes.sparse.convert import sparse_layers
 from subbayes.sparse.dependency_graph import readers_of_inputs
 from subbayes.sparse.export.export import export_network
@@ -47,9 +45,7 @@ from subbayes.sparse.kernels import LayerDraw
 from subbayes.sparse.layers import SparseLayer
 from subbayes.sparse.module_surgery import replace_layer
 from subbayes.sparse.path_inclusion import path_probability
-from subbayes.sparse.priors import NormalSlab, Slab, StudentTSlab
 from subbayes.sparse.saving import LayerFacts, layer_facts, layers_from
-from subbayes.subspace import CoordinateSubspace
 from subbayes.training.loop import History
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail
 from subbayes.utils.types import Inputs
@@ -92,16 +88,6 @@ def revert(module: nn.Module) -> nn.Module:
         )
         made = replace_layer(made, name, original)
     return made.eval()
-
-
-def _prior_scale(slab: Slab) -> float:
-    """Standard deviation of the normal prior that replaces a slab."""
-    hyper = {name: math.exp(float(value.detach())) for name, value in slab.named_parameters()}
-    if isinstance(slab, NormalSlab):
-        return hyper["log_scale"]
-    if isinstance(slab, StudentTSlab):
-        return math.sqrt(hyper["log_rate"] / hyper["log_shape"])
-    return 1.0
 
 
 @dataclass(frozen=True)
@@ -434,45 +420,6 @@ class SparseNetwork(Predictor):
         """
         whole = self.network.module_with(self.weights("median", "mean")[0])
         return export_network(whole, tuple(self.layers), example, layout)
-
-    def posterior(self, data: Any, prior_scale: float | None = None, **options: Any) -> Posterior:
-        r"""The posterior of the weights of the median model, for any sampler.
-
-        Args:
-            data: the rows.
-            prior_scale: standard deviation of the normal prior of the weights. By default each
-                layer has the scale of its slab: s of a `NormalSlab`, $\sqrt{b / a}$ of a
-                `StudentTSlab`, and 1 of any other.
-            options: further arguments of `Posterior`.
-
-        Returns:
-            A posterior over the included weights and the biases, in deviations from their means;
-            the prior is centred at weights of 0.
-        """
-        start = self.weights("median", "mean")[0]
-        included = torch.ones_like(start, dtype=torch.bool)
-        scales = torch.ones_like(start, dtype=torch.float64)
-        for name, layer in self.layers.items():
-            prefix, mask = f"{name}." if name else "", layer.included()
-            weight = self.network.spans[f"{prefix}weight"]
-            included[weight], scales[weight] = mask.reshape(-1), _prior_scale(layer.slab)
-            if layer.bias_mean is not None:
-                bias = self.network.spans[f"{prefix}bias"]
-                scales[bias] = _prior_scale(layer.slab)
-                included[bias] = layer.bias_raw_sd is not None
-                if layer.structure == "units" and layer.bias_raw_sd is not None:
-                    included[bias] = mask.flatten(1)[:, 0]
-        at = included.nonzero()[:, 0]
-        scale = scales[at].cpu().numpy() if prior_scale is None else np.full(len(at), prior_scale)
-        prior = Normal(scale, mean=-start[at].double().cpu().numpy())
-        return Posterior(
-            self.network.with_weights(start),
-            self.likelihood,
-            data,
-            CoordinateSubspace(start, at),
-            prior,
-            **options,
-        )
 
 
 @artifact("sparse-network", SparseFacts)

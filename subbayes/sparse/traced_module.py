@@ -52,7 +52,6 @@ _POOLS: dict[int, set[Any]] = {  # by number of dimensions of the weight of the 
         *(functional.adaptive_max_pool2d, torch.max_pool2d),
     },
 }
-_POSITION_REDUCTIONS = {torch.mean, Tensor.mean, torch.amax, Tensor.amax}
 _AVERAGE_POOLS = {nn.AvgPool1d, nn.AvgPool2d, functional.avg_pool1d, functional.avg_pool2d}
 _AVERAGE_POOL_ARGUMENTS = (
     "input",
@@ -147,24 +146,6 @@ class TracedModule:
             given.get("padding", 0) in (0, (0,), (0, 0), [0], [0, 0])
             and given.get("divisor_override") is None
         )
-
-    def position_reduction(self, node: fx.Node, dims: int) -> str:
-        """How a node reduces all positions to one: "keeps" or "drops" their axes, or "".
-
-        Args:
-            node: the node.
-            dims: number of dimensions of the weight of the layer before.
-        """
-        if self.operation(node) not in _POSITION_REDUCTIONS or dims < 3:
-            return ""
-        given = dict(zip(("dim", "keepdim"), node.args[1:], strict=False)) | node.kwargs
-        axes, keepdim = given.pop("dim", ()), given.pop("keepdim", False)
-        axes = axes if isinstance(axes, tuple | list) else (axes,)
-        if given or not all(isinstance(axis, int) for axis in axes):
-            return ""
-        if {axis % dims for axis in axes} != set(range(2, dims)):
-            return ""
-        return "keeps" if keepdim else "drops"
 
     def flattens(self, node: fx.Node) -> bool:
         """Whether a node flattens each row."""

@@ -13,6 +13,7 @@ import subbayes
 from experiments.sparse_baselines import (
     BASELINES,
     Horseshoe,
+    MixtureSlab,
     convert,
     gamma_kl,
     inverse_gamma_kl,
@@ -45,7 +46,7 @@ def linear():
 
 
 def test_mixture_slab_agrees_with_scipy_and_its_bound_holds():
-    slab = sparse.MixtureSlab(1.3, 0.2, 0.3)
+    slab = MixtureSlab(1.3, 0.2, 0.3)
     x = torch.linspace(-3, 3, 13, dtype=DOUBLE)
     density = 0.3 * stats.norm(0, 1.3).pdf(x) + 0.7 * stats.norm(0, 0.2).pdf(x)
     np.testing.assert_allclose(slab.log_prob(x).detach(), np.log(density), rtol=1e-12)
@@ -361,7 +362,7 @@ def test_kept_blocks_are_not_pruned():
         ),
         (lambda: convert(linear(), "horseshoe", prior=sparse.SpikeSlab()), "a Horseshoe where"),
         (lambda: Horseshoe(scale=0.0), "scale: expected"),
-        (lambda: sparse.MixtureSlab(share=1.0), "share: expected"),
+        (lambda: MixtureSlab(share=1.0), "share: expected"),
         (lambda: prune(mlp(), 0.0), "density: expected a share above 0"),
         (lambda: prune(mlp(), 0.5, "rows"), "structure: expected one of"),
         (lambda: prune(nn.Linear(2, 2), 0.5, "units"), "a layer with units to prune, got none"),

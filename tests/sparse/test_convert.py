@@ -108,27 +108,6 @@ def summed(h):
     return h.cumsum(-1)
 
 
-@pytest.mark.parametrize("kind", [nn.TransformerEncoderLayer, nn.TransformerDecoderLayer])
-@pytest.mark.parametrize("activation", ["relu", "gelu", nn.functional.softplus, summed])
-def test_dead_hidden_units_of_transformers_are_removed(kind, activation):
-    class Net(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.block = kind(8, 2, 32, dropout=0.0, batch_first=True, activation=activation)
-            self.head = nn.Linear(8, 3)
-
-        def forward(self, x):
-            h = self.block(x, x) if kind is nn.TransformerDecoderLayer else self.block(x)
-            return self.head(h.mean(1))
-
-    network = thinned(Net().double(), 0.9)
-    x = rows(15, 8).reshape(5, 3, 8)
-    small = network.small_network(x)
-    before, after = small.units["block.linear1"]
-    assert after == before if activation is summed else after < 28
-    torch.testing.assert_close(small.module(x), outputs(network, x))
-
-
 class Reading(nn.Module):
     """A module that reads weights of a layer directly, with control flow that depends on data."""
 
@@ -405,9 +384,6 @@ def test_frozen_biases_are_deterministic(posterior, structure, tmp_path):
     drawn = vectors[:, result.network.spans["0.bias"]]
     kept = (drawn == net[0].bias) | ((drawn == 0) & torch.tensor(structure == "units"))
     assert bool(kept.all())
-    moves = result.posterior(data).subspace.indices.tolist()
-    assert not set(range(18, 24)) & set(moves)
-    assert 30 in moves
     back = subbayes.load(result.save(tmp_path / "net"), net)
     assert back.module[0].bias_raw_sd is None
     assert torch.equal(back.weights(draws=3), result.weights(draws=3))
@@ -521,10 +497,6 @@ def test_convert_rejects_bad_options(options, said):
         (
             lambda: LearningRates.for_steps(-5),
             "steps: expected a whole number of at least 1, got -5",
-        ),
-        (
-            lambda: sparse.MixtureSlab(share="a"),
-            "share: expected a number strictly between 0 and 1",
         ),
         (
             lambda: sparse.SparseNetwork(nn.Linear(2, 1), subbayes.likelihoods.Gaussian(1.0)),

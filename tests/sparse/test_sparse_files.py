@@ -302,48 +302,7 @@ def test_layers_are_on_the_device_of_their_module(posterior):
     assert sparse.revert(moved).bias.is_meta
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_posterior_on_a_gpu_equals_that_on_the_cpu():
-    x, y = torch.randn(20, 3), torch.randn(20)
-    made = sparse.convert(nn.Linear(3, 1)).eval()
-    here = sparse.SparseNetwork(made, subbayes.likelihoods.Gaussian(1.0)).posterior((x, y))
-    there = sparse.SparseNetwork(made.cuda(), subbayes.likelihoods.Gaussian(1.0)).posterior(
-        (x.cuda(), y.cuda())
-    )
-    assert there.subspace.shift.is_cuda
-    np.testing.assert_allclose(there.prior.mean, here.prior.mean)
-
-
 # --- the prior of the included weights -----------------------------------------------------------
-
-
-@pytest.mark.parametrize("structure", ["weights", "units"])
-def test_posterior_prior_has_the_scale_of_each_slab(structure):
-    net = nn.Sequential(*(nn.Linear(3, 3) for _ in range(3)), nn.Linear(3, 1))
-    slabs = sparse.NormalSlab(0.5), sparse.NormalSlab(2.0), sparse.StudentTSlab(1.0, 9.0)
-    made = sparse.convert(
-        net,
-        keep="3",
-        structure=structure,
-        prior={
-            str(i): sparse.SpikeSlab(slab, sparse.Bernoulli(0.5)) for i, slab in enumerate(slabs)
-        },
-    )
-    with torch.no_grad():  # exclude one weight of each layer, or one unit
-        for layer in sparse.sparse_layers(made).values():
-            layer.logits.mean.view(-1)[1] = -3.0
-    result = sparse.SparseNetwork(made.eval(), subbayes.likelihoods.Gaussian(1.0))
-    data = torch.zeros(2, 3), torch.zeros(2)
-    prior = result.posterior(data).prior
-    each = 11 if structure == "weights" else 8  # with biases
-    expected = np.repeat([0.5, 2.0, 3.0, 1.0], [each, each, each, 4])
-    np.testing.assert_allclose(prior.scale, expected)
-    drawn = prior.sample((20_000, len(expected)), np.random.default_rng(0))
-    start = result.weights("median", "mean")[0].numpy()
-    weights = drawn + start[start != 0]
-    np.testing.assert_allclose(weights.mean(0), 0, atol=5 * 3 / 20_000**0.5)
-    np.testing.assert_allclose(weights.var(0), expected**2, rtol=5 * (2 / 20_000) ** 0.5)
-    assert set(result.posterior(data, prior_scale=0.3).prior.scale) == {0.3}
 
 
 # --- covariances between inputs ------------------------------------------------------------------
