@@ -6,7 +6,7 @@ posterior without an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -17,9 +17,7 @@ from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import take, tree_map
 from subbayes.utils.types import Inputs, Outputs, Targets
-from subbayes.utils.warning import warn_user
 
-_MOST_CLASSES = 20  # in a warning
 _DRAWS, _ROWS = 4, 5  # numbers that targets and outputs rarely have
 _ELEMENTWISE = "Compute it elementwise, without sums or means"
 
@@ -161,37 +159,6 @@ def sized_likelihood(
     if likelihood.per_position:
         sized.check_targets(targets)
     return sized
-
-
-def absent_classes(likelihood: Likelihood, n_outputs: int, y: Targets) -> list[int]:
-    """Labels without rows, in a classification.
-
-    Args:
-        likelihood: p(y | f).
-        n_outputs: number of outputs of the network; 1 for two classes.
-        y: labels (N,).
-
-    Example:
-        >>> from subbayes.likelihoods import Categorical
-        >>> absent_classes(Categorical(), 4, torch.tensor([0, 3, 3]))
-        [1, 2]
-    """
-    if likelihood.kind != "classification" or not isinstance(y, Tensor) or y.ndim > 1:
-        return []
-    present = set(y.long().unique().tolist())
-    return [label for label in range(max(n_outputs, 2)) if label not in present]
-
-
-def warn_of_absent_classes(absent: Sequence[int]) -> None:
-    """Warn of classes without rows; see `absent_classes`."""
-    if absent:
-        shown = ", ".join(map(str, absent[:_MOST_CLASSES]))
-        more = f" and {len(absent) - _MOST_CLASSES} more" if len(absent) > _MOST_CLASSES else ""
-        warn_user(
-            f"data: no row of class{'es' * (len(absent) > 1)} {shown}{more}, for which the network "
-            "has an output: its predictions for these come from the prior. Add such rows, or "
-            "remove the output"
-        )
 
 
 def check_log_prob(likelihood: Likelihood, outputs: Outputs, y: Targets) -> None:

@@ -19,8 +19,6 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
-from subbayes.likelihoods.base import target_values
-from subbayes.likelihoods.validation import absent_classes, warn_of_absent_classes
 from subbayes.models.checkpoint import FitCheckpoint, check_checkpoint
 from subbayes.models.ensemble_start import EnsembleStart, ensemble_settings, starts_at_ensemble
 from subbayes.models.fitted import FittedModel
@@ -145,8 +143,6 @@ def fit(
     network = network_of(model, parameters, output)
     outputs = check_divided_fit(network, likelihood, data)
     likelihood = likelihood.for_outputs(outputs, data.first()[1])
-    if data.in_memory and data.division is None:
-        warn_of_absent_classes(absent_classes(likelihood, outputs, target_values(data.targets())))
 
     # Check every argument before training, which may take hours.
     sampling = check_settings("sampling", sampling, Sampling) or Sampling()

@@ -23,7 +23,6 @@ from subbayes.artifacts.saving import fail_checkpoint, read_checkpoint
 from subbayes.artifacts.tensors import add_prefix, fingerprint, strip_prefix
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.target_parts import has_weights, split_targets
-from subbayes.likelihoods.validation import warn_of_absent_classes
 from subbayes.networks.identity.architecture import architecture_of
 from subbayes.networks.layer_kinds import BATCH_NORMS, frozen_in_evaluation, set_training_mode
 from subbayes.networks.network import Network
@@ -234,7 +233,6 @@ class TrainableSparseNetwork(Trainable):
         self.rates = training.learning_rates or LearningRates.for_steps(
             training.epochs * self.minibatches.n_batches
         )
-        warn_of_absent_classes(self.minibatches.absent_classes)
         noise = Noise(derive_seed(seed, 2))
         for layer in self.layers.values():
             layer.noise = noise

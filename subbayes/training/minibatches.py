@@ -19,12 +19,7 @@ from subbayes.distributed.processes import current
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.base import target_values
 from subbayes.likelihoods.target_parts import has_weights, mean_weight, split_targets
-from subbayes.likelihoods.validation import (
-    absent_classes,
-    checked_targets,
-    join_checked_targets,
-    sized_likelihood,
-)
+from subbayes.likelihoods.validation import checked_targets, join_checked_targets, sized_likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.validation import check_gradients, check_rows_and_targets, warn_of_units
 from subbayes.training.configuration import Training
@@ -119,7 +114,6 @@ class Minibatches:
         shared: what these processes exchange; None if this one has all rows.
         mean_weight: of the rows, 1 without weights.
         memory: the data with prepared targets, or None if they are streamed.
-        absent_classes: labels of a classification without rows.
         initial_parameters: unconstrained parameters of the likelihood, from the targets.
     """
 
@@ -173,12 +167,11 @@ class Minibatches:
         self._rows = n_rows(inputs)
         self.mean_weight = mean_weight(likelihood, targets)
         few, y = to_device(take(first, slice(2)), self.device)
-        outputs, sized = check_rows_and_targets(network, likelihood, few, y, targets)
+        _, sized = check_rows_and_targets(network, likelihood, few, y, targets)
         check_gradients(network, few)
         warn_of_no_spread(likelihood, self.n, targets)
         self.likelihood = likelihood = sized
         warn_of_units(network, likelihood, inputs, targets)
-        self.absent_classes = absent_classes(likelihood, outputs, target_values(targets))
         self.initial_parameters = likelihood.init_parameters(targets).to(self.device, self.dtype)
         if self.has_batchnorm and self.n == 1:
             fail("data", "at least 2 rows for BatchNorm", "1 row")

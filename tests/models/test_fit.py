@@ -134,19 +134,6 @@ def test_noise_that_is_learned_from_equal_targets_is_warned_of():
             fit(net(), (x, torch.full_like(y, 3.0)), likelihood="gaussian", **options)
 
 
-def test_classes_without_rows_are_warned_of():
-    x, _ = data()
-    labels = torch.arange(len(x)) % 2
-    options = fit_options(**OPTIONS | dict(draws=4), likelihood="categorical")
-    message = "data: no row of class 2, for which the network has an output: its predictions"
-    with pytest.warns(UserWarning, match=message):
-        fit(net(outputs=3), (x, labels), **options)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        fit(net(outputs=2), (x, labels), **options)
-    assert not [w for w in found if "no row of class" in str(w.message)]
-
-
 # --- results ------------------------------------------------------------------------------------
 
 

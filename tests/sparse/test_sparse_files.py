@@ -183,22 +183,6 @@ def trained(labels, outputs=3, likelihood=None):
     )
 
 
-def test_classes_without_rows_give_a_warning():
-    with pytest.warns(UserWarning, match="no row of class 1, for which the network has an output"):
-        trained([0, 2, 2, 0])
-    with pytest.warns(UserWarning, match="no row of classes 1, 2, for which"):
-        trained([0, 0], likelihood=subbayes.likelihoods.Categorical(3))
-    with pytest.warns(UserWarning, match="no row of class 0, "):
-        trained([1, 1, 1], 1, subbayes.likelihoods.Bernoulli())
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.filterwarnings("ignore:The median model excludes")  # after a single epoch
-def test_classes_with_rows_give_no_warning():
-    trained([0, 1, 2])
-    trained([0, 1, 1], 1, subbayes.likelihoods.Bernoulli())
-
-
 def test_more_labels_than_outputs_are_rejected():
     with pytest.raises(
         InputError,
