@@ -5,11 +5,13 @@ See `linearised_laplace` for the posterior of all weights, and for tuning.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.layers import Layers
@@ -87,6 +89,17 @@ class LinearisedLaplace(Engine):
                 "Use linearised_laplace(..., covariance='sampled'), or a subspace of lower rank",
             )
 
+    @classmethod
+    @override
+    def warnings(cls, draws: Draws) -> list[str]:
+        away = draws.meta.get("steps_to_mode", 0.0)
+        if away <= 1:
+            return []
+        return [
+            f"the centre is no mode: the step to it is {away:.2g} times as long as a draw; train "
+            "longer, or use inference=LinearisedLaplace(gauss_newton_step=True)"
+        ]
+
     def run(self, posterior: Posterior, sampling: Sampling) -> Draws:
         """Draw from the approximation; see `Engine.run`."""
         k, draws, chains = posterior.rank, sampling.draws, sampling.chains
@@ -100,22 +113,31 @@ class LinearisedLaplace(Engine):
         prior = torch.cholesky_inverse(torch.from_numpy(np.ascontiguousarray(factor)))
         half = cholesky(inside + prior, "subspace")
         value, gradient = posterior.value_and_grad(np.zeros((1, k)))
-        g = torch.from_numpy(gradient[0] if self.gauss_newton_step else np.zeros(k)).unsqueeze(1)
-        mean = torch.cholesky_solve(g, half)[:, 0]
+        g = torch.from_numpy(gradient[0]).unsqueeze(1)
+        step = torch.cholesky_solve(g, half)[:, 0]
+        covariance = torch.cholesky_inverse(half).contiguous()
+        determined = k - float((prior * covariance).sum())  # the effective number of parameters
+        meta: dict[str, Any] = {"seed": sampling.seed}
+        if not self.gauss_newton_step:
+            meta["steps_to_mode"] = math.sqrt(
+                max(0.0, float(g[:, 0] @ step)) / max(determined, 1e-9)
+            )
+            g = torch.zeros_like(g)
+        mean = step if self.gauss_newton_step else torch.zeros_like(step)
         eps = np.random.default_rng(sampling.seed).standard_normal((k, draws * chains))
         z = mean + torch.linalg.solve_triangular(half.T, torch.from_numpy(eps), upper=True).T
         log_evidence = value[0] + 0.5 * g[:, 0] @ mean - half.diagonal().log().sum()
         return Draws(
             z.numpy().reshape(chains, draws, k),
             {},
-            {"seed": sampling.seed},
+            meta,
             engine=self.name,
             validity=self.validity,
             independent=True,
             prediction="linearised",
             temperature=posterior.temperature,
             log_evidence=float(log_evidence + 0.5 * k * np.log(2 * np.pi)),
-            moments=Moments.of(mean.numpy(), torch.cholesky_inverse(half).contiguous().numpy()),
+            moments=Moments.of(mean.numpy(), covariance.numpy()),
         )
 
 

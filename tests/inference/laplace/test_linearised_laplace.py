@@ -21,7 +21,7 @@ from subbayes import InputError, Network, subspaces
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.laplace.linearised import Evidence, linearised_laplace, tune_prior
 from subbayes.inference.laplace.linearised_engine import LinearisedLaplace, predict_linearised
-from subbayes.inference.laplace.prior_choice import choose_prior
+from subbayes.inference.laplace.prior_choice import POINT, choose_prior
 from subbayes.predictions.gaussian import (
     ClassPredictive,
     GaussianPredictive,
@@ -352,8 +352,9 @@ def test_the_prior_of_held_out_rows():
     net, data, validation = overfitted()
     likelihood = subbayes.likelihoods.Categorical()
     with pytest.warns(UserWarning, match="10000 is the largest of those tried, and others beyond"):
-        seen, _ = choose_prior(net, likelihood, data, validation=data)
-    assert seen.prior_precision == 1e4
+        choose_prior(net, likelihood, data, validation=data, prior_precisions=(1.0, 1e4))
+    seen, _ = choose_prior(net, likelihood, data, validation=data)
+    assert seen.prior_precision == POINT  # no posterior, which is no edge of the grid
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         held, scores = choose_prior(net, likelihood, data, validation=validation)

@@ -10,7 +10,7 @@ from scipy import stats
 import subbayes
 from subbayes import Network
 from subbayes.data.data import Data
-from subbayes.inference.laplace.prior_choice import choose_prior
+from subbayes.inference.laplace.prior_choice import POINT, choose_prior
 
 
 def _regression_rows(n: int = 24):
@@ -50,3 +50,14 @@ def test_scores_with_noise_of_each_row(weighted):
     predictive = fitted.predict(x, noise=scales)
     truth = stats.norm(predictive.mean, np.hypot(scales.numpy(), np.sqrt(predictive.epistemic)))
     assert scores[1.0] == pytest.approx(truth.logpdf(y.numpy()).mean(), rel=1e-9)
+
+
+def test_noise_is_that_of_rows_that_the_network_was_not_trained_on():
+    net, x, y = _regression_rows()
+    likelihood = subbayes.likelihoods.Gaussian(0.01)  # as of a network that fits its rows
+    found, scores = choose_prior(net, likelihood, (x[:12], y[:12]), validation=(x[12:], y[12:]))
+    residuals = y[12:] - net(net.weights, x[12:])[:, 0].detach()
+    noise = float(residuals.square().mean().sqrt())
+    assert float(found.likelihood.noise) == pytest.approx(noise, rel=1e-9)
+    alone = stats.norm(0.0, noise).logpdf(residuals.numpy()).mean()
+    assert scores[POINT] == pytest.approx(alone, rel=1e-6)
