@@ -38,6 +38,7 @@ SUBJECTS = {
     "distributed": "Many processes",
     "plots": "Figures",
     "plots.effects": "Figures of effects",
+    "reports": "Reports",
 }
 
 

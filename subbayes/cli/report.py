@@ -77,7 +77,7 @@ def report(
     test = None if table is None else encode_rows(fitted, table, source)
     data = None if train is None else encode_rows(fitted, train, source, min_rows=2)
     from subbayes.models.fitted import FittedModel
-    from subbayes.reports.model_report import write_report
+    from subbayes.reports import write_report
 
     if data is not None and not isinstance(fitted.model, FittedModel):
         print_line(f"warning: --train makes no difference to a {fitted.model.label}")

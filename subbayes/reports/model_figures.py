@@ -135,10 +135,10 @@ def chains(draws: Draws, warnings: Sequence[str]) -> Chains:
 
     Args:
         draws: the draws.
-        warnings: of the model.
+        warnings: sentences of the model.
     """
     if draws.n_draws < 4:
-        return Chains(note=f"Too few draws to tell: {'; '.join(warnings)}.")
+        return Chains(note=f"Too few draws to tell. {' '.join(warnings)}")
     summary = draws.summary()
     order = np.argsort(-summary["rhat"].fillna(np.inf).to_numpy(), kind="stable")
     pictures = []
@@ -165,10 +165,7 @@ def chains(draws: Draws, warnings: Sequence[str]) -> Chains:
         )
     note = f"Traces and ranks show the {_SHOWN_COORDINATES} coordinates with the largest R-hat."
     return Chains(
-        [f"{line[:1].upper()}{line[1:]}." for line in warnings],
-        _summary(summary),
-        note if draws.rank > _SHOWN_COORDINATES else "",
-        pictures,
+        list(warnings), _summary(summary), note if draws.rank > _SHOWN_COORDINATES else "", pictures
     )
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
@@ -26,7 +25,6 @@ from subbayes.diagnostics.predictor import Predictor
 from subbayes.draws import Draws
 from subbayes.likelihoods.target_parts import split_targets
 from subbayes.models.fitted import FittedModel
-from subbayes.plots.methods import distance_to_best
 from subbayes.predictions.predictive import Predictive
 from subbayes.reports import model_figures as figures
 from subbayes.reports import sparse as sparse_report
@@ -52,12 +50,19 @@ WORDS = {
     "is better.",
     "coverage": "share of test targets inside the interval; should equal its level, or be higher "
     "for counts.",
+    "accuracy": "share of test rows whose most probable class is right; higher is better.",
+    "Brier": "squared distance of the probabilities from the observed class; lower is better.",
+    "ECE": "gap between the probability of the predicted class and the share of rows in which it "
+    "is right; lower is better.",
+    "AUROC": "probability that a row of a class has a higher probability of it than another row.",
     "R-hat": "disagreement of the chains; 1 is agreement, above 1.01 run the chains longer.",
     "effective sample size": "number of independent draws that are equivalent to the chains.",
 }
 """Definitions of the terms in a report."""
 
-_NOT_RANKED = ("seconds", "interval_width")
+_OF_NUMBERS = {"RMSE", "CRPS", "coverage", "aleatoric"}
+_OF_CLASSES = {"accuracy", "Brier", "ECE", "AUROC"}
+_OF_CHAINS = {"R-hat", "effective sample size"}
 
 
 @warnings_once()
@@ -174,7 +179,7 @@ class _Content:
 
     @property
     def classifies(self) -> bool:
-        return self.predictive is not None and self.predictive.likelihood.kind == "classification"
+        return self.model.likelihood.kind == "classification"
 
 
 def _content(
@@ -220,29 +225,27 @@ def _with_posterior(model: Predictor, data: Data | None) -> Predictor:
 
 
 def _lead(content: _Content) -> str:
-    model = content.fitted
-    if model is None or model.draws is None:
-        return f"Predictions of {content.name}."
-    n = model.draws.n_chains * model.draws.n_draws
-    return (
-        f"Predictions of {content.name} with their uncertainty: {n} draws from the posterior "
-        f"over {model.subspace.rank} directions of a network with {model.network.size} weights."
+    answer = (
+        f"the probability of each class of {content.name}"
+        if content.classifies
+        else f"{content.name}, with an interval that should contain it in 95 % of the rows"
     )
+    return f"For each row of inputs the model predicts {answer}."
 
 
 def _chains(model: FittedModel | None) -> figures.Chains | None:
     if model is None or model.draws is None:
         return None
-    return figures.chains(model.draws, model.warnings())
+    return figures.chains(model.draws, _sentences(model.warnings()))
 
 
 def _verdict(content: _Content, agreement: ChainPredictions | None) -> list[tuple[str, list[str]]]:
-    """Boxes, "good" or "bad", on the model that is shown, and on the warnings of other methods."""
-    model, boxes = content.fitted, []
+    """Boxes, "good", "tie" or "bad", on the predictions, on the chains, and on other methods."""
+    model, boxes = content.fitted, [_quality(content)]
     if model is not None and model.draws is not None:
-        boxes.append(_convergence(content, model, model.draws, agreement))
+        boxes.append(_convergence(model, model.draws, agreement))
     elif lines := content.model.warnings():
-        boxes.append(("bad", [f"{line[0].upper()}{line[1:]}." for line in lines]))
+        boxes.append(("bad", _sentences(lines)))
     if content.comparison is not None:
         for key, lines in content.comparison.warnings().items():
             label = content.comparison.table.loc[key, "method"]
@@ -251,10 +254,58 @@ def _verdict(content: _Content, agreement: ChainPredictions | None) -> list[tupl
     return boxes
 
 
+def _quality(content: _Content) -> tuple[str, list[str]]:
+    """A box on the predictions of test rows: how good they are, and how far to trust them."""
+    predictive = content.predictive
+    if predictive is None:
+        return "tie", ["Without test rows this page cannot say how good the predictions are."]
+    constant = _constant_scores(content)
+    rows = f"{len(predictive)} test rows"
+    if content.classifies:
+        kind, trust = _confidence(predictive, content.y)
+        text = (
+            f"{metrics.accuracy(predictive, content.y):.1%} of {rows} are classified correctly; "
+            f"the most frequent class has {constant['accuracy']:.1%} of them."
+        )
+    else:
+        kind, trust = _coverage(predictive, content.y)
+        text = (
+            f"Predictions of {rows} have a root mean squared error of "
+            f"{metrics.rmse(predictive, content.y):.4g}; that of their average, the same for all "
+            f"rows, is {constant['rmse']:.4g}."
+        )
+    return kind, [text, trust]
+
+
+def _constant_scores(content: _Content) -> dict[str, float]:
+    """Scores of the best prediction that is the same for all test rows."""
+    y = np.asarray(content.y)
+    if content.classifies:
+        labels = y[y >= 0].astype(int)  # tokens without a label are -100
+        shares = np.bincount(labels) / labels.size
+        return {"log_likelihood": np.log(shares[labels]).mean(), "accuracy": shares.max()}
+    return {"rmse": np.sqrt(y.var(0).mean())}
+
+
+def _confidence(predictive: Predictive, y: Any) -> tuple[str, str]:
+    """Whether the probabilities of the predicted classes agree with the share that is right."""
+    confidence = predictive.probabilities.max(-1)
+    share = metrics.accuracy(predictive, y)
+    error = 1.96 * np.sqrt((confidence * (1 - confidence)).mean() / confidence.size)
+    gap = share - confidence.mean()
+    kind = "good" if abs(gap) <= error else "bad"
+    judged = "overconfident" if gap < 0 else "underconfident"
+    return kind, (
+        f"It gives its answers a probability of {confidence.mean():.1%} on average, and "
+        f"{share:.1%} of them are right"
+        + (": the difference may be chance." if kind == "good" else f": it is {judged}.")
+    )
+
+
 def _convergence(
-    content: _Content, model: FittedModel, draws: Draws, agreement: ChainPredictions | None
+    model: FittedModel, draws: Draws, agreement: ChainPredictions | None
 ) -> tuple[str, list[str]]:
-    """A box on the convergence of the chains and the coverage of intervals."""
+    """A box on the convergence of the chains."""
     good = not model.warnings()
     if model.has_separate_chains and agreement is not None:
         good = good and not agreement.warnings()
@@ -267,9 +318,9 @@ def _convergence(
                 if good
                 else "it misses part of the posterior; see the remedies below"
             )
-        return kind, [f"{text}.", _coverage(content)]
+        return kind, [f"{text}."]
     if model.has_separate_chains:
-        return kind, [_verdict_on_predictions(good, agreement), _coverage(content)]
+        return kind, [_verdict_on_predictions(good, agreement)]
     text = (
         "The chains agree"
         if good
@@ -281,7 +332,7 @@ def _convergence(
             f". The largest R-hat is {np.nanmax(draws.rhat()):.3f}, the smallest "
             f"effective sample size {np.nanmin(draws.ess_bulk()):.0f}"
         )
-    return kind, [f"{text}.", _coverage(content)]
+    return kind, [f"{text}."]
 
 
 def _verdict_on_predictions(good: bool, agreement: ChainPredictions | None) -> str:
@@ -297,17 +348,18 @@ def _verdict_on_predictions(good: bool, agreement: ChainPredictions | None) -> s
     )
 
 
-def _coverage(content: _Content) -> str:
-    if content.predictive is None or content.classifies:
-        return ""
-    n = len(content.predictive)
-    share = metrics.coverage(content.predictive, content.y)
-    expected, error = expected_coverage(content.predictive)
+def _coverage(predictive: Predictive, y: Any) -> tuple[str, str]:
+    """Whether the intervals contain as many test rows as they should."""
+    share = metrics.coverage(predictive, y)
+    expected, error = expected_coverage(predictive)
     low, high = expected - 1.96 * error, min(1.0, expected + 1.96 * error)
-    return (
-        f"The 95 % intervals contain {100 * share:.0f} % of {n} test rows; "
+    text = (
+        f"The 95 % intervals contain {100 * share:.0f} % of the test rows; "
         f"{100 * low:.0f} to {100 * high:.0f} % are expected by chance."
     )
+    if share < low:
+        return "bad", f"{text} They are too narrow."
+    return ("good", text) if share <= high else ("tie", f"{text} They are wider than needed.")
 
 
 def _coverage_in_time(content: _Content) -> list[tuple[str, list[str]]]:
@@ -341,11 +393,11 @@ def _sentences(lines: Sequence[str]) -> list[str]:
 
 def _words(content: _Content) -> dict[str, str]:
     """The terms that this report uses."""
-    omitted = {"RMSE", "CRPS", "coverage", "aleatoric"} if content.classifies else set()
+    omitted = _OF_NUMBERS if content.classifies else _OF_CLASSES
     return {
         word: text
         for word, text in WORDS.items()
-        if word not in omitted and (content.fitted or word in SCORE_HEADINGS.values())
+        if word not in omitted and (content.fitted or word not in _OF_CHAINS)
     }
 
 
@@ -362,29 +414,25 @@ def _scores(content: _Content) -> tuple[Table | None, list[Picture]]:
         weights = split_targets(content.test.targets(), weighted=True).counts
     scores = metrics.score(content.predictive, content.y, weights=weights)
     kept = [key for key in SCORE_HEADINGS if key in scores]
+    rows = [[content.method, *(format_score(key, scores[key]) for key in kept)]]
     caption = f"{len(content.predictive)} test rows. Log-likelihood in nats per row."
+    if weights is None:
+        constant = _constant_scores(content)
+        cells = (format_score(key, constant[key]) if key in constant else "" for key in kept)
+        rows.append(["without inputs", *cells])
+        caption += " Without inputs: the same prediction for all rows, from their own targets."
     return Table(
-        ["method", *(SCORE_HEADINGS[key].format(level=95) for key in kept)],
-        [[content.method, *(format_score(key, scores[key]) for key in kept)]],
-        caption,
+        ["method", *(SCORE_HEADINGS[key].format(level=95) for key in kept)], rows, caption
     ), []
 
 
 def _compared_scores(comparison: Comparison) -> tuple[Table, list[Picture]]:
     frame, differences, level = comparison.table, comparison.differences(), comparison.level
     head, rows = comparison.cells(list(SCORE_HEADINGS))
-    kept = [key for key in SCORE_HEADINGS if key in frame.columns]
-    best = [
-        (int(i), j + 1)
-        for j, key in enumerate(kept)
-        if key not in _NOT_RANKED
-        for i in np.flatnonzero(_is_best(key, frame[key], level))
-    ]
     n = len(next(iter(comparison.predictives.values())))
     caption = (
         f"{n} test rows. Log-likelihood in nats per row. Seconds are the cost of a method by "
-        "itself, including training; shared training counts for each method. Bold: the best of a "
-        "column, however small the difference."
+        "itself, including training; shared training counts for each method."
     )
     errors = dict(zip(differences["method"], differences["se"], strict=True))
     pictures = [
@@ -404,18 +452,7 @@ def _compared_scores(comparison: Comparison) -> tuple[Table, list[Picture]]:
         for score, caption in captions.items()
         if score in frame.columns
     ]
-    return Table(head, rows, caption, best), pictures
-
-
-def _is_best(score: str, values: pd.Series, level: float) -> np.ndarray:
-    """The best values as printed; none if all are equal or NaN."""
-    array = values.to_numpy(dtype=float)
-    if np.isnan(array).all():
-        return np.zeros(len(array), dtype=bool)
-    distance = distance_to_best(score, array, level)
-    printed = np.array([format_score(score, value) for value in array])
-    same = printed == printed[np.nanargmin(distance)]
-    return same & ~same.all()
+    return Table(head, rows, caption), pictures
 
 
 # --- figures --------------------------------------------------------------------------------

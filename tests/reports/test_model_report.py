@@ -7,7 +7,6 @@ import re
 from html.parser import HTMLParser
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from fits import compare, fit_options
@@ -135,9 +134,9 @@ def comparison():
 
 
 ALL = [
-    "What was fitted",
     "Scores on test rows",
     "Predictions and calibration",
+    "What was fitted",
     "The posterior",
     "Convergence of the chains",
     "Agreement of the chains in predictions",
@@ -170,7 +169,7 @@ def test_comparison_report_has_all_sections(comparison, tmp_path):
         "SWAG",
         "PCA + ESS",
         "random + ESS",
-        *WORDS,
+        *(set(WORDS) - report._OF_CLASSES),
     ):
         assert text in page.words
     for key in comparison.table.index:
@@ -233,7 +232,28 @@ def test_scores_are_those_of_the_test_rows(fitted, tmp_path):
     page = read(write_report(fitted, tmp_path / "r.html", test=test))
     scores = metrics.score(fitted.predict(test[0]), test[1])
     assert f"{scores['log_likelihood']:.3f}" in page.words
-    assert f"contain {100 * scores['coverage']:.0f} % of 40 test rows" in page.words
+    assert f"contain {100 * scores['coverage']:.0f} % of the test rows" in page.words
+    alone = float(test[1].double().std(correction=0))
+    assert f"error of {scores['rmse']:.4g}; that of their average" in page.words
+    assert f"for all rows, is {alone:.4g}." in page.words
+    assert f"without inputs {alone:.3f}" in page.words
+
+
+def test_a_classifier_is_judged_beside_the_class_shares(fitted):
+    probabilities = torch.tensor([[0.9, 0.1], [0.8, 0.2], [0.6, 0.4], [0.3, 0.7]])
+    predictive = Predictive(probabilities.log()[None].repeat(1, 25, 1), Categorical(2))
+    y = torch.tensor([0, 0, 0, 1]).repeat(25)
+    point = WeightSamples(fitted.network, fitted.network.weights[None], Categorical(2), "MAP")
+    content = report._Content(point, "", predictive, y, None, None, "y", "")
+    kind, (quality, trust) = report._quality(content)
+    assert quality.startswith("100.0% of 100 test rows are classified correctly")
+    assert "has 75.0% of them" in quality
+    assert kind == "bad"
+    assert "75.0% on average, and 100.0% of them are right: it is underconfident." in trust
+    constant = Predictive(torch.tensor([0.75, 0.25]).log().expand(1, 100, 2), Categorical(2))
+    scores = metrics.score(constant, y)
+    expected = {key: scores[key] for key in ("log_likelihood", "accuracy")}
+    assert report._constant_scores(content) == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.slow
@@ -314,11 +334,12 @@ def test_converged_chains_are_reported(fitted, tmp_path):
 
 
 def test_a_stack_whose_intervals_are_too_narrow_is_reported(fitted, tmp_path):
-    for coverage, tag in ((0.75, True), (0.9, False)):
+    for coverage, reported in ((0.75, True), (0.9, False)):
         stack = Stack((fitted,), (fitted.default_draws,), {"coverage": coverage, "held_out": 200})
         page = read(write_report(stack, tmp_path / "r.html", test=rows(seed=1)))
-        assert (("div", {"class": "bad"}) in page.tags) == tag
-        assert ("Predictions were too narrow: intervals of 90% held 75.0%" in page.words) == tag
+        assert (
+            "Predictions were too narrow: intervals of 90% held 75.0%" in page.words
+        ) == reported
 
 
 def test_chains_around_networks_of_their_own_are_judged_by_their_predictions(tmp_path):
@@ -385,9 +406,9 @@ def test_a_baseline_has_scores_and_no_posterior(fitted, tmp_path):
     point = WeightSamples(fitted.network, fitted.network.weights[None], fitted.likelihood, "SWA")
     page = read(write_report(point, tmp_path / "r.html", test=rows(seed=1)))
     assert page.sections == [
-        "What was fitted",
         "Scores on test rows",
         "Predictions and calibration",
+        "What was fitted",
         "How to reproduce",
         "Terms",
     ]
@@ -410,7 +431,7 @@ def test_rank_one_full_and_few_draws(tmp_path):
     assert "The posterior" not in page.sections
     page = read(write_report(model(subspace="full", draws=2), tmp_path / "full.html"))
     assert "Too few draws to tell" in page.words
-    assert "fewer than 4 draws per chain" in page.words
+    assert "Fewer than 4 draws per chain" in page.words
 
 
 def test_long_tables_of_coordinates_are_shortened(fitted, tmp_path):
@@ -556,27 +577,17 @@ def test_warnings_of_other_methods_are_named_beside_any_model(comparison, shown)
     boxes = report._verdict(content, None)
     assert expected
     assert [lines[0] for _, lines in boxes if lines[0] in expected] == expected
-    assert len(boxes) - len(expected) == (shown != "without draws")
+    assert len(boxes) - len(expected) == 1 + (shown != "without draws")
 
 
-def test_coverage_of_calibrated_counts_is_expected_by_chance(fitted):
+def test_coverage_of_calibrated_counts_is_expected_by_chance():
     y = torch.poisson(torch.full((500,), 0.3), generator=torch.Generator().manual_seed(0))
     predictive = Predictive(torch.full((1, 500, 1), 0.3).log(), Poisson())
-    content = report._Content(fitted, "", predictive, y, None, None, "y", "")
-    found = re.findall(r"(\d+) (?:% of|to|% are)", report._coverage(content))
+    kind, text = report._coverage(predictive, y)
+    assert kind == "good"
+    found = re.findall(r"(\d+) (?:% of|to|% are)", text)
     inside = float((y <= 2).double().mean())  # 0.9964 are expected
     assert found == [f"{100 * inside:.0f}", "99", "100"]
-
-
-def test_best_scores_are_bold_unless_all_are_equal():
-    best = report._is_best
-    assert best("rmse", pd.Series([2.00001, 2.0, 3.0]), 0.95).tolist() == [True, True, False]
-    assert best("accuracy", pd.Series([0.97, 0.97001]), 0.95).tolist() == [False, False]
-    scores = pd.Series([np.nan, -2.0, -1.0])
-    assert best("log_likelihood", scores, 0.95).tolist() == [False, False, True]
-    assert best("rmse", pd.Series([np.nan, np.nan]), 0.95).tolist() == [False, False]
-    assert best("coverage", pd.Series([1.0, 0.94, 0.9]), 0.95).tolist() == [False, True, False]
-    assert best("coverage", pd.Series([1.0, 0.94, 0.81]), 0.8).tolist() == [False, False, True]
 
 
 def test_a_comparison_at_another_level_says_so(comparison, tmp_path):
