@@ -212,6 +212,8 @@ def regress(
         "effects": summary.to_dict("index"),
         "warnings": list(fitted.warnings()),
     }
+    if censored := fitted.describe().get("censored"):
+        facts["censored"] = censored
     with naming_out():
         if out is not None:
             saved = RegressionModel(fitted, tuple(missing_values or ()))
@@ -222,12 +224,12 @@ def regress(
             facts["report"] = str(report)
     shown: dict[str, Any] = {
         k: facts[k]
-        for k in ("formula", "family", "rows", "inference", "model", "report")
+        for k in ("formula", "family", "rows", "censored", "inference", "model", "report")
         if k in facts
     }
     console.result(facts, f"{aligned(shown)}\n\n{summary_text(summary)}")
     if out is not None:
-        console.hint(f"subbayes predict {out} {table}")
+        console.hint(f"subbayes predict {out} NEW_ROWS.csv")
         console.hint(
             f"python -c \"import subbayes; print(subbayes.load('{out}/model').summary())\""
         )

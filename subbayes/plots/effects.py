@@ -158,4 +158,4 @@ def forest(
     ax.axvline(0, color=GREY, linewidth=0.8)
     ax.set_yticks(range(len(effects)), list(map(shortened, effects)))
     ax.set_ylim(len(effects) - 0.4, -0.6)
-    return label_axes(ax, f"effect, with {100 * level:g} % and 50 % highest-density intervals", "")
+    return label_axes(ax, f"effect, with 50 % and {100 * level:g} % intervals", "")

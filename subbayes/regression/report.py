@@ -109,8 +109,10 @@ def _verdict(results: Results, summary: pd.DataFrame) -> tuple[str, list[str]]:
     least = np.minimum(summary["ess_bulk"], summary["ess_tail"]).min(skipna=False)
     enough = 100 * results.draws.n_chains
     problems = results.warnings()
+    agreement = "Read the remedies below" if problems else "The chains agree"
     lines = [
-        f"Largest R-hat of an effect {worst:.3f}, smallest effective sample size {least:.0f}.",
+        f"{agreement}: the largest R-hat of an effect is {worst:.3f}, the smallest effective "
+        f"sample size {least:.0f}.",
         *(f"{line[0].upper()}{line[1:]}." for line in problems),
     ]
     if not problems and least < enough:

@@ -21,6 +21,7 @@ from subbayes.diagnostics import LooResult, metrics
 from subbayes.diagnostics.conformal import Calibratable
 from subbayes.diagnostics.loo_comparison import compare
 from subbayes.draws import Draws
+from subbayes.likelihoods.target_parts import split_targets
 from subbayes.predictions.predictive import OUTPUTS_AT_ONCE, Predictive, check_outputs
 from subbayes.regression.design.design import NewLevels
 from subbayes.regression.design.rows import column_numbers
@@ -408,12 +409,21 @@ class Results(Calibratable):
         specification = self.state.model.specification
         return {
             **specification.facts(),
+            **self._censoring(),
             "family": repr(self.state.model.family),
             **self.state.model.response.facts(specification.family),
             **self._network_facts(),
             **self.assumptions(),
             "inference": describe_draws(self.draws),
         }
+
+    def _censoring(self) -> dict[str, str]:
+        """What `describe` says about censored rows."""
+        if not self.state.model.specification.family.response_columns:
+            return {}
+        data = self.state.model.data
+        status = split_targets(data.targets(), data.has_weights).values[:, 1]
+        return {"censored": f"{int((status != 0).sum())} of {len(status)} rows"}
 
     def _network_facts(self) -> dict[str, str]:
         """What `describe` says about networks."""

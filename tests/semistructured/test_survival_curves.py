@@ -41,6 +41,10 @@ def model():
     return Regression(formula, family="weibull").fit(patients(), sampling=SAMPLING)
 
 
+def test_a_description_counts_the_censored_rows(model):
+    assert model.describe()["censored"] == f"{patients()['alive'].sum()} of 250 rows"
+
+
 def by_hand(model, rows, times):
     """S(t) of each draw and row, from the effects."""
     e = {name: draws.reshape(-1, 1) for name, draws in model.effects().items()}

@@ -204,6 +204,8 @@ class Factor:
         remedy = closest(got.strip("'\"").partition("(")[0], known)
         if self.response and "cbind(" in self.text:
             remedy = "Write 'successes | trials(n)' in the place of cbind(successes, n - successes)"
+        if self.response and "Surv(" in self.text:
+            remedy = "Write 'time | cens(alive)', where alive is true if the event was not seen"
         fail(self.argument, expected, f"{got} in {self.text!r}", remedy)
 
     def _expression(self, node: ast.expr, *, whole: bool = False) -> ast.expr:

@@ -57,7 +57,7 @@ def read_response_terms(
 
     Example:
         >>> from subbayes.likelihoods.families import WeibullFamily
-        >>> found = read_response_terms("time | cens(dead) + weights(w) ~ age", WeibullFamily())
+        >>> found = read_response_terms("time | cens(alive) + weights(w) ~ age", WeibullFamily())
         >>> found.formula, found.weights
         ('time ~ age', 'w')
         >>> found.family
