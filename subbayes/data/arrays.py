@@ -50,7 +50,8 @@ def to_tensor(argument: str, value: Any, keep_double: bool = False) -> Tensor:
             argument,
             "numbers",
             f"an array of dtype {array.dtype}",
-            "Encode strings and categories first (subbayes.data.encoder.TabularEncoder does)",
+            "Encode strings and categories first (subbayes.data.encoder.TabularEncoder does; "
+            "labels of classes: numpy.unique(y, return_inverse=True)[1])",
         )
     array = native_array(argument, array)
     if not (array.flags.writeable and min(array.strides, default=0) >= 0):

@@ -127,6 +127,9 @@ class FunctionEngine(Engine):
     def run(self, posterior: Any, sampling: Sampling) -> Draws:
         """Call the function; set the name and the temperature of its draws."""
         draws = self.function(posterior, sampling)
+        if not isinstance(draws, Draws):
+            remedy = "Return subbayes.Draws(z) of an array (chains, draws, k)"
+            fail_type("inference", "a function that returns Draws", draws, remedy)
         return replace(draws, engine=draws.engine or self.name, temperature=posterior.temperature)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -73,12 +73,12 @@ class Recommendation(Predictor):
     name: ClassVar[str] = "recommended"
 
     model: Any
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, Any]] = field(repr=False)
     reference: str
     gain: float
     error: float
     held_out: int
-    score: Unlike | None = None
+    score: Unlike | None = field(default=None, repr=False)
 
     @property
     def network(self) -> Any:
