@@ -230,7 +230,7 @@ def _lead(content: _Content) -> str:
         if content.classifies
         else f"{content.name}, with an interval that should contain it in 95 % of the rows"
     )
-    return f"For each row of inputs the model predicts {answer}."
+    return f"For each row of inputs the model ({content.method}) predicts {answer}."
 
 
 def _chains(model: FittedModel | None) -> figures.Chains | None:
@@ -264,15 +264,15 @@ def _quality(content: _Content) -> tuple[str, list[str]]:
     if content.classifies:
         kind, trust = _confidence(predictive, content.y)
         text = (
-            f"{metrics.accuracy(predictive, content.y):.1%} of {rows} are classified correctly; "
-            f"the most frequent class has {constant['accuracy']:.1%} of them."
+            f"{100 * metrics.accuracy(predictive, content.y):.1f} % of {rows} are classified "
+            f"correctly; the most frequent class has {100 * constant['accuracy']:.1f} % of them."
         )
     else:
         kind, trust = _coverage(predictive, content.y)
         text = (
             f"Predictions of {rows} have a root mean squared error of "
-            f"{metrics.rmse(predictive, content.y):.4g}; that of their average, the same for all "
-            f"rows, is {constant['rmse']:.4g}."
+            f"{metrics.rmse(predictive, content.y):.4g}; that of one prediction for all rows, "
+            f"their average, is {constant['rmse']:.4g}."
         )
     return kind, [text, trust]
 
@@ -292,14 +292,15 @@ def _confidence(predictive: Predictive, y: Any) -> tuple[str, str]:
     confidence = predictive.probabilities.max(-1)
     share = metrics.accuracy(predictive, y)
     error = 1.96 * np.sqrt((confidence * (1 - confidence)).mean() / confidence.size)
-    gap = share - confidence.mean()
-    kind = "good" if abs(gap) <= error else "bad"
-    judged = "overconfident" if gap < 0 else "underconfident"
-    return kind, (
-        f"It gives its answers a probability of {confidence.mean():.1%} on average, and "
-        f"{share:.1%} of them are right"
-        + (": the difference may be chance." if kind == "good" else f": it is {judged}.")
+    text = (
+        f"The model gives its answers a probability of {100 * confidence.mean():.1f} % on "
+        f"average, and {100 * share:.1f} % of them are right"
     )
+    if share < confidence.mean() - error:
+        return "bad", f"{text}: it is overconfident."
+    if share > confidence.mean() + error:
+        return "tie", f"{text}: it is underconfident."
+    return "good", f"{text}; the difference may be chance."
 
 
 def _convergence(

@@ -234,8 +234,8 @@ def test_scores_are_those_of_the_test_rows(fitted, tmp_path):
     assert f"{scores['log_likelihood']:.3f}" in page.words
     assert f"contain {100 * scores['coverage']:.0f} % of the test rows" in page.words
     alone = float(test[1].double().std(correction=0))
-    assert f"error of {scores['rmse']:.4g}; that of their average" in page.words
-    assert f"for all rows, is {alone:.4g}." in page.words
+    assert f"error of {scores['rmse']:.4g}; that of one prediction for all rows" in page.words
+    assert f"their average, is {alone:.4g}." in page.words
     assert f"without inputs {alone:.3f}" in page.words
 
 
@@ -246,10 +246,10 @@ def test_a_classifier_is_judged_beside_the_class_shares(fitted):
     point = WeightSamples(fitted.network, fitted.network.weights[None], Categorical(2), "MAP")
     content = report._Content(point, "", predictive, y, None, None, "y", "")
     kind, (quality, trust) = report._quality(content)
-    assert quality.startswith("100.0% of 100 test rows are classified correctly")
-    assert "has 75.0% of them" in quality
-    assert kind == "bad"
-    assert "75.0% on average, and 100.0% of them are right: it is underconfident." in trust
+    assert quality.startswith("100.0 % of 100 test rows are classified correctly")
+    assert "has 75.0 % of them" in quality
+    assert kind == "tie"
+    assert "75.0 % on average, and 100.0 % of them are right: it is underconfident." in trust
     constant = Predictive(torch.tensor([0.75, 0.25]).log().expand(1, 100, 2), Categorical(2))
     scores = metrics.score(constant, y)
     expected = {key: scores[key] for key in ("log_likelihood", "accuracy")}
