@@ -3,6 +3,7 @@
 from subbayes.utils.registry import lazy_imports
 
 _NAMES = {
+    "Dirichlet": "priors.dirichlet",
     "EffectPrior": "priors.prior",
     "Exponential": "priors.exponential",
     "Flexible": "priors.flexible",

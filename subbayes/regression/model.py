@@ -54,8 +54,8 @@ class Regression(Results):
 
     Args:
         formula: "y ~ age + C(sex) + s(bmi)": columns, factors `C(...)`, smooths `s(...)` and
-            `te(...)`, splines `bs(...)`, random effects `(1 + age | school)`, Gaussian
-            processes `gp(...)`, interactions, `offset(...)`, `np.log(...)`; or
+            `te(...)`, splines `bs(...)`, random effects `(1 + age | school)`, monotonic effects
+            `mo(...)`, Gaussian processes `gp(...)`, interactions, `offset(...)`, `np.log(...)`; or
             a formula for each parameter, `{"mu": "y ~ age", "sigma": "~ age"}`. The response may
             have the terms of brms `y | cens(status)`, `y | trunc(lb=0)`, `y | trials(n)` and
             `y | weights(w)`, which stand for a family or `weights`.
@@ -65,10 +65,10 @@ class Regression(Results):
         priors: prior by term, or by coefficient as the summary names it: a number (the scale of a
             normal), a prior of `subbayes.regression`, such as `StudentT(3, 1.0)`, or a frozen
             distribution of `scipy.stats`; "sd(term)" for the standard deviation of a smooth or of
-            random effects, "cor(group)" for correlations (`LKJ`), "sd" and "cor" for all of them.
-            A number for a parameter such as "sigma", "shape" or "precision" is the scale of a
-            half-normal prior of that parameter itself; priors are truncated to its range. See
-            `default_priors`.
+            random effects, "cor(group)" for correlations (`LKJ`), "sd" and "cor" for all of them,
+            "simplex(term)" for the steps of `mo(...)` (`Dirichlet`). A number for a
+            parameter such as "sigma", "shape" or "precision" is the scale of a half-normal prior of
+            that parameter itself; priors are truncated to its range. See `default_priors`.
         weights: column of observation weights: how many times each row counts.
         offset: column added to the location's predictor.
         exposure: column whose logarithm is added, for a log link.

@@ -154,6 +154,7 @@ def _partials(results: Results, level: float) -> list[Picture]:
     relative = {
         "factor": "relative to its reference level",
         "random": "by level",
+        "monotonic": "relative to its lowest value",
         "network": "a network's contribution relative to its mean, averaged over the rows",
     }
     pictures = []

@@ -727,7 +727,7 @@ class Results(Calibratable):
         """The values of a column whose effects are by level or group; None for other columns."""
         model = self.state.model
         for term in model.design.terms:
-            if variable in term.groups:
+            if variable in (term.variables if term.kind == "monotonic" else term.groups):
                 return levels_of(model.frame[variable])
         return model.design.levels().get(variable)
 
@@ -751,7 +751,7 @@ class Results(Calibratable):
     ) -> Conditional:
         """Predictions along a column, the others at their means or most frequent values.
 
-        Numbers that are levels, of factors or groups, are not averaged. Rows of a
+        Numbers that are levels, of factors, groups or `mo(...)`, are not averaged. Rows of a
         weighted fit count for these as often as their weights say. The others' values are in
         `typical`.
 

@@ -177,6 +177,7 @@ TERMS: Registry[Any] = Registry(
         "te": f"{_TERMS}.smooths:TensorTerm",
         "ti": f"{_TERMS}.smooths:TensorTerm",
         "t2": f"{_TERMS}.smooths:PlainTensorTerm",
+        "mo": f"{_TERMS}.monotonic:MonotonicTerm",
         "gp": f"{_TERMS}.gaussian_process:GaussianTerm",
         "re": f"{_TERMS}.random_intercepts:RandomIntercept",
     },
@@ -192,5 +193,6 @@ PRIORS: Registry[Any] = Registry(
         "scipy": f"{_PRIORS}.flexible:Flexible",
         "horseshoe": f"{_PRIORS}.horseshoe:Horseshoe",
         "lkj": f"{_PRIORS}.lkj:LKJ",
+        "dirichlet": f"{_PRIORS}.dirichlet:Dirichlet",
     },
 )

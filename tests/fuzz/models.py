@@ -35,7 +35,7 @@ from subbayes.likelihoods.families import (
     TruncatedFamily,
 )
 from subbayes.models.settings import TableSettings
-from subbayes.regression import LKJ, Regression
+from subbayes.regression import LKJ, Dirichlet, Regression
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.sparse.configuration import SparseTraining
 from subbayes.subspace import DenseSubspace
@@ -165,12 +165,12 @@ def _family(formula: str, family: Any, path: Path) -> None:
 
 
 def _terms(path: Path) -> None:
-    """Terms of this package: smooths, groups, Gaussian processes."""
+    """Terms of this package: smooths, groups, monotonic effects, Gaussian processes."""
     formula = (
-        "y ~ s(a, bs='cr', k=4) + ti(a, b, k=4) + s(b, by=c, bs='tp', k=4) + (1 + b | c/d)"
+        "y ~ s(a, bs='cr', k=4) + ti(a, b, k=4) + s(b, by=c, bs='tp', k=4) + (1 + b | c/d) + mo(d)"
         " + gp(b, k=3)"
     )
-    priors = {"cor(c)": LKJ(2.0), "sigma": 1.0}
+    priors = {"cor(c)": LKJ(2.0), "simplex(mo(d))": Dirichlet(2.0), "sigma": 1.0}
     model = Regression(formula, priors=priors)
     model.fit(TERM_FRAME, inference="elliptical-slice", sampling=FEW)
     model.save(path)

@@ -310,6 +310,10 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
         fact("priors/cor(c)", {"name": "NormalPrior", "options": {"mean": 0.0}}),
     ),
     "a negative eta": (TERMS, fact("priors/cor(c)", {"name": "LKJ", "options": {"eta": -1.0}})),
+    "an option of no prior": (
+        TERMS,
+        fact("priors/simplex(mo(d))", {"name": "Dirichlet", "options": {"eta": 1.0}}),
+    ),
     "many splines": ("semi-structured", formula(MANY)),
     "a formula that takes long to match": (
         "semi-structured",

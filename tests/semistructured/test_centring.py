@@ -36,7 +36,7 @@ FORMULAS = [
     pytest.param("y ~ x + (1 + x || g)", marks=pytest.mark.slow),
     pytest.param("y ~ s(x, k=6) + (1 | g)", marks=pytest.mark.slow),
     "y ~ te(x, v, k=4)",
-    "y ~ gp(x, k=6)",
+    "y ~ gp(x, k=6) + mo(m)",
 ]
 
 
@@ -230,7 +230,7 @@ def test_other_engines_in_centred_coordinates(engine, monkeypatch):
 
 def test_scales_that_are_no_numbers():
     """The scale of a process whose length is far in the tail of its prior: no draw, and no NaN."""
-    joint = joint_of("y ~ gp(x, k=6)")
+    joint = joint_of("y ~ gp(x, k=6) + mo(m)")
     change = joint.information(1.0)
     z = np.zeros((3, joint.space.subspace.rank))
     z[:, joint.space.rank + len(joint.model.design.names) :] = np.array([-12.0, 0.0, 12.0])[:, None]

@@ -339,6 +339,15 @@ def test_groups_of_another_kind_are_not_new_groups(term):
     )
 
 
+def test_ordered_values_of_another_kind_are_refused():
+    numbers = ROWS.assign(k=np.arange(24) % 2)
+    design = Design({"mu": "mo(k)"}, numbers)
+    expected = (numbers.k == 1).to_numpy() - 0.5
+    np.testing.assert_allclose(design.matrix(numbers.assign(k=numbers.k * 1.0))[0][:, 1], expected)
+    with pytest.raises(InputError, match="^k: expected numbers, as in training, got booleans"):
+        design.matrix(numbers.assign(k=numbers.k == 1))
+
+
 # --- declared classes -----------------------------------------------------------------------------
 
 

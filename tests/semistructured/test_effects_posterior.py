@@ -80,7 +80,7 @@ CASES = [
     ("q ~ x", "beta"),
     ("r ~ x", "ordinal"),
     ("y ~ x + (1 + x | g)", "normal"),
-    ("y ~ te(x, v, k=4) + gp(v, k=4)", "normal"),
+    ("y ~ te(x, v, k=4) + mo(k) + gp(v, k=4)", "normal"),
     ("c ~ s(v, bs='cr', k=5) + (1 | g)", "poisson"),
     ("y ~ x", "student-t"),
     ("p ~ x", "log-normal"),
@@ -255,7 +255,7 @@ def test_collapsed_draws_have_the_moments_of_nuts(formula):
         ("y ~ x + (1 + x | g)", ["sigma.Intercept", "sd(Intercept | g)", "sd(x | g)", "cor(g)"]),
         ("y ~ x + (1 + x + v | g) + (1 + v | k)", None),
         ("y ~ x + (1 + x || g) + re(k) + (1 | g:k)", None),
-        ("y ~ te(x, v, k=4)", None),
+        ("y ~ te(x, v, k=4) + mo(k)", None),
         ("y ~ gp(v, k=4)", None),
     ],
 )
@@ -468,14 +468,14 @@ def test_censored_times_with_smooths_and_groups_are_drawn_by_several_proposals_e
 def test_columns_are_declared_linear_where_their_coefficients_are():
     """Coefficients at the middle of two points that differ in the coordinates of some columns."""
     frame = table(n=60).assign(k=np.resize([1, 2, 3, 4], 60), w2=np.linspace(-1, 1, 60))
-    formula = "o ~ x + v + s(u) + gp(w2, k=4) + (1 + x | g)"
+    formula = "o ~ x + v + s(u) + gp(w2, k=4) + (1 + x | g) + mo(k)"
     frame["u"] = np.linspace(0, 1, 60) ** 2
     model = Regression(formula, priors={"v": stats.t(4), "x": Horseshoe()})
     structured = model.specification.prepare(frame, None).structured
     linear = structured.linear_columns
     names = structured.design.names
     others = {name for j, name in enumerate(names) if j not in linear}
-    assert others == {"v", "sigma.Intercept"}
+    assert others == {"v", "sigma.Intercept", *(n for n in names if n.startswith("mo("))}
     one, two = torch.from_numpy(np.random.default_rng(0).standard_normal((2, structured.size)))
     for columns, is_affine in ((linear, True), (sorted({*range(len(names))} - {*linear}), False)):
         ends = one.repeat(2, 1)

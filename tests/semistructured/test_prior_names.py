@@ -13,7 +13,7 @@ from subbayes.likelihoods.families import (
     family_from_name,
 )
 from subbayes.likelihoods.families.literal_calls import literal_call
-from subbayes.regression import LKJ, Horseshoe
+from subbayes.regression import LKJ, Dirichlet, Horseshoe
 from subbayes.regression.priors.reading import prior_from_text, prior_of
 from subbayes.utils.registry import PRIORS
 
@@ -40,6 +40,7 @@ def test_quantiles_are_those_of_scipy(text, distribution):
 
 def test_priors_of_several_effects_have_their_parameters():
     assert prior_from_text("prior", "lkj(2)") == LKJ(2.0)
+    assert prior_from_text("prior", "dirichlet(alpha=3)") == Dirichlet(3.0)
     assert prior_from_text("prior", "horseshoe(0.05, slab_df=3)") == Horseshoe(0.05, slab_df=3.0)
 
 

@@ -401,6 +401,7 @@ def test_names_of_columns_that_are_calls_are_refused(text, name):
         ("(0 + z:a0 + `z:a0` | g)", ["z:a0"]),
         ("C(sex) + sex + `sex[T.m]`", ["sex[T.m]"]),
         ("z:`a0:g` + `z:a0`:g", ["a0:g", "z:a0"]),
+        ("mo(k) + `mo(k)`", ["mo(k)"]),
         ("(1 | g) + `(1 | g)`", ["(1 | g)"]),
     ],
 )

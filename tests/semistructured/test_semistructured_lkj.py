@@ -1,4 +1,4 @@
-"""The LKJ prior against the marginal distributions that they are known to have."""
+"""The LKJ and Dirichlet priors against the marginal distributions that they are known to have."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from scipy import special, stats
 
 from subbayes import InputError
-from subbayes.regression import LKJ
+from subbayes.regression import LKJ, Dirichlet
 from subbayes.regression.priors.beta_quantiles import logit_beta
 
 N = 20_000
@@ -75,7 +75,22 @@ def test_factors_have_finite_derivatives_at_extreme_coordinates():
         assert torch.isfinite(at.grad).all()
 
 
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 4.0])
+def test_simplices_have_the_moments_and_marginals_of_the_dirichlet(alpha):
+    parts = Dirichlet(alpha).from_standard(normal(N, 3)).numpy()
+    np.testing.assert_allclose(parts.sum(1), 1.0)
+    known = stats.dirichlet(np.full(4, alpha))
+    error = parts.std(0) / np.sqrt(N)
+    assert np.all(np.abs(parts.mean(0) - known.mean()) < 4 * error)
+    scale = np.sqrt(np.outer(np.diag(known.cov()), np.diag(known.cov())))
+    assert np.all(np.abs(np.cov(parts.T) - known.cov()) < 6 * scale * np.sqrt(2 / N))
+    for i in range(4):
+        assert stats.kstest(parts[:, i], stats.beta(alpha, 3 * alpha).cdf).pvalue > 1e-3
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0, 1e9, float("nan"), True])
 def test_other_parameters_raise(value):
     with pytest.raises(InputError, match=r"eta: expected a number from 0.1 to 10,000, got"):
         LKJ(value)
+    with pytest.raises(InputError, match=r"alpha: expected a number from 0.1 to 10,000, got"):
+        Dirichlet(value)

@@ -593,6 +593,7 @@ def test_predictions_in_threads_leave_the_filters_of_warnings_alone(fitted):
     [
         ("y ~ s(x)", None),
         ("y ~ s(x, by=g, bs='cr', k=4)", None),
+        ("y ~ mo(g)", "w"),
         ("y ~ gp(x, k=4)", "w"),
         ("y ~ x + (1 | g)", None),
     ],

@@ -17,7 +17,7 @@ from subbayes.regression.questions.summary import scales_of
         (OrdinalFamily(n_classes=3), {"x": "log odds of higher classes",
                                       "threshold[1]": "log odds of lower classes"}),
         (CategoricalFamily(labels=("a", "b")), {"mu[b].x": "log odds of b to a"}),
-        ("normal", {"length(gp(x))": "", "mu.y": "mu"}),
+        ("normal", {"length(gp(x))": "", "simplex(mo(x))[1]": "", "mu.y": "mu"}),
     ],
 )  # fmt: skip
 def test_scales_are_links_of_parameters(family, expected):

@@ -341,7 +341,7 @@ def test_columns_of_levels_have_no_slope():
     rng = np.random.default_rng(0)
     rows = pd.DataFrame({"m": rng.integers(1, 5, 40), "n": rng.integers(0, 3, 40)})
     rows["h"], rows["y"] = np.arange(40) % 4, rng.normal(size=40)
-    model = Regression("y ~ C(m) + C(n) + (1 | h)").fit(rows, sampling=SAMPLING)
+    model = Regression("y ~ mo(m) + C(n) + (1 | h)").fit(rows, sampling=SAMPLING)
     for name, shown in {"m": "1, 2, 3, 4", "n": "0, 1, 2", "h": "0, 1, 2, 3"}.items():
         line = f"'{name}', whose values are levels: {shown}. Use contrast or marginal_means: l"
         with pytest.raises(InputError, match=line):
@@ -367,7 +367,7 @@ def test_numbers_that_are_levels_have_conditional_effects_and_means_by_level():
     rows = pd.DataFrame({"x": rng.normal(size=60), "k": [*[1] * 25, *np.arange(35) % 6 + 3]})
     rows["m"], rows["id"] = np.arange(60) % 4, [7, 7, 7, *np.arange(57) % 19]
     rows["y"], rows["w"] = rng.normal(size=60), np.where(rows.k == 8, 30.0, 1.0)
-    columns = "x + C(k) + C(m) + (1 | id)"
+    columns = "x + C(k) + mo(m) + (1 | id)"
     model = Regression(f"y ~ {columns}").fit(rows, sampling=SAMPLING)
     e = {name: draws.reshape(-1, 1) for name, draws in model.effects().items()}
     average = e["Intercept"] + e["x"] * model.conditional_effect("x").x
@@ -652,7 +652,7 @@ def test_levels_are_in_the_order_of_their_categories(frame):
     order = ["b", "c", "a"]
     rows = frame.assign(g=pd.Categorical(frame["g"], order, ordered=True), n=range(len(frame)))
     rows["n"] = rows["n"] % 3 * 5  # 0, 5, 10
-    model = Regression("visits ~ g + x + C(n)", family="poisson")
+    model = Regression("visits ~ mo(g) + x + C(n)", family="poisson")
     model.fit(rows, sampling=SAMPLING)
     assert model.marginal_means("g").table().index.tolist() == order
     assert model.contrast("g").table().index.tolist() == ["c - b", "a - b"]

@@ -28,7 +28,7 @@ REPEATED = FRAME.loc[np.repeat(FRAME.index, COUNTS)].reset_index(drop=True)
 TERMS = (
     "s(x)", "s(x, df=6)", "s(x, bs='ps', k=6)", "s(x, bs='cr', k=6)", "s(x, bs='cc', k=6)",
     "s(x, bs='tp', k=6)", "s(x, z, k=8)", "te(x, z, k=4)", "ti(x, z, k=4)", "s(x, by=z, k=5)",
-    "s(x, by=g, k=5)", "ti(x, z, by=g, k=4)", "te(x, z, by=g, k=4)", "gp(x)",
+    "s(x, by=g, k=5)", "ti(x, z, by=g, k=4)", "te(x, z, by=g, k=4)", "gp(x)", "mo(k)",
     "(1 + x | g)", "(x + z | g)", "(x || g)", "re(g)", "(0 + x | g)",
 )  # fmt: skip
 

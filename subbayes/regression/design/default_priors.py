@@ -12,6 +12,7 @@ from subbayes.likelihoods.around.mixture import allowed_rows
 from subbayes.likelihoods.families import Family
 from subbayes.likelihoods.links import LINKS, PROBABILITY_LINKS
 from subbayes.regression.design.design import Design
+from subbayes.regression.priors.dirichlet import Dirichlet
 from subbayes.regression.priors.exponential import Exponential
 from subbayes.regression.priors.flexible import Flexible
 from subbayes.regression.priors.lkj import LKJ
@@ -130,6 +131,8 @@ def _default_prior(part: Hyperparameter, sd: float, factor: float) -> EffectPrio
     match part.kind:
         case "correlation":
             return LKJ(1.0)
+        case "simplex":
+            return Dirichlet(1.0)
         case "length":
             return Flexible(stats.lognorm(0.75), part.scale)
         case "effect":

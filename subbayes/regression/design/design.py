@@ -48,7 +48,7 @@ class Term:
     Attributes:
         name: the term as written in the formula.
         parameter: distribution parameter whose predictor the term belongs to.
-        kind: "intercept", "linear", "factor", "smooth", "random", "spline", or
+        kind: "intercept", "linear", "factor", "smooth", "random", "spline", "monotonic", or
             "network" for the partial dependence of a network.
         columns: positions of its columns in the design matrix.
         variables: columns of the data frame that the term reads.

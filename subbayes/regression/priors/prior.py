@@ -35,7 +35,7 @@ class EffectPrior(ABC):
     """
 
     name: ClassVar[str] = ""
-    of: ClassVar[Literal["number", "effects", "correlation"]] = "number"
+    of: ClassVar[Literal["number", "effects", "correlation", "simplex"]] = "number"
 
     @property
     def positive(self) -> bool:

@@ -80,7 +80,7 @@ def prior_of_term(name: str, value: Any, parameters: Sequence[str]) -> EffectPri
     return prior
 
 
-_KINDS = {"cor": "correlation"}
+_KINDS = {"cor": "correlation", "simplex": "simplex"}
 """What parameters are whose names begin so, before a bracket."""
 
 # --- in text --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from subbayes.utils.checks import fail
 
 _POINTS = 100
 _SURFACE_POINTS = {2: 30, 3: 20}  # of each variable, by their number
-_DISCRETE = ("factor", "random")
+_DISCRETE = ("factor", "random", "monotonic")
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ def summary_table(
 def scales_of(names: Iterable[str], family: Family) -> dict[str, str]:
     """The scale of each reported effect: a parameter, or a function of it; "" without a scale.
 
-    Correlations and length scales are not on the scale of a predictor.
+    Correlations, parts of simplexes and length scales are not on the scale of a predictor.
 
     Args:
         names: names of effects.
@@ -107,7 +107,7 @@ def scales_of(names: Iterable[str], family: Family) -> dict[str, str]:
     for name in names:
         inner = name.removeprefix("sd(")
         own = [p for p in family.parameters if inner.startswith(f"{p}.")]
-        if name.startswith(("cor(", "length(")):
+        if name.startswith(("cor(", "simplex(", "length(")):
             found[name] = ""
         elif name in family.formula_parameters[1:]:
             found[name] = name

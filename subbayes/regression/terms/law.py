@@ -38,7 +38,7 @@ class Hyperparameter:
     """
 
     name: str
-    kind: Literal["sd", "correlation", "length", "effect"]
+    kind: Literal["sd", "correlation", "simplex", "length", "effect"]
     scale: float = 1.0
     size: int = 1
 
