@@ -26,6 +26,7 @@ EXPERIMENTS = (
     "conformal",
     "defaults",
     "enough",
+    "fit_defaults",
     "laplace_images",
     "laplace_regression",
     "optimise",

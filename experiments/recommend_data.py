@@ -32,6 +32,7 @@ __all__ = [
     "Recipe",
     "Part",
     "Sets",
+    "columns_of",
     "network_of",
     "sets_of",
     "shifted",
@@ -134,7 +135,7 @@ def _digits(name: str, rng: np.random.Generator, data_dir: str | None) -> Sets:
 
 def _table(name: str, rng: np.random.Generator, data_dir: str | None) -> Sets:
     """Standardised columns; outside, test rows each of whose columns is shuffled."""
-    x, y = _columns(name, data_dir)
+    x, y = columns_of(name, data_dir)
     train, validation, test = _split(torch.from_numpy(x.copy()), y, name, rng)
     center, scale = train[0].mean(0), train[0].std(0)
     scale[scale == 0] = 1.0
@@ -152,7 +153,8 @@ def _table(name: str, rng: np.random.Generator, data_dir: str | None) -> Sets:
 
 
 @cache
-def _columns(name: str, data_dir: str | None) -> tuple[np.ndarray, np.ndarray]:
+def columns_of(name: str, data_dir: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return columns, and targets, of a table."""
     if name == "phoneme":
         with np.load(find_file("phoneme/phoneme.npz", data_dir), allow_pickle=False) as file:
             return file["X"].astype(np.float64), file["y"].astype(np.int64)

@@ -20,6 +20,7 @@ from subbayes.inference.engine import Engine, engine_of
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Likelihood
 from subbayes.models.checkpoint import FitCheckpoint, check_checkpoint
+from subbayes.models.defaults import default_posterior, learns_prior, with_evidence_prior
 from subbayes.models.ensemble_start import EnsembleStart, ensemble_settings, starts_at_ensemble
 from subbayes.models.fitted import FittedModel
 from subbayes.models.processes import (
@@ -60,8 +61,8 @@ def fit(
     *,
     likelihood: str | Likelihood = "gaussian",
     subspace: SubspaceChoice | None = None,
-    inference: str | Engine | Callable[[Any, Sampling], Draws] = "elliptical-slice",
-    prior: Normal | EvidencePrior | float | str = 1.0,
+    inference: str | Engine | Callable[[Any, Sampling], Draws] | None = None,
+    prior: Normal | EvidencePrior | float | str | None = None,
     temperature: float | str = 1.0,
     validation: Any = None,
     training: Training | None = None,
@@ -71,6 +72,11 @@ def fit(
     factory: Callable[[], nn.Module] | None = None,
 ) -> FittedModel:
     r"""Train a network, build a subspace around it and sample the posterior there.
+
+    Without subspace, inference and prior it is linearised Laplace of all weights with the prior of
+    the largest evidence, for numbers and counts and up to 2000 weights; else the subspace "pca"
+    ("random" for sharded weights), elliptical slice sampling, and N(0, I). Any of the three chooses
+    from the latter for the others.
 
     Args:
         model: any module; its parameters and its mode are not changed.
@@ -83,21 +89,24 @@ def fit(
             trajectory), `Random`, `Curve` (of low loss to a second solution), `Optimal` (keeps
             most of the predictive covariance), `Subnetwork` (the weights that keep most of the
             predictive variance) or `Full` (all weights); a `Subspace` (then nothing is trained);
-            or a function of the `Trained` result. None takes "pca", or "random" for sharded
-            weights. BatchNorm statistics are those of the network if it lies in the subspace,
-            otherwise of the centre or of the point nearest to the network, whichever is likelier.
+            or a function of the `Trained` result. BatchNorm statistics are those
+            of the network if it lies in the subspace, otherwise of the centre or of the point
+            nearest to the network, whichever is likelier.
         inference: a name of `ENGINES` or an engine of `subbayes.inference`, such as
             `NUTS(target_acceptance=0.9)`; or a function (posterior, sampling) -> `Draws`.
-        prior: p(z): a standard deviation or a `Normal`. For `Optimal`, it is that of the weights,
-            $w \sim N(\hat w, s^2 I)$ within the subspace. "evidence", for `Optimal`,
-            `Subnetwork` and `Full`, chooses the scale that maximises the evidence of linearised
-            Laplace over all weights, and the noise of a `Gaussian` likelihood; see `EvidencePrior`.
+        prior: p(z): a standard deviation or a `Normal`, N(0, I) by default. For `Optimal`, it is
+            that of the weights, $w \sim N(\hat w, s^2 I)$ within the subspace. "evidence", for
+            `Optimal`, `Subnetwork` and `Full`, chooses the scale that maximises the evidence of
+            linearised Laplace over all weights, and the noise of a `Gaussian` likelihood; see
+            `EvidencePrior`.
         temperature: T > 0, which raises the likelihood to the power 1 / T; or "loo" or
             "validation" to choose it by leave-one-out or by held-out data.
         validation: held-out data for `temperature="validation"`.
         training: how to train; `Training(epochs=0)` for a module that is trained already, with
-            `swa_epochs=0` to keep its weights (not for `PCA`). The default prior is flat: on a few
-            hundred rows pass `prior_scale`, or intervals may be too narrow.
+            `swa_epochs=0` to keep its weights (not for `PCA`). None is `Training()` under a prior
+            of the weights that the evidence chooses, in two or three trainings. The prior of a
+            `Training` of your own is flat unless it says otherwise, and intervals may be too
+            narrow.
         sampling: number of draws and chains, seed of all steps, checkpoint, progress bars. An
             interrupted call with a checkpoint resumes there and returns the same draws. With
             `initial="ensemble"` each chain starts at a network of its own, trained as those of
@@ -147,12 +156,18 @@ def fit(
     # Check every argument before training, which may take hours.
     sampling = check_settings("sampling", sampling, Sampling) or Sampling()
     on_first(partial(check_checkpoint, sampling.checkpoint))
-    engine, prior = engine_of(inference), as_prior(prior)
+    wants_other = starts_at_ensemble(sampling) or temperature == "loo"
+    if subspace is None and inference is None and prior is None and not wants_other:
+        subspace, inference, prior = default_posterior(network, likelihood, data)
+    engine = engine_of("elliptical-slice" if inference is None else inference)
+    prior = as_prior(1.0 if prior is None else prior)
     if subspace is None:
         subspace = "random" if network.is_sharded else "pca"
     method = subspace_method(subspace).with_factory(factory)
     method = method.for_ensemble(starts_at_ensemble(sampling))
     training = check_settings("training", training, Training)
+    learns = training is None and learns_prior(network, likelihood, data)
+    learns &= not starts_at_ensemble(sampling)
     training = training_of(training, network, data, method, engine, prior)
     check_temperature(temperature, validation)
     if validation is not None and temperature != "validation":
@@ -168,10 +183,10 @@ def fit(
     method.check(network, data, training)
     check_prior(prior, method, network, data, outputs)
     engine.check(method.expected_rank(network))
-    if not isinstance(method, FixedSubspace):
+    if not isinstance(method, FixedSubspace) and not learns:
         _warn_of_flat_prior(network, likelihood, data, training)
     settings = fit_settings(likelihood, method, prior, training, sampling.seed)
-    settings |= ensemble_settings(sampling)
+    settings |= ensemble_settings(sampling) | ({"learns_prior": True} if learns else {})
     check_agreement(network, data, settings, sampling, engine, method)
 
     # Train, and build the subspace around the trained network, or resume after that.
@@ -185,7 +200,7 @@ def fit(
         checkpoint = FitCheckpoint.of(sampling.checkpoint, network, data, method, settings)
         prepared = checkpoint.load(restore, method)
     if prepared is None:
-        train = partial(_train, start, prior)
+        train = partial(_train, start, prior, learns)
         make = partial(build, method=method, prior=prior, settings=settings)
         prepare = partial(start.fit, train, make)
         divided = is_divided(network, data)
@@ -204,11 +219,14 @@ def fit(
     return fitted
 
 
-def _train(start: EnsembleStart, prior: Prior) -> Trained:
+def _train(start: EnsembleStart, prior: Prior, learns_prior: bool) -> Trained:
     """Train the network of a posterior; an existing subspace is taken as it is."""
     network, likelihood, data, method = start.network, start.likelihood, start.data, start.method
     training, seed = start.training, start.sampling.seed
     if not isinstance(method, FixedSubspace):
+        if learns_prior:
+            options: Any = {"seed": seed, "progress": start.sampling.progress}
+            network, training = with_evidence_prior(network, likelihood, data, training, **options)
         return train_trajectory(
             network,
             likelihood,
@@ -278,6 +296,7 @@ def build(
         space = space.to(trained.network.device)
     coordinates = _prior_of(prior, method, space, scale)
     network = trained.network
+    settings = settings | {"training": dataclasses.asdict(trained.training)}
     if not network.lies_in(space):
         network = likely_network(network, trained.likelihood, space, coordinates, trained.data)
     return FittedModel(
