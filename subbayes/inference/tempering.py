@@ -213,7 +213,7 @@ def _predict(posterior: Posterior, draws: Draws, inputs: Inputs, noise: Any) -> 
     """The predictions of a model with these draws, as `FittedModel.predict` makes them."""
     if draws.prediction == "network":
         return posterior.predict(draws, inputs, noise=noise)
-    from subbayes.inference.laplace.linearised_engine import predict_linearised
+    from subbayes.inference.laplace.linearised import predict_linearised
 
     likelihood, subspace = posterior.likelihood.unweighted, posterior.subspace
     return predict_linearised(posterior.network, likelihood, subspace, draws, inputs, noise=noise)

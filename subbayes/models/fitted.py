@@ -160,7 +160,7 @@ class FittedModel(Predictor):
         draws = self.sampled
         refresh = self._data_of_statistics() if refresh_batchnorm else None
         if draws.prediction != "network":
-            from subbayes.inference.laplace.linearised_engine import predict_linearised
+            from subbayes.inference.laplace.linearised import predict_linearised
 
             self.network.warn_if_changed()
             return predict_linearised(
@@ -188,13 +188,12 @@ class FittedModel(Predictor):
     def components(self, inputs: Any, n_draws: int | None = None) -> list[Component]:
         draws = self.sampled
         if draws.prediction != "network":
-            from subbayes.inference.laplace.linearised_engine import linearised_component
+            from subbayes.inference.laplace.linearised import posterior_of_draws
 
-            return [
-                linearised_component(
-                    self.network, self.likelihood, self.subspace, draws, inputs, n_draws
-                )
-            ]
+            posterior = posterior_of_draws(
+                self.network, self.likelihood, self.subspace, draws, inputs
+            )
+            return posterior.components(inputs)
         z = torch.from_numpy(draws.flat(n_draws).copy()).to(self.network.device)
         outputs = BatchedModule(self.network, self.subspace.weights(z))
         return [Sampled(outputs, self.likelihood, len(z))]

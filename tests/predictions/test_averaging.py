@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader
 from subbayes import Training, fit
 from subbayes.curvature import subspace_precision as restricted
 from subbayes.curvature.subspace_precision import subspace_jacobian, subspace_jacobian_in_chunks
-from subbayes.inference.laplace.linearised import linearised_laplace
-from subbayes.inference.laplace.linearised_engine import predict_linearised
+from subbayes.inference.laplace.linearised import linearised_laplace, predict_linearised
 from subbayes.subspace import CoordinateSubspace, DenseSubspace
 
 

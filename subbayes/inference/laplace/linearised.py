@@ -31,9 +31,10 @@ from subbayes.artifacts.arrays import Array, Arrays
 from subbayes.artifacts.saving import KindFacts, artifact
 from subbayes.artifacts.tensors import add_prefix, fingerprint, strip_prefix
 from subbayes.curvature.jacobian import Jacobian, check_covariance_memory
+from subbayes.curvature.layers import Layers
 from subbayes.curvature.low_rank import LowRank
 from subbayes.curvature.many_products import MANY_OUTPUTS
-from subbayes.curvature.precision import Precision, diagonal_blocks
+from subbayes.curvature.precision import Precision, cholesky, diagonal_blocks
 from subbayes.curvature.precision_factory import check_options, precision, root
 from subbayes.curvature.row_sums import Terms, first_rows, sum_over_rows
 from subbayes.curvature.sampled import Sampled
@@ -64,7 +65,7 @@ from subbayes.networks.saving import (
     network_tensors,
 )
 from subbayes.networks.token_outputs import output_for
-from subbayes.predictions.averaging import average, with_noise
+from subbayes.predictions.averaging import average, input_batches, with_noise
 from subbayes.predictions.gaussian import (
     Method,
     covariance_root,
@@ -503,6 +504,50 @@ class LinearisedPosterior(Predictor):
             V = V.with_likelihood(likelihood)
         precision = self.precision.rescaled(V, prior_precision, noise_factor**-2)
         return replace(self, likelihood=likelihood, precision=precision, step=None)
+
+
+@outside_inference_mode
+def posterior_of_draws(
+    network: Network, likelihood: Likelihood, subspace: Subspace, draws: Draws, inputs: Any
+) -> LinearisedPosterior:
+    """The posterior with the moments of draws of `LinearisedLaplace`, for predictions.
+
+    Args:
+        network: f(x; w), which is linearised at the centre of the subspace.
+        likelihood: p(y | f).
+        subspace: of the draws.
+        draws: with their moments.
+        inputs: that are predicted, whose Jacobian is `precision.V`; a loader of them is read once.
+
+    Raises:
+        InputError: inputs that the module does not take.
+    """
+    network = network.with_weights(subspace.shift)
+    batches = list(input_batches(inputs, network))
+    first = to_device(batches[0], network.device)
+    network.check(first)
+    X = Jacobian.of_batches(Layers(network, first), batches)
+    assert draws.moments is not None
+    mean, covariance = map(torch.from_numpy, (draws.moments.mean, draws.moments.covariance))
+    inverse = torch.cholesky_inverse(cholesky(covariance, "subspace")).to(network.device)
+    psi = SubspacePrecision(X, subspace, 1.0, (torch.zeros_like(inverse), inverse))
+    step = subspace.push(mean[None].to(network.weights))[0] if bool(mean.any()) else None
+    return LinearisedPosterior(psi, likelihood, subspace, step)
+
+
+def predict_linearised(
+    network: Network,
+    likelihood: Likelihood,
+    subspace: Subspace,
+    draws: Draws,
+    inputs: Any,
+    *,
+    noise: Any = None,
+    n_draws: int | None = None,
+) -> Predictive:
+    """Predictions of the linearised network from the moments of `LinearisedLaplace`."""
+    posterior = posterior_of_draws(network, likelihood, subspace, draws, inputs)
+    return posterior.predict(posterior.precision.V, noise=noise, n_draws=n_draws)
 
 
 @artifact("linearised-laplace", LaplaceFacts)

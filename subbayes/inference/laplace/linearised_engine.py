@@ -14,31 +14,15 @@ import torch
 from typing_extensions import override
 
 from subbayes.curvature.jacobian import Jacobian
-from subbayes.curvature.layers import Layers
 from subbayes.curvature.precision import cholesky
 from subbayes.curvature.precision_factory import root
-from subbayes.curvature.subspace_precision import (
-    all_squared_in_subspace,
-    subspace_jacobian_in_chunks,
-    subspace_outputs,
-)
+from subbayes.curvature.subspace_precision import all_squared_in_subspace
 from subbayes.draws import Draws, Moments
 from subbayes.inference.agreement import check_same_run
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
-from subbayes.likelihoods import Likelihood
-from subbayes.networks.batched_module import LinearisedModule
-from subbayes.networks.global_state import outside_inference_mode
-from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
-from subbayes.predictions.averaging import input_batches, with_noise
-from subbayes.predictions.gaussian import covariance_root, default_method, predictive_of
-from subbayes.predictions.gaussian import draws as gaussian_draws
-from subbayes.predictions.modules import Component, Linearised
-from subbayes.predictions.predictive import Predictive, check_outputs
-from subbayes.subspace import Subspace
 from subbayes.utils.memory import check_memory
-from subbayes.utils.trees import to_device
 
 
 @dataclass(frozen=True)
@@ -145,76 +129,3 @@ def _root(posterior: Posterior, sampling: Sampling) -> Jacobian:
     network = posterior.network.with_weights(posterior.subspace.shift)
     data, likelihood = posterior.data, posterior.likelihood
     return root(network, likelihood, data, None, sampling.progress, posterior.block_size)
-
-
-@outside_inference_mode
-def predict_linearised(
-    network: Network,
-    likelihood: Likelihood,
-    subspace: Subspace,
-    draws: Draws,
-    inputs: Any,
-    *,
-    noise: Any = None,
-    n_draws: int | None = None,
-) -> Predictive:
-    """Predictions of the linearised network from the moments of `LinearisedLaplace`.
-
-    `noise` is the noise scale per row, for `Gaussian(noise="per-observation")`; `n_draws`, by
-    default 200, applies to likelihoods without a closed form.
-
-    Raises:
-        InputError: inputs that the module does not take.
-    """
-    network = network.with_weights(subspace.shift)
-    batches = list(input_batches(inputs, network))  # once: a loader may be a stream
-    first = to_device(batches[0], network.device)
-    network.check(first)
-    X = Jacobian.of_batches(Layers(network, first), batches)
-    assert draws.moments is not None
-    z, covariance = map(torch.from_numpy, (draws.moments.mean, draws.moments.covariance))
-    count = 200 if n_draws is None else n_draws
-    if likelihood.per_position and count < X.roots:
-        generator = torch.Generator().manual_seed(0)
-        coordinates = gaussian_draws(z, covariance, count, generator)
-        needed = f"{count} draws of {X.rows} outputs"
-        remedy = "Pass fewer inputs at once, or lower n_draws"
-        check_memory("inputs", needed, 24 * count * X.rows, remedy)
-        f, changes = subspace_outputs(X, subspace, coordinates)
-        outputs = f.double().cpu() + changes.reshape(count, X.n, X.roots).cpu()
-        likelihood = with_noise(likelihood, noise, X.n)
-        check_outputs(outputs, likelihood)
-        return Predictive(outputs, likelihood)
-    shifts, blocks = [], []
-    for part in subspace_jacobian_in_chunks(X, subspace):
-        columns = part.cpu()
-        spread = (columns @ covariance).reshape(-1, X.roots, len(z))
-        blocks.append(spread @ columns.reshape(spread.shape).mT)
-        shifts.append(columns @ z)
-    mean = X.outputs().double().cpu() + torch.cat(shifts).reshape(X.n, X.roots)
-    rows, likelihood = torch.cat(blocks), with_noise(likelihood, noise, X.n)
-    return predictive_of(
-        mean, (rows + rows.mT) / 2, likelihood, default_method(likelihood, mean), count, 0
-    )
-
-
-def linearised_component(
-    network: Network,
-    likelihood: Likelihood,
-    subspace: Subspace,
-    draws: Draws,
-    inputs: Any,
-    n_draws: int | None = None,
-) -> Component:
-    """The predictions of `predict_linearised` as a module; arguments are the same.
-
-    Likelihoods without a closed form draw outputs by other random numbers.
-    """
-    network = network.with_weights(subspace.shift)
-    basis = subspace.basis()
-    assert draws.moments is not None
-    mean, covariance = map(torch.from_numpy, (draws.moments.mean, draws.moments.covariance))
-    half = covariance_root(covariance)
-    directions = torch.cat([mean[None], half.T]).to(basis) @ basis
-    outputs = LinearisedModule(network, directions, inputs)
-    return Linearised(outputs, likelihood, network.check(inputs), has_step=True)

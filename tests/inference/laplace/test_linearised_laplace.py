@@ -19,8 +19,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import subbayes
 from subbayes import InputError, Network, subspaces
 from subbayes.inference.configuration import Sampling
-from subbayes.inference.laplace.linearised import Evidence, linearised_laplace, tune_prior
-from subbayes.inference.laplace.linearised_engine import LinearisedLaplace, predict_linearised
+from subbayes.inference.laplace.linearised import (
+    Evidence,
+    linearised_laplace,
+    predict_linearised,
+    tune_prior,
+)
+from subbayes.inference.laplace.linearised_engine import LinearisedLaplace
 from subbayes.inference.laplace.prior_choice import POINT, choose_prior
 from subbayes.predictions.gaussian import (
     ClassPredictive,
