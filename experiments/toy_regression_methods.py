@@ -171,6 +171,7 @@ def _train(points: Points, plan: Plan, seed: int) -> tuple[Arrays, Record]:
     with torch.no_grad():
         residuals = y - network(network.weights, inputs)[:, 0]
     noise = float(residuals.double().std())
+    line = curve.curve.point(torch.linspace(0, 1, 2001)).double()
     arrays = {
         "noise": np.array([noise]),
         "points": curve.curve.points.numpy(),
@@ -178,7 +179,7 @@ def _train(points: Points, plan: Plan, seed: int) -> tuple[Arrays, Record]:
     }
     return arrays, {
         "noise": noise,
-        "length": curve.curve.length(),
+        "length": float(line.diff(dim=0).norm(dim=1).sum()),
         "distance": float((curve.curve.points[0] - curve.curve.points[-1]).norm()),
     }
 

@@ -14,7 +14,6 @@ _NAMES = {
     "ShardedRandomSubspace": "sharded_random",
     "Subnetwork": "subnetwork",
     "SubspaceMethod": "base",
-    "curve_losses": "curve",
     "from_mask": "subnetwork",
     "scaled_prior_precision": "subnetwork",
 }

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -23,9 +22,6 @@ CurveKind = Literal["bezier", "polygon"]
 
 
 Basis = Literal["ends", "principal"]
-
-
-_NODES = 64  # nodes of the quadrature for each control point
 
 
 _FLAT = 1e-5  # relative distance below which a direction counts as dependent on the others
@@ -141,25 +137,6 @@ class WeightCurve:
             InputError: t outside [0, 1].
         """
         return self.coefficients(t).to(self.points) @ self.points
-
-    def length(self) -> float:
-        r"""Length of the curve, $\int_0^1 \lVert \phi'(t) \rVert \, dt$.
-
-        For a chain the sum of its segments; for a Bézier curve by Gauss-Legendre quadrature from
-        the inner products of its segments, since $\phi'(t) = k \sum_i b_i(t) (p_{i+1} - p_i)$ with
-        the Bernstein polynomials $b_i$ of degree k - 1.
-
-        Example:
-            >>> WeightCurve(torch.tensor([[0.0, 0.0], [3.0, 4.0]])).length()
-            5.0
-        """
-        gram = gram_matrix(self.points.diff(dim=0))
-        if self.kind == "polygon" or self.degree <= 1:
-            return float(gram.diagonal().sqrt().sum())
-        x, weights = np.polynomial.legendre.leggauss(_NODES * self.degree)
-        b = coefficients((x + 1) / 2, self.degree)
-        speed = self.degree * torch.einsum("si,ij,sj->s", b, gram, b).clamp_min(0).sqrt()
-        return float(speed @ torch.from_numpy(weights / 2))
 
     # --- the subspace -----------------------------------------------------------------------
 

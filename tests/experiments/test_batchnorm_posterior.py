@@ -17,8 +17,6 @@ from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.likelihoods import Categorical, Gaussian, Weighted
 from subbayes.subspace import RandomSubspace
-from subbayes.subspaces.curve import curve_losses
-from subbayes.training.weight_curve import WeightCurve
 from subbayes.utils.checks import InputError
 
 N, ROWS = 2500, 1024  # batches of 1024, 1024 and 452
@@ -170,23 +168,6 @@ def test_rows_of_weight_zero_have_no_effect():
         BatchNormPosterior(network, likelihood, data, space).value(Z) for data in both
     )
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-
-
-def test_losses_along_a_curve(case):
-    module, posterior, _ = case
-    x, y = posterior.data.inputs, posterior.data.targets()
-    curve = WeightCurve(posterior.subspace.weights(torch.from_numpy(Z)))
-    losses = curve_losses(
-        curve,
-        posterior.network,
-        posterior.likelihood,
-        (x, y),
-        [0.0, 0.4, 1.0],
-        refresh_batchnorm=(x, y),
-    )
-    for t, loss in zip([0.0, 0.4, 1.0], losses.loss, strict=True):
-        f = naive(module, curve.point(t), x, x)
-        assert loss == pytest.approx(-float(posterior.likelihood.log_prob(f, y).mean()), rel=1e-9)
 
 
 def test_the_module_is_not_changed(case):

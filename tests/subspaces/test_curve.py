@@ -17,10 +17,9 @@ from torch import nn
 
 from subbayes import MLP, InputError, Network, Training, fit, subspaces
 from subbayes.data.data import Data
-from subbayes.likelihoods import Categorical, Gaussian, Poisson, Standardized
+from subbayes.likelihoods import Categorical, Gaussian, Poisson
 from subbayes.models.fitted import FittedModel
 from subbayes.networks.initialisation import module_with_fresh_weights
-from subbayes.subspaces.curve import CurveLosses, curve_losses
 from subbayes.training.curve import connect, train_curve
 from subbayes.training.curve_steps import ControlPoints, ExtraParameters, TrainableCurve
 from subbayes.training.minibatches import Minibatches
@@ -51,6 +50,13 @@ def net(d=3, outputs=1, dropout=0.0, norm=False, seed=0):
         middle = [nn.BatchNorm1d(8)] if norm else []
         middle += [nn.Dropout(dropout)] if dropout else []
         return nn.Sequential(nn.Linear(d, 8), nn.Tanh(), *middle, nn.Linear(8, outputs))
+
+
+def mean_losses(weights, result, data):
+    """Mean negative log-likelihoods of the networks with these weights."""
+    x, y = data
+    outputs = (result.network(w.to(result.network.weights), x) for w in weights)
+    return np.array([-float(result.likelihood.log_prob(f, y).mean()) for f in outputs])
 
 
 class Residual(nn.Module):
@@ -133,14 +139,6 @@ def test_points_are_vectorised_and_ends_are_exact(kind, dtype):
     assert torch.equal(many[0], curve.points[0])
     assert torch.equal(many[2], curve.points[-1])
     assert curve.coefficients(np.array([[0.1, 0.2]])).shape == (1, 2, 5)
-
-
-def test_length_is_that_of_a_fine_polygon():
-    curve = WeightCurve(points(6))
-    fine = curve.point(torch.linspace(0, 1, 20001, dtype=torch.float64))
-    assert curve.length() == pytest.approx(float(fine.diff(dim=0).norm(dim=1).sum()), rel=1e-6)
-    chain = WeightCurve(curve.points, "polygon")
-    assert chain.length() == pytest.approx(float(curve.points.diff(dim=0).norm(dim=1).sum()))
 
 
 # --- its subspace -----------------------------------------------------------------------------
@@ -407,8 +405,8 @@ def test_curve_of_a_linear_model_is_optimal():
             progress=False,
         ),
     )
-    losses = curve_losses(result.curve, result.network, Gaussian(1.0), (x, y), 21)
-    np.testing.assert_allclose(losses.loss - 0.5 * math.log(2 * math.pi), lowest, rtol=1e-6)
+    losses = mean_losses(result.curve.point(np.linspace(0, 1, 21)), result, (x, y))
+    np.testing.assert_allclose(losses - 0.5 * math.log(2 * math.pi), lowest, rtol=1e-6)
 
 
 def test_noise_is_learned_with_the_curve():
@@ -494,72 +492,16 @@ def test_curve_avoids_the_barrier_of_the_straight_line():
             epochs=60, learning_rate=2e-2, prior_scale=1.0, progress=False, swa_epochs=0
         ),
     )
-    straight = result.curve.points[[0, -1]]
+    t = np.linspace(0, 1, 25)
+    straight = WeightCurve(result.curve.points[[0, -1]])
     for rows in (data, test):
-        around = curve_losses(result.curve, result.network, result.likelihood, rows, 25)
-        through = curve_losses(straight, result.network, result.likelihood, rows, 25)
-        assert around.loss.max() < 0.5 * through.loss.max()
-        assert around.barrier < 0.2 * through.barrier
-        assert around.loss[0] == through.loss[0]
-        assert around.error.max() < through.error.max()
-
-
-# --- the losses along it ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("likelihood", [Gaussian(0.5), Standardized(Gaussian(0.5), (3.0,), (2.0,))])
-def test_losses_equal_the_formula(likelihood):
-    x, y = table(30)
-    network, curve = Network(net().double()), WeightCurve(points(3, 41))
-    losses = curve_losses(curve, network, likelihood, (x, y), [0.0, 0.4, 1.0])
-    for t, loss, error in zip(losses.t, losses.loss, losses.error, strict=True):
-        f = network(curve.point(t), x)
-        assert loss == pytest.approx(-float(likelihood.log_prob(f, y).mean()))
-        rmse = (likelihood.mean(f)[:, 0] - y).square().mean().sqrt()
-        assert error == pytest.approx(float(rmse))
-    assert losses.error_name == "RMSE"
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_losses_of_weighted_rows_are_those_of_the_rows(known):
-    x, y = table(30)
-    network, curve = Network(net().double()), WeightCurve(points(3, 41))
-    noise = torch.linspace(0.5, 2, 30).double()
-    likelihood = Gaussian("per-observation") if known else Gaussian(0.5)
-    data = Data.of((x, (y, noise) if known else y))
-    plain, weighted = (
-        curve_losses(curve, network, likelihood, rows, [0.0, 0.4])
-        for rows in (data, data.weighted(np.linspace(0, 3, 30)))
-    )
-    assert np.array_equal(plain.loss, weighted.loss)
-    assert np.array_equal(plain.error, weighted.error)
-
-
-def test_error_of_classes_is_the_error_rate():
-    x, y = moons(5000)  # more rows than one batch
-    network = Network(MLP(2, (8,), 2, seed=0))
-    losses = curve_losses(
-        WeightCurve(points(3, network.size, dtype=torch.float32)),
-        network,
-        Categorical(),
-        (x, y),
-        [0.3],
-    )
-    wrong = network(WeightCurve(points(3, network.size, dtype=torch.float32)).point(0.3), x).argmax(
-        1
-    )
-    assert losses.error[0] == pytest.approx(float((wrong != y).double().mean()))
-    assert losses.error_name == "error rate"
-
-
-def losses(t, height, error_name="error rate"):
-    values = 0.2 + height * t * (1 - t)
-    return CurveLosses(t, values, values / 2, error_name)
-
-
-def test_the_barrier_is_the_largest_loss_above_the_ends():
-    t = np.linspace(0, 1, 21)
-    assert (losses(t, 0.04).barrier, losses(t, 4.0).barrier) == pytest.approx((0.01, 1.0))
+        around, through = (
+            mean_losses(curve.point(t), result, rows) for curve in (result.curve, straight)
+        )
+        assert around.max() < 0.5 * through.max()
+        ends = (1 - t) * around[0] + t * around[-1]
+        assert (around - ends).max() < 0.2 * (through - ends).max()
+        assert around[0] == through[0]
 
 
 # --- modules ----------------------------------------------------------------------------------
@@ -577,18 +519,17 @@ def test_a_residual_network_with_batchnorm():
             epochs=8, learning_rate=1e-2, batch_size=16, progress=False, swa_epochs=0
         ),
     )
-    own = dict(network=result.network, likelihood=result.likelihood, data=(x, y), ts=7)
-    refreshed = curve_losses(result.curve, **own, refresh_batchnorm=(x, y))
-    assert refreshed.loss.max() < curve_losses(result.curve, **own).loss.max()
-    assert refreshed.loss.max() < 0.5
-    middle = curve_losses(result.curve, **own | {"ts": [0.5]}, refresh_batchnorm=(x, y))
-    f = result.network(result.network.weights, x)  # its statistics are those of t = 1/2
-    assert middle.loss[0] == pytest.approx(-float(Categorical().log_prob(f, y).mean()), rel=0.05)
-    at = result.at(0.0, (x, y))
-    assert torch.equal(at.weights, result.curve.points[0])
-    assert refreshed.loss[0] == pytest.approx(
-        -float(Categorical().log_prob(at(at.weights, x), y).mean()), rel=1e-5
-    )
+
+    def loss(network):
+        return -float(Categorical().log_prob(network(network.weights, x), y).mean())
+
+    places = np.linspace(0, 1, 7).tolist()
+    refreshed = [loss(result.at(t, (x, y))) for t in places]
+    assert max(refreshed) < max(loss(result.at(t)) for t in places)
+    assert max(refreshed) < 0.5
+    # the network's statistics are those of t = 1/2
+    assert refreshed[3] == pytest.approx(loss(result.network), rel=0.05)
+    assert torch.equal(result.at(0.0, (x, y)).weights, result.curve.points[0])
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -607,10 +548,8 @@ def test_dropout_is_active_only_in_training():
     dropped = train_curve(net(dropout=0.5), Gaussian(1.0), data, **training_options(**QUICK))
     kept = train_curve(net(dropout=0.0), Gaussian(1.0), data, **training_options(**QUICK))
     assert not torch.equal(dropped.curve.points, kept.curve.points)
-    one, two = (
-        curve_losses(dropped.curve, dropped.network, Gaussian(1.0), data, 3) for _ in range(2)
-    )
-    np.testing.assert_array_equal(one.loss, two.loss)
+    one, two = (mean_losses(dropped.curve.point([0.0, 0.5]), dropped, data) for _ in range(2))
+    np.testing.assert_array_equal(one, two)
 
 
 def test_functions_of_the_caller_are_called_in_each_step(steps):
@@ -849,10 +788,6 @@ def test_invalid_curves_raise(options, message, unchecked):
         (
             lambda: WeightCurve(points(3)).subspace("pca"),
             "basis: expected one of 'ends', 'principal'",
-        ),
-        (
-            lambda: curve_losses(WeightCurve(points(3)), Network(net()), Gaussian(1.0), table()),
-            "curve: expected 41 weights, as the network has, got 9",
         ),
         (
             lambda: connect(net(), Gaussian(), table(), solutions=3, kind="bezier"),
