@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from subbayes.cli.options import TextOptions
     from subbayes.cli.regression_model import RegressionModel
+    from subbayes.data.table_batches import TableBatches
     from subbayes.tables.data_frame_model import DataFrameModel
 
 
@@ -110,6 +112,28 @@ def read_rows(
                 "Name another table; `subbayes predict` needs no target",
             )
     return frame
+
+
+def row_batches(
+    model: DataFrameModel | RegressionModel, path: Path, source: TextOptions
+) -> TableBatches:
+    """Rows for a model in batches, as `read_rows` reads them at once."""
+    from subbayes.data.table_batches import TableBatches
+
+    with naming_table(path):
+        options: dict[str, Any] = {"missing_values": list(model.missing_values)}
+        return TableBatches(path, as_text=model.text_columns, **options, **source.format)
+
+
+def read_batches(batches: TableBatches, path: Path) -> Iterator[pd.DataFrame]:
+    """The batches; errors of reading one name the table."""
+    remaining = iter(batches)
+    while True:
+        with naming(path=str(path)):
+            batch = next(remaining, None)
+        if batch is None:
+            return
+        yield batch
 
 
 def encode_rows(

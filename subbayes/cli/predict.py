@@ -15,7 +15,8 @@ from subbayes.cli.files import (
     check_output_file,
     load_table_model,
     naming_out,
-    read_rows,
+    read_batches,
+    row_batches,
 )
 from subbayes.cli.options import (
     OUTPUT,
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NAME = "predict"
-ROWS_AT_ONCE = 2**15
-"""Rows that are predicted and written together."""
 EXAMPLE = "subbayes predict runs/people new.csv --keep name --out predictions.csv"
 
 
@@ -70,7 +69,7 @@ def predict(
     interval.
     Classes: the most probable label, whether it is in doubt, the probability of each class, entropy
     and mutual_information in nats.
-    Rows are predicted and written in batches.
+    Rows are read, predicted and written in batches, so that any number of them fits into memory.
     Numbers have as many digits as it takes to read the same ones, and columns to copy do not
     change. In text files, text that a spreadsheet would take for a formula begins with an
     apostrophe.
@@ -82,15 +81,16 @@ def predict(
     check_output_file(out, overwrite, ".csv", ".tsv", ".parquet", ".pq")
     check_other_file(out, table)
     fitted = load_table_model(model)
-    whole = read_rows(fitted, table, source, needs_target=False)
-    _check_kept(list(whole.columns), keep or [])
+    batches = row_batches(fitted, table, source)
+    _check_kept(batches.columns, keep or [])
     columns: list[str] = []
 
     def predictions() -> Iterator[pd.DataFrame]:
-        with progress_bar(len(whole), "Predicting", console.progress, "rows") as steps:
-            for start in range(0, len(whole), ROWS_AT_ONCE):
-                ROWS_BEFORE.set(start)
-                batch = whole[start : start + ROWS_AT_ONCE].reset_index(drop=True)
+        with progress_bar(batches.n, "Predicting", console.progress, "rows") as steps:
+            rows = 0
+            for batch in read_batches(batches, table):
+                ROWS_BEFORE.set(rows)
+                rows += len(batch)
                 arguments = prediction.arguments_of(fitted)
                 if keep and not columns:
                     first = fitted.frame(batch.head(1), level, threshold, **arguments)
@@ -108,7 +108,7 @@ def predict(
         interval = f", with {100 * level:g} % intervals" if "lower" in columns else ""
         facts = {"rows": rows, "out": str(out), "columns": columns, "level": level}
         console.result(facts, f"{rows} predictions in {out}{interval}")
-        if fitted.column in whole.columns:
+        if fitted.column in batches.columns:
             console.hint(f"subbayes evaluate {model} {table}")
     elif console.json:
         print_json_batches("predictions", (frame.to_dict("records") for frame in predictions()))

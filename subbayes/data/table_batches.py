@@ -1,4 +1,4 @@
-"""Write tables in batches of rows, so that memory does not grow with their number."""
+"""Read and write tables in batches of rows, so that memory does not grow with their number."""
 
 from __future__ import annotations
 
@@ -7,15 +7,178 @@ import io
 import os
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import infer_dtype
 
 from subbayes.artifacts.files import as_path, replace_file
-from subbayes.data.tables import PARQUET
-from subbayes.utils.checks import fail
+from subbayes.data.tables import (
+    PARQUET,
+    TextFormat,
+    check_row_count,
+    check_table_file,
+    refuse_longer_rows,
+    reset_parquet,
+    text_options,
+    translate_damage,
+)
+from subbayes.utils.checks import check_count, fail
 
-__all__ = ["escape_formulas", "text_pieces", "write_batches"]
+__all__ = ["TableBatches", "escape_formulas", "text_pieces", "write_batches"]
+
+
+class TableBatches:
+    r"""The rows of a table in a file, in batches; the arguments are those of `read_table`.
+
+    A text file is read once to count its rows and to find the type of each column, so that a batch
+    has the types that the whole table has. Parquet files have both in their metadata.
+
+    Args:
+        path: the file, CSV, TSV (also gzipped) or Parquet.
+        missing_values: additional markers of missing values, such as `"?"`.
+        separator: separator of the cells of a text file.
+        decimal: decimal mark of the numbers of a text file.
+        encoding: encoding of a text file.
+        min_rows: smallest number of rows.
+        batch_size: number of rows of a batch.
+        as_text: columns of a text file whose cells are text even where all of them are numbers.
+
+    Attributes:
+        columns: names of the columns.
+        n: number of rows.
+
+    Raises:
+        InputError: as `read_table`.
+
+    Example:
+        >>> import tempfile
+        >>> file = Path(tempfile.mkdtemp()) / "people.csv"
+        >>> _ = file.write_text("age,job\n41,smith\n,baker\n30,3\n")
+        >>> batches = TableBatches(file, batch_size=2)
+        >>> batches.n, batches.columns, [batch["age"].tolist() for batch in batches]
+        (3, ['age', 'job'], [[41.0, nan], [30.0]])
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        missing_values: Iterable[Any] = (),
+        separator: str | None = None,
+        decimal: str = ".",
+        encoding: str = "utf-8",
+        min_rows: int = 1,
+        batch_size: int = 2**15,
+        as_text: Iterable[str] = (),
+    ) -> None:
+        self.path, self.batch_size = Path(path), check_count("batch_size", batch_size)
+        self._suffix, self._marks = check_table_file(self.path), list(missing_values)
+        self._only: pd.DataFrame | None = None  # a table of one batch is read once
+        self._version = _version(self.path)
+        with translate_damage(self.path, self._suffix):
+            if self._suffix in PARQUET:
+                from pyarrow.parquet import ParquetFile
+
+                with ParquetFile(self.path) as file:
+                    self.n = file.metadata.num_rows
+                    schema = file.schema_arrow
+                self._range = _named_range(schema.pandas_metadata or {})
+                names = list(reset_parquet(schema.empty_table().to_pandas(), []).columns)
+                self.columns = names if self._range is None else [self._range[0], *names]
+            else:
+                text = TextFormat(separator, decimal, encoding)
+                self._options = text_options(self.path, self._suffix, text, self._marks, as_text)
+                self._find_types()
+        check_row_count(self.n, self.path, min_rows)
+        self._check_version()
+
+    def __repr__(self) -> str:
+        return f"TableBatches('{self.path}', n={self.n}, batch_size={self.batch_size})"
+
+    def __iter__(self) -> Iterator[pd.DataFrame]:
+        self._check_version()
+        with translate_damage(self.path, self._suffix):
+            yield from self._parquet() if self._suffix in PARQUET else self._text()
+        self._check_version()
+
+    def _check_version(self) -> None:
+        """Raise if the file is another one than when its rows were counted."""
+        if self._only is None and _version(self.path) != self._version:
+            fail(
+                "path",
+                "a file that does not change while it is read",
+                f"another content of '{self.path}'",
+                "Read it again when it is complete",
+            )
+
+    def _parquet(self) -> Iterator[pd.DataFrame]:
+        from pyarrow import Table
+        from pyarrow.parquet import ParquetFile
+
+        done = 0
+        with ParquetFile(self.path) as file:
+            for batch in file.iter_batches(self.batch_size):
+                frame = Table.from_batches([batch]).to_pandas()
+                if self._range is not None:
+                    name, values = self._range
+                    frame.index = pd.Index(values[done : done + len(frame)], name=name)
+                frame = reset_parquet(frame, self._marks)
+                done += len(frame)
+                yield frame
+
+    def _text(self) -> Iterator[pd.DataFrame]:
+        if self._only is not None:
+            yield self._only
+            return
+        with self._reader() as reader:
+            for batch in reader:
+                yield batch.reset_index(drop=True)
+
+    def _reader(self) -> Any:
+        return pd.read_csv(self.path, low_memory=False, chunksize=self.batch_size, **self._options)
+
+    def _find_types(self) -> None:
+        kinds: dict[str, set[str]] = {}
+        self.n = 0
+        with refuse_longer_rows(self.path), self._reader() as reader:
+            for batch in reader:
+                self._only = batch if self.n == 0 else None
+                self.n += len(batch)
+                for name, column in batch.items():
+                    kinds.setdefault(str(name), set()).add(_kind(column))
+        self.columns = list(kinds)
+        types = {name: _common_type(found) for name, found in kinds.items()}
+        known = {name: kind for name, kind in types.items() if kind is not None}
+        self._options["dtype"] = (self._options["dtype"] or {}) | known or None
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """What changes when a file is replaced or written to."""
+    found = path.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _named_range(metadata: dict[str, Any]) -> tuple[str, range] | None:
+    """The named index of whole numbers that a Parquet file describes without storing it."""
+    for index in metadata.get("index_columns", ()):
+        if isinstance(index, dict) and index.get("name") is not None:
+            return index["name"], range(index["start"], index["stop"], index["step"])
+    return None
+
+
+def _kind(column: pd.Series) -> str:
+    if column.isna().all():
+        return "missing"
+    return str(infer_dtype(column, skipna=True))
+
+
+def _common_type(kinds: set[str]) -> type | None:
+    """The type of a column of batches of these kinds; None leaves it to the reader."""
+    if len(kinds) == 1 or kinds <= {"boolean", "missing"}:
+        return str if kinds == {"string"} else None
+    return float if kinds <= {"integer", "floating", "missing"} else str
 
 
 def write_batches(

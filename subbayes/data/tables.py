@@ -74,17 +74,17 @@ def read_table(
         1   NaN  baker
     """
     path = Path(path)
-    suffix = _check_table_file(path)
+    suffix = check_table_file(path)
     marks = [missing_values] if isinstance(missing_values, str) else list(missing_values)
-    with _translate_damage(path, suffix):
+    with translate_damage(path, suffix):
         if suffix in PARQUET:
-            table = _reset_parquet(pd.read_parquet(path), marks)
+            table = reset_parquet(pd.read_parquet(path), marks)
         else:
             text = TextFormat(separator, decimal, encoding)
-            options = _text_options(path, suffix, text, marks, as_text)
-            with _refuse_longer_rows(path):
+            options = text_options(path, suffix, text, marks, as_text)
+            with refuse_longer_rows(path):
                 table = pd.read_csv(path, low_memory=False, **options)
-    _check_row_count(len(table), path, min_rows)
+    check_row_count(len(table), path, min_rows)
     if target is not None:
         _check_target(table, target)
     return table
@@ -135,7 +135,7 @@ def split_target(table: Any, target: str) -> tuple[pd.DataFrame, pd.Series]:
     return table.drop(columns=target), table[target]
 
 
-def _check_table_file(path: Path) -> str:
+def check_table_file(path: Path) -> str:
     """The suffix of a file with a table.
 
     Raises:
@@ -151,7 +151,7 @@ def _check_table_file(path: Path) -> str:
 
 
 @contextmanager
-def _translate_damage(path: Path, suffix: str) -> Iterator[None]:
+def translate_damage(path: Path, suffix: str) -> Iterator[None]:
     """Turn errors of readers into an `InputError` that names the file and a remedy."""
     try:
         yield
@@ -222,7 +222,7 @@ def text_columns(table: pd.DataFrame) -> list[str]:
     return [name for name in found if isinstance(name, str)]
 
 
-def _text_options(
+def text_options(
     path: Path, suffix: str, text: TextFormat, marks: list[Any], as_text: Iterable[str] = ()
 ) -> dict[str, Any]:
     """Arguments of `pandas.read_csv` for a text file, whose header is checked."""
@@ -245,7 +245,7 @@ def _text_options(
 
 
 @contextmanager
-def _refuse_longer_rows(path: Path) -> Iterator[None]:
+def refuse_longer_rows(path: Path) -> Iterator[None]:
     """Raise where `pandas.read_csv` would drop cells of rows that are longer than the header."""
     try:
         with filtered_warnings("error", pd.errors.ParserWarning):
@@ -282,14 +282,14 @@ def _check_header(path: Path, options: dict[str, Any]) -> None:
         )
 
 
-def _reset_parquet(table: pd.DataFrame, marks: list[Any]) -> pd.DataFrame:
+def reset_parquet(table: pd.DataFrame, marks: list[Any]) -> pd.DataFrame:
     """A table from a Parquet file with named indices as columns, and missing values masked."""
     named = any(name is not None for name in table.index.names)
     table = table.reset_index(drop=not named)
     return table.apply(lambda column: mask_markers(column, marks)) if marks else table
 
 
-def _check_row_count(n: int, path: Path, min_rows: int) -> None:
+def check_row_count(n: int, path: Path, min_rows: int) -> None:
     """Raise for fewer than `min_rows` rows."""
     if n < min_rows:
         got = {0: "no rows below the header", 1: "one row"}.get(n, f"{n} rows")

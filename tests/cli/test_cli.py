@@ -26,6 +26,7 @@ from sklearn.metrics import roc_auc_score
 from subbayes import load
 from subbayes.artifacts import folder as artifact
 from subbayes.cli import run, settings_options
+from subbayes.data.table_batches import TableBatches
 from subbayes.data.tables import read_table
 from subbayes.inference.engine import ENGINES
 from subbayes.inference.tempering import choose_temperature
@@ -330,7 +331,7 @@ def test_control_characters_do_not_reach_a_terminal(call, files, tmp_path, monke
     assert shown == piped.replace("\x1b", "\\x1b")
 
 
-def test_predict_writes_in_batches(call, files, tmp_path, monkeypatch):
+def test_predict_reads_and_writes_in_batches(call, files, tmp_path, monkeypatch):
     """Of Parquet too, and into a folder that keeps its files if the table turns out to be bad."""
     frame = pd.read_csv(files / "people.csv")
     model = DataFrameModel.load(files / "income" / "model")
@@ -339,7 +340,8 @@ def test_predict_writes_in_batches(call, files, tmp_path, monkeypatch):
     rounding = 2 * np.spacing(np.float32(expected["mean"].abs().max()))  # of outputs in float32
     np.testing.assert_allclose(expected, model.frame(frame), rtol=6e-7, atol=rounding)
     frame.to_parquet(tmp_path / "people.parquet")
-    monkeypatch.setattr("subbayes.cli.predict.ROWS_AT_ONCE", 7)
+    batches_of_7 = partial(TableBatches, batch_size=7)
+    monkeypatch.setattr("subbayes.data.table_batches.TableBatches", batches_of_7)
     for source in (files / "people.csv", tmp_path / "people.parquet"):
         for out in (tmp_path / "p.csv", tmp_path / "p.parquet"):
             words = ["predict", files / "income", source, "--out", out, "--overwrite"]

@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 from cases import table_settings
 
-from subbayes.cli.files import read_rows
+from subbayes.cli.files import read_rows, row_batches
 from subbayes.cli.options import TextOptions
 from subbayes.cli.regression_model import RegressionModel
 from subbayes.data.columns import kind_of_labels, labels_as_fitted
 from subbayes.data.encoder import TabularEncoder
+from subbayes.data.table_batches import TableBatches
 from subbayes.data.tables import read_table, text_columns
 from subbayes.regression import Regression
 from subbayes.tables.data_frame_model import DataFrameModel
@@ -56,11 +57,14 @@ def test_columns_of_text_are_known(model):
 
 @pytest.mark.parametrize("place", range(5))
 def test_a_row_alone_is_encoded_as_beside_others(model, place, tmp_path):
-    alone, beside = (tmp_path / f"{name}.csv" for name in ("alone", "beside"))
+    alone, beside, batches = (tmp_path / f"{name}.csv" for name in ("alone", "beside", "batches"))
     alone.write_text(lines([row(place)]))
     odd = {"numbers": "new", "booleans": "new"}  # cells that make the whole column text
     beside.write_text(lines([row(place), row(3, **odd), row(4, **odd)]))
-    found = [read_rows(model, path, TextOptions(), needs_target=True) for path in (alone, beside)]
+    batches.write_text(beside.read_text())
+    found = [
+        read_rows(model, path, TextOptions(), needs_target=True) for path in (alone, beside)
+    ] + [next(iter(row_batches(model, batches, TextOptions())))]
     encoded = [model.encoder.transform(frame)[0] for frame in found]
     whole = pd.DataFrame({name: np.array(cells) for name, cells in COLUMNS.items()})
     expected = {f"{name}={whole[name][place]}" for name in COLUMNS}
@@ -103,10 +107,12 @@ def test_a_regression_reads_text_as_text(tmp_path):
     assert mean.tolist() == pytest.approx([3.0, 0.0], abs=0.3)
 
 
-def test_text_columns_of_files(tmp_path):
+def test_text_columns_of_files_in_batches(tmp_path):
     path = tmp_path / "codes.csv"
     path.write_text("code,x\n" + "01,1\n" * 3 + ",2\n02,3\n")
+    batches = TableBatches(path, batch_size=2, as_text=["code", "absent"])
     whole = read_table(path, as_text=["code", "absent"])
+    pd.testing.assert_frame_equal(pd.concat(list(batches), ignore_index=True), whole)
     assert whole["code"].tolist()[:3] == ["01"] * 3
     assert whole["code"].isna().tolist() == [False] * 3 + [True, False]
     assert text_columns(whole) == ["code"]

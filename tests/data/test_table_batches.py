@@ -1,4 +1,4 @@
-"""Tables written in batches, against pandas on the whole table."""
+"""Tables read and written in batches, against pandas on the whole table."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.version import Version
 
-from subbayes.data.table_batches import escape_formulas, text_pieces, write_batches
+from subbayes import InputError
+from subbayes.data.encoder import TabularEncoder
+from subbayes.data.table_batches import TableBatches, escape_formulas, text_pieces, write_batches
 from subbayes.data.tables import read_table
 
 TABLE = pd.DataFrame(
@@ -25,6 +28,80 @@ TABLE = pd.DataFrame(
         "text": [None, None, None, "a", "b", "NA", "?", "c,d", "é", "a", "a"],
     }
 )
+
+
+def assert_same(batches: TableBatches, whole: pd.DataFrame) -> None:
+    assert (batches.n, batches.columns) == (len(whole), list(whole.columns))
+    parts = list(batches)
+    assert max(map(len, parts)) <= batches.batch_size
+    assert all(list(part.index) == list(range(len(part))) for part in parts)
+    assert all(list(part.columns) == batches.columns for part in parts)
+    found = pd.concat(parts, ignore_index=True)
+    for name in whole:  # text has the same letters, numbers the same type
+        if whole[name].dtype.kind in "if":
+            assert found[name].dtype == whole[name].dtype
+        pd.testing.assert_series_equal(
+            found[name].astype(object).where(found[name].notna(), None),
+            whole[name].astype(object).where(whole[name].notna(), None),
+        )
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 11, 100])
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".csv.gz", ".parquet"])
+def test_batches_are_the_table_as_it_is_read_at_once(tmp_path, suffix, batch_size):
+    path = tmp_path / f"table{suffix}"
+    if suffix == ".parquet":
+        TABLE.drop(columns="empty").to_parquet(path, index=False)
+    else:
+        TABLE.to_csv(path, index=False, sep="\t" if suffix == ".tsv" else ",")
+    whole = read_table(path, missing_values=["?"])
+    batches = TableBatches(path, missing_values=["?"], batch_size=batch_size)
+    if suffix == ".parquet":  # whole numbers with missing values depend on those of the batch
+        assert (batches.n, batches.columns) == (11, list(whole.columns))
+        encoder = TabularEncoder(missing="impute", categorical=["late text"]).fit(whole)
+        rows = np.concatenate([encoder.transform(batch) for batch in batches])
+        np.testing.assert_array_equal(rows, encoder.transform(whole))
+    else:
+        assert_same(batches, whole)
+    assert_same(batches, whole)  # and again
+
+
+def test_unnamed_indices_of_parquet_files_are_dropped(tmp_path):
+    for index in (list("abcdefghijk"), range(5, 16)):
+        path = tmp_path / "table.parquet"
+        TABLE[["real", "whole"]].set_axis(index).to_parquet(path)
+        assert_same(TableBatches(path, batch_size=4), read_table(path))
+
+
+def test_named_indices_of_parquet_files_are_columns(tmp_path):
+    path = tmp_path / "table.parquet"
+    for name in ("whole", "late real", "flag"):  # a range is not stored, others are columns
+        TABLE.set_index(name)[["real"]].to_parquet(path)
+        assert_same(TableBatches(path, batch_size=4), read_table(path))
+
+
+@pytest.mark.parametrize("text", ["a,b\n", "", "a,a\n1,2\n", "a;b\n1;2\n", "a,b\nx,2,3\ny,5,6\n"])
+def test_errors_are_those_of_a_whole_table(tmp_path, text):
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    with pytest.raises(InputError) as whole:
+        read_table(path, min_rows=1)
+    with pytest.raises(InputError) as batches:
+        list(TableBatches(path))
+    assert str(batches.value) == str(whole.value)
+
+
+@pytest.mark.xfail(
+    Version(pd.__version__).major < 3, reason="pandas 2 drops further cells of a batch's first row"
+)
+def test_a_row_that_is_too_long_is_found_before_any_is_used(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("a,b\n" + "1,2\n" * 20 + "1,2,3\n")
+    with pytest.raises(InputError, match="line 22"):
+        TableBatches(path, batch_size=5)
+    with pytest.raises(InputError, match="batch_size: expected a whole number of at least 1"):
+        TableBatches(path, batch_size=0)
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
@@ -110,6 +187,33 @@ def test_text_that_looks_like_a_formula_is_quoted(tmp_path):
     ]  # fmt: skip
     assert found["number"].astype(float).tolist() == frame["number"].tolist()
     assert set(found["label"]) == {"'=a", "b"}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+@pytest.mark.parametrize("when", ["before", "during"])
+def test_a_file_replaced_while_it_is_read_is_refused(tmp_path, suffix, when):
+    def write(shift):
+        frame = pd.DataFrame({"x": np.arange(9) + shift, "name": ["a"] * 9})
+        new = tmp_path / f"new{suffix}"
+        frame.to_csv(new, index=False) if suffix == ".csv" else frame.to_parquet(new, index=False)
+        new.replace(tmp_path / f"table{suffix}")
+
+    write(0)
+    batches = TableBatches(tmp_path / f"table{suffix}", batch_size=4)
+    rows = iter(batches)
+    if when == "during":
+        assert next(rows)["x"].tolist() == [0, 1, 2, 3]
+    write(1000)
+    with pytest.raises(InputError, match="path: expected a file that does not change while it"):
+        list(rows)
+
+
+def test_a_file_of_one_batch_is_read_once(tmp_path):
+    path = tmp_path / "table.csv"
+    path.write_text("x\n1\n2\n")
+    batches = TableBatches(path)
+    path.write_text("x\n3\n")
+    assert [batch["x"].tolist() for batch in batches] == [[1, 2]]
 
 
 @pytest.mark.parametrize("mark", [";", "\t"])

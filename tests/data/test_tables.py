@@ -11,6 +11,7 @@ import pytest
 
 from subbayes.data.columns import kind_of
 from subbayes.data.encoder import TabularEncoder
+from subbayes.data.table_batches import TableBatches
 from subbayes.data.tables import read_table, split_target
 from subbayes.data.targets import Target
 from subbayes.utils.checks import InputError
@@ -166,9 +167,10 @@ def test_metadata_of_parquet_that_pandas_did_not_write(tmp_path, metadata):
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     table = pa.table({"a": [1.0, 2.0], "b": ["x", "y"]})
     pq.write_table(table.replace_schema_metadata({b"pandas": metadata}), tmp_path / "t.parquet")
-    with pytest.raises(InputError, match="path: expected a .parquet file that can be") as e:
-        read_table(tmp_path / "t.parquet")
-    assert "\n" not in str(e.value)
+    for read in (read_table, lambda path: list(TableBatches(path))):
+        with pytest.raises(InputError, match="path: expected a .parquet file that can be") as e:
+            read(tmp_path / "t.parquet")
+        assert "\n" not in str(e.value)
 
 
 def test_whole_numbers_beyond_floating_point(tmp_path):
@@ -196,6 +198,8 @@ def test_decimal_commas_are_read_as_numbers(tmp_path):
     expected = pd.read_csv(file, sep=";", decimal=",")
     for separator in (None, ";"):
         pd.testing.assert_frame_equal(read_table(file, decimal=",", separator=separator), expected)
+    batches = TableBatches(file, decimal=",", batch_size=2)
+    pd.testing.assert_frame_equal(pd.concat(batches, ignore_index=True), expected)
     assert expected["a"].tolist() == [1.5, -2.25, 3.0, 4.125]
     with pytest.raises(InputError, match="decimal: expected another mark than between cells"):
         read_table(file, decimal=",", separator=",")
@@ -225,6 +229,8 @@ def test_encodings(tmp_path, encoding):
     frame = read_table(file, encoding=encoding)
     assert list(frame) == ["näme", "b"]
     assert frame["näme"].tolist() == ["Müller", "Öimek"]
+    batches = TableBatches(file, encoding=encoding)
+    assert next(iter(batches))["näme"].tolist() == ["Müller", "Öimek"]
 
 
 @pytest.mark.parametrize(
@@ -236,10 +242,11 @@ def test_bytes_that_are_not_text(tmp_path, written, other, header):
     file = tmp_path / "table.csv"
     file.write_bytes(text.encode(written))
     line = rf"^encoding: expected text in utf-8.* in '.*', got byte 0x.. .*|encoding='{other}'"
-    with pytest.raises(InputError, match=line) as caught:
-        read_table(file)
-    assert f"encoding='{other}'" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    for read in (read_table, TableBatches):
+        with pytest.raises(InputError, match=line) as caught:
+            read(file)
+        assert f"encoding='{other}'" in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("encoding", ["utf-99", "zip", "hex", "", "a\x00b"])
@@ -284,13 +291,14 @@ def test_names_of_a_header_are_not_compared_with_each_other(tmp_path, monkeypatc
     [MemoryError("Unable to allocate 9.9 GiB"), pd.errors.ParserError("C error: out of memory")],
     ids=["numpy", "parser"],
 )
-def test_a_table_larger_than_the_memory_is_said_to_be(tmp_path, monkeypatch, error):
+@pytest.mark.parametrize("read", [read_table, TableBatches])
+def test_a_table_larger_than_the_memory_is_said_to_be(tmp_path, monkeypatch, read, error):
     def fails(*_, **__):
         raise error
 
     path = written(tmp_path, "t.csv", "a,b\n1,2\n3,4\n")
     monkeypatch.setattr(pd, "read_csv", fails)
     with pytest.raises(InputError) as caught:
-        read_table(path)
+        read(path)
     assert caught.value.argument == "path"
     assert caught.value.expected == "a table that fits into memory"
