@@ -24,6 +24,11 @@ def crps_counts(
     predictive: Predictive, values: Float[np.ndarray, "*NT"]
 ) -> Float[np.ndarray, "*NT"]:
     """CRPS of each count: a sum over the integers between the extreme quantiles and the count."""
+    if values.ndim == 1 and predictive.count_probabilities is not None:
+        first, p = predictive.count_probabilities
+        distance = first + torch.arange(len(p))[:, None] - torch.from_numpy(values)
+        F = p.cumsum(0)
+        return (p * distance.abs() - F * (1 - F)).sum(0).numpy()  # E|X - y| - E|X - X'| / 2
     low = np.minimum(predictive.quantile(_TAIL), values)
     high = np.maximum(predictive.quantile(1 - _TAIL), values)
     widest = float((high - low).max())

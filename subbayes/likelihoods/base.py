@@ -195,6 +195,19 @@ class Likelihood(ABC):
             "likelihood", "one with a distribution function", repr(self), "Define its method cdf"
         )
 
+    def count_probabilities(
+        self, outputs: Float[Tensor, "S N C"]
+    ) -> tuple[Float[Tensor, "N"], Float[Tensor, "counts N"]] | None:
+        """Probabilities of all counts of mixtures over draws, where `cdf` takes long.
+
+        Args:
+            outputs: network outputs, shape (S, N, C).
+
+        Returns:
+            The first count of each row, and the probabilities from there on; None for `cdf`.
+        """
+        return None
+
     def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
         """The quantile of y given each f, shape (..., N, T), if the likelihood knows it.
 

@@ -365,3 +365,28 @@ def test_bounds_may_be_none():
 def test_bad_bounds_and_families(options, error, message):
     with pytest.raises(error, match=message):
         TruncatedFamily(**({"family": "normal"} | options))
+
+
+@pytest.mark.parametrize("bounds", [(1, math.inf), (0, 30), (2, 9), (50, math.inf), (3, 4)])
+def test_mixtures_of_truncated_counts_have_the_probabilities_of_scipy(bounds, monkeypatch):
+    lower, upper = bounds
+    rng = np.random.default_rng(0)
+    eta = np.log(np.geomspace(0.5, 60, 5)) + 0.3 * rng.normal(size=(7, 5))
+    outputs = torch.from_numpy(eta)[..., None]
+    k = np.arange(2000)
+    p = stats.poisson.pmf(k, np.exp(eta)[..., None]) * ((k >= lower) & (k <= upper))
+    cdf = (p / p.sum(-1, keepdims=True)).mean(0).cumsum(-1)
+    y = np.clip(rng.poisson(np.exp(eta[0])), lower, upper) + [0.0, 0.0, 0.0, 0.0, 400.0]
+    naive = ((cdf - (k >= y[:, None])) ** 2).sum(-1).mean()
+    family = TruncatedFamily(family="poisson", lower=lower, upper=upper)
+    for size in (truncated_room._AT_ONCE, 50):
+        monkeypatch.setattr(truncated_room, "_AT_ONCE", size)  # blocks
+        predictive = Predictive(outputs, family)
+        for q in (1e-6, 0.05, 0.5, 0.975, 1 - 1e-6):
+            np.testing.assert_array_equal(predictive.quantile(q), (cdf < q).sum(-1))
+        assert crps(predictive, torch.from_numpy(y)) == pytest.approx(naive, rel=1e-9, abs=1e-9)
+    assert family.count_probabilities(outputs * math.nan) is None
+    monkeypatch.setattr(truncated_room, "_MOST_COUNTS", 0)
+    bisected = Predictive(outputs, family)
+    assert bisected.count_probabilities is None
+    np.testing.assert_array_equal(bisected.quantile(0.05), predictive.quantile(0.05))

@@ -24,7 +24,7 @@ from typing_extensions import override
 from subbayes.likelihoods.around.around import AroundFamily
 from subbayes.likelihoods.base import Moments, column
 from subbayes.likelihoods.family import family, moment
-from subbayes.likelihoods.tails.counts import CountCells, count_cells
+from subbayes.likelihoods.tails.counts import CountCells, count_cells, count_range
 from subbayes.likelihoods.tails.tails import log_between, log_difference, tails_between
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Outputs, Predictors, RowNumbers, RowTargets
@@ -34,6 +34,8 @@ _ENDS = ("lower", "upper")
 _AT_ONCE = 2**18  # numbers in a temporary array
 _STEP, _LIGHT, _HEAVY = 0.1875, 3.375, 6.0  # of the quadrature over levels
 _UNDERFLOW = -740.0  # logarithm of the smallest numbers
+_MOST_COUNTS = 1024  # of a row, whose probabilities are shared by draws
+_MOST_PROBABILITIES = 2**23  # of the counts of all rows
 _CELLS = 64  # counts of a distribution, about, for the size of blocks
 
 Tails = tuple[Tensor, Tensor]
@@ -315,6 +317,25 @@ class TruncatedFamily(AroundFamily):
     def _cells(self, eta: Predictors) -> CountCells:
         """The counts within the bounds, with their probabilities."""
         return count_cells(*self._counts(eta), self.family.is_log_concave(self._split(eta)[0]))
+
+    @override
+    def count_probabilities(
+        self, outputs: Float[Tensor, "S N C"]
+    ) -> tuple[Float[Tensor, "N"], Float[Tensor, "counts N"]] | None:
+        if self.kind != "count":
+            return None
+        flat = outputs.detach().double().cpu()
+        ends = _in_blocks(lambda eta: torch.stack(count_range(*self._counts(eta))), flat, 16)
+        first, last = ends[0].amin(0), ends[1].amax(0)
+        widest = float((last - first).max())
+        if not widest < min(_MOST_COUNTS, _MOST_PROBABILITIES / len(first)):  # or NaN
+            return None
+        y = first + torch.arange(widest + 1, dtype=first.dtype)[:, None, None]
+        total = torch.zeros(len(y), len(first), dtype=first.dtype)
+        for draws in flat.split(max(1, _AT_ONCE // y.numel())):
+            log_p = self.family.log_density(y, self._split(draws.unbind(-1))[0])
+            total += log_p.masked_fill(y > last, -math.inf).softmax(0).sum(1)
+        return first, total / len(flat)
 
     def _quantiles(self, eta: Predictors, u: Tensor) -> Tensor:
         if self.kind != "count":
