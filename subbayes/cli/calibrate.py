@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -24,9 +24,6 @@ from subbayes.cli.options import (
 )
 from subbayes.utils.checks import fail
 from subbayes.utils.text_table import aligned
-
-if TYPE_CHECKING:
-    pass
 
 NAME = "calibrate"
 EXAMPLE = "subbayes calibrate runs/people held_out.csv --out runs/people-calibrated"
@@ -62,23 +59,19 @@ def calibrate(
     levels need no other calibration.
     """
     from subbayes.cli.regression_model import RegressionModel
-    from subbayes.tables.data_frame_model import describe_row_mismatch
 
     check_model_folder(out, overwrite)
     fitted = load_table_model(model)
     fitted = fitted.base if isinstance(fitted, CalibratedModel) else fitted
     frame = read_rows(fitted, table, source, needs_target=True)
     with naming_table(table):
+        if fitted.was_fitted_to(frame):
+            fail("path", "rows that the model was not fitted to", "those of its fit")
         if isinstance(fitted, RegressionModel):
-            known = fitted.was_fitted_to(frame)
             made = fitted.model.conformal(frame, score=score.value, penalty=penalty)
             made = replace(made, models=(fitted,))
         else:
-            y = fitted.rows_and_targets(frame)[1]
-            known = fitted.rows is not None and describe_row_mismatch(fitted, y) is None
             made = fitted.conformal(frame, score=score.value, penalty=penalty)
-        if known:
-            fail("path", "rows that the model was not fitted to", "those of its fit")
     statement = made.statement(level)
     with naming_out():
         made.save(out / "model", overwrite=overwrite)

@@ -88,7 +88,7 @@ class DataFrameModel(Calibratable):
         encoder: encodes the columns of the table as network inputs.
         target: encodes and decodes the column to predict.
         column: name of the column to predict.
-        rows: number of rows that a posterior was fitted to, and a digest of their targets.
+        rows: number of rows of the fit, and a digest of their targets; None after `update`.
         notes: values that JSON can represent, saved with the model for the caller.
 
     Example:
@@ -162,7 +162,7 @@ class DataFrameModel(Calibratable):
             checkpoint=checkpoint,
             progress=progress,
         )
-        return cls(model, encoder, target, column, _row_digest(y) if method is None else None)
+        return cls(model, encoder, target, column, _row_digest(y))
 
     @property
     def fitted_model(self) -> FittedModel:
@@ -275,6 +275,10 @@ class DataFrameModel(Calibratable):
         if y is None:
             rows, y = split_target(rows, self.column)
         return rows, self.target.encode(y)
+
+    def was_fitted_to(self, table: pd.DataFrame) -> bool:
+        """Whether the rows of a table have the targets of the training rows, in any order."""
+        return self.rows == _row_digest(self.rows_and_targets(table)[1])
 
     def out_of_distribution(
         self, table: Any, others: Any, n_draws: int | None = None, **mode: str
@@ -459,33 +463,6 @@ def _row_digest(y: Shaped[np.ndarray, "n"]) -> dict[str, Any]:
     if y.dtype.kind == "f":
         y = y.astype(np.float32)  # not every reader of text files returns the last bits alike
     return {"n": len(y), "targets": fingerprint({"y": np.sort(y)}, {})}
-
-
-def describe_row_mismatch(
-    model: DataFrameModel, y: Shaped[np.ndarray, "n"]
-) -> tuple[str, str] | None:
-    """Expected and actual rows, in words, if the targets are not those of the training rows.
-
-    Args:
-        model: a model fitted by `DataFrameModel.fit`.
-        y: targets of the rows (n,), in any order, as returned by `Target.encode`.
-
-    Example:
-        >>> import pandas as pd
-        >>> table = pd.DataFrame({"x": np.arange(40.0), "y": np.arange(40.0) ** 2})
-        >>> small = TableSettings().change({
-        ...     "network.hidden": (5,), "training": {"epochs": 5, "swa_epochs": 5},
-        ...     "subspace.rank": 2, "sampling.draws": 20})
-        >>> model = DataFrameModel.fit(table, "y", small, progress=False)
-        >>> describe_row_mismatch(model, np.arange(39.0))
-        ('the 40 rows', '39 rows')
-    """
-    expected, found = model.rows, _row_digest(y)
-    if expected is None or expected == found:
-        return None
-    if expected["n"] != found["n"]:
-        return f"the {expected['n']} rows", f"{found['n']} rows"
-    return "the rows", "rows with other targets"
 
 
 def infer_target(values: Any, task: str | None, settings: TableSettings) -> Target:

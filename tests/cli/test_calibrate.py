@@ -86,7 +86,8 @@ def test_rows_that_do_not_fit_are_refused(folder, capsys):
     few = error("calibrate", folder / "run", folder / "few.csv", "--out", out)
     assert "--level" in few
     assert "19 rows" in few
-    assert "fitted to" in error("calibrate", folder / "run", folder / "rows.csv", "--out", out)
+    for model, rows in (("run", "rows.csv"), ("classes", "labels.csv")):
+        assert "fitted to" in error("calibrate", folder / model, folder / rows, "--out", out)
     pd.read_csv(folder / "held_out.csv").drop(columns="y").to_csv(folder / "none.csv", index=False)
     assert "'y'" in error("calibrate", folder / "run", folder / "none.csv", "--out", out)
     pd.read_csv(folder / "held_out.csv").drop(columns="a").to_csv(folder / "other.csv", index=False)
