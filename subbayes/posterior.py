@@ -290,7 +290,7 @@ class Posterior:
         return self._blocks[shape]
 
     def _coordinates(self, z: Any) -> Tensor:
-        array = np.ascontiguousarray(z, dtype=np.float64)
+        array = np.array(z, dtype=np.float64, order="C")  # JAX's arrays are read-only
         if array.ndim != 2 or array.shape[1] != self.rank or len(array) == 0:
             fail("z", f"shape (chains, {self.rank})", array.shape)
         return torch.from_numpy(array).to(self.network.device)
@@ -329,7 +329,7 @@ class Posterior:
                 $$ \tfrac{N}{bT} \sum_{n \in \text{rows}} \log p(y_n \mid z) + \log p(z) $$
 
         Raises:
-            InputError: positions outside the data, or streamed data.
+            InputError: positions outside the data, a Boolean mask, or streamed data.
         """
         data, share = self.data if rows is None else self._subset(rows), self.temperature
         if rows is not None:
@@ -381,7 +381,7 @@ class Posterior:
 
     def _subset(self, rows: Int[np.ndarray, "b"]) -> Data:
         """The given rows of the data."""
-        if len(rows) == 0 or rows.min() < 0 or rows.max() >= self.data.n:
+        if rows.dtype == bool or len(rows) == 0 or rows.min() < 0 or rows.max() >= self.data.n:
             fail(
                 "rows",
                 f"positions in 0..{self.data.n - 1}",

@@ -415,12 +415,24 @@ def test_all_subsets_of_rows_together_are_the_data():
         np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
+@pytest.mark.filterwarnings("error:The given NumPy array is not writable")
+def test_read_only_coordinates():
+    posterior = MLP.build(6).posterior(mode="eager")
+    z = points(posterior)
+    expected = posterior.value(z)
+    z.flags.writeable = False
+    np.testing.assert_array_equal(posterior.value(z), expected)
+
+
 def test_invalid_rows_raise():
     posterior = MLP.build(6).posterior(mode="eager")
     z = points(posterior)
     for rows, got in ((np.array([0, 6]), r"0\.\.6"), (np.zeros(0, dtype=int), "none")):
         with pytest.raises(InputError, match=rf"rows: expected positions in 0\.\.5, got {got}"):
             posterior.value_and_grad(z, rows)
+    mask = np.array([True, False, True, False, False, False])
+    with pytest.raises(InputError, match=r"rows: expected positions in 0\.\.5, got False\.\.True"):
+        posterior.value_and_grad(z, mask)
     streamed = cases.Case("mlp", "gaussian", "loader").build().posterior(mode="eager")
     with pytest.raises(InputError, match="data: expected tensors in memory, got a loader"):
         streamed.value_and_grad(z, np.array([0]))
