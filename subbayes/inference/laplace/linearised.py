@@ -581,6 +581,7 @@ def rebuild(
 _COMPARED = 200  # training rows
 _LEAST_SHARE = 0.8  # of the network's probability of their labels
 _RANGE = 20.0  # of the logarithm of the prior precision, on either side of 0
+_NOISE_RANGE = -7.0, 7.0  # of the logarithm of the factor of the noise
 _LEVEL = 1e-3  # nats by which the evidence at an end of the range is no smaller than elsewhere
 _MOST_UPDATES, _STATIONARY = 50, 5e-3  # of MacKay's updates, and the change at which they end
 
@@ -653,7 +654,7 @@ class Evidence:
             factor = float(np.exp(at[1])) if free else 1.0
             return -self.log_marginal_likelihood(float(np.exp(at[0])), factor)
 
-        box = [(-_RANGE, _RANGE), (-7.0, 7.0)][: 1 + free]
+        box = [(-_RANGE, _RANGE), _NOISE_RANGE][: 1 + free]
         found = min(
             (
                 minimize(negative, [start, 0.0][: 1 + free], method="L-BFGS-B", bounds=box)
@@ -744,7 +745,8 @@ def _update_until_stationary(posterior: LinearisedPosterior, noise: bool) -> Lin
         gamma = found.precision.effective_dimension
         new, step = _within_range(gamma, norm), 1.0
         if noise and targets:
-            step = math.sqrt(squares / max(targets - gamma, 1e-3 * targets)) / factor
+            noise_factor = math.sqrt(squares / max(targets - gamma, 1e-3 * targets))
+            step = float(np.clip(noise_factor, *np.exp(_NOISE_RANGE))) / factor
         change = max(abs(math.log(new / found.prior_precision)), abs(math.log(step)))
         if change < _STATIONARY:
             if abs(math.log(new)) >= _RANGE - _STATIONARY:

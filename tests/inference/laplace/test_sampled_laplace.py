@@ -97,6 +97,16 @@ def test_evidence_without_a_maximum_ends_at_the_range_with_a_warning(form, weigh
     assert 5 < np.sign(end) * np.log(found.prior_precision) < 20.1
 
 
+@pytest.mark.filterwarnings("ignore:prior. the prior precision still changes")
+@pytest.mark.parametrize("form", ["exact", "sampled"])
+def test_noise_of_rows_that_are_fitted_exactly_has_a_lower_bound(form):
+    net = subbayes.Network(torch.nn.Linear(1, 1).double())
+    x = torch.linspace(-1, 1, 20).double()[:, None]
+    y = net(net.weights, x).detach()[:, 0]
+    tuned = tune_prior(linearised_laplace(net, Gaussian(0.5), (x, y), covariance=form))
+    assert tuned.likelihood.noise == pytest.approx(0.5 * np.exp(-7.0))
+
+
 @pytest.mark.slow
 def test_noise_is_tuned_too():
     exact, sampled, _ = both(3)
