@@ -41,6 +41,8 @@ _CACHE_BYTES = 256 * 2**20
 class Subspace(ABC):
     r"""An affine subspace $w = \hat w + \sum_i z_i v_i$ of the weight space.
 
+    `push`, `pull` and `project` take every floating dtype; `push` returns that of the shift.
+
     Attributes:
         shift: the centre $\hat w$, shape (D,).
         rank: number of coordinates k.
@@ -156,7 +158,7 @@ class DenseSubspace(Subspace):
 
     def pull(self, cotangent: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
         """Cotangent @ basis.T."""
-        return cotangent @ self._basis.T
+        return cotangent.to(self.shift.dtype) @ self._basis.T
 
     def project(self, weights: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
         """Least-squares coordinates."""
@@ -352,6 +354,7 @@ class RandomSubspace(SeededSubspace):
 
     def pull(self, cotangent: Float[Tensor, "*S D"]) -> Float[Tensor, "*S k"]:
         """Cotangent @ basis.T."""
+        cotangent = cotangent.to(self.shift.dtype)
         if self._cached is not None:
             return cotangent @ self._cached.T
         return torch.stack([cotangent @ self._row(i) for i in range(self.rank)], -1)
@@ -441,7 +444,7 @@ class JointSubspace(Subspace):
 
     def push(self, z: Float[Tensor, "*S k"]) -> Float[Tensor, "*S D"]:
         """Copy the effects; push the others through the inner subspace."""
-        inner = self.inner.push(z[..., : self.inner.rank].to(self.inner.shift.dtype))
+        inner = self.inner.push(z[..., : self.inner.rank])
         return torch.cat([z[..., self.inner.rank :].to(self.shift.dtype), inner], -1)
 
     @override

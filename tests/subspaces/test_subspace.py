@@ -19,6 +19,7 @@ from subbayes.subspace import (
     CoordinateSubspace,
     DenseSubspace,
     FullSubspace,
+    JointSubspace,
     RandomSubspace,
     SparseRandomSubspace,
     Subspace,
@@ -309,6 +310,15 @@ def test_coordinates_in_float64_become_weights_in_the_networks_dtype(make):
         assert found.dtype == torch.float32
     exact = make(shift())
     torch.testing.assert_close(space.weights(z).double(), exact.weights(z), rtol=1e-5, atol=1e-5)
+
+
+def test_weights_in_float64_are_taken_by_a_subspace_in_float32(make):
+    space, v = make(shift(torch.float32)), normal(2, D)
+    torch.testing.assert_close(space.pull(v).float(), space.pull(v.float()))
+    torch.testing.assert_close(space.project(v).float(), space.project(v.float()))
+    joint = JointSubspace(space, 1)
+    z = normal(2, joint.rank)
+    torch.testing.assert_close(joint.project(joint.weights(z)), z, rtol=1e-4, atol=1e-5)
 
 
 def test_projections_in_float32_lose_little():
