@@ -343,6 +343,9 @@ def _flat_mask(network: Network, masks: Mapping[str, Any]) -> Tensor:
     values = network.unflatten(network.weights)
     for name, mask in masks.items():
         chosen = torch.as_tensor(mask)
+        if name not in values or chosen.shape != values[name].shape:
+            expected = "names of selected parameters, with booleans of their shapes"
+            fail("mask", expected, f"{name} of shape {tuple(chosen.shape)}")
         kept = network.masks.get(name, torch.ones(values[name].shape, dtype=torch.bool))
         whole[network.spans[name]] = chosen.to(whole.device)[kept.to(whole.device)]
     if not bool(whole.any()):

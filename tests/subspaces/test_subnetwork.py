@@ -269,6 +269,14 @@ def test_missing_arguments_of_a_selection_raise():
             {"2.bias": torch.zeros(3, dtype=torch.bool)},
             "mask: expected at least one weight, got none",
         ),
+        (
+            {"2.bias": torch.ones(4, dtype=torch.bool)},
+            r"mask: expected names .*, got 2.bias of shape \(4,\)",
+        ),
+        (
+            {"other.bias": torch.ones(3, dtype=torch.bool)},
+            r"mask: expected names .*, got other.bias of shape \(3,\)",
+        ),
     ],
 )
 def test_invalid_masks_raise(mask, message):
