@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from subbayes.data.data import Data
+from subbayes.data.data import Data, check_weights
 from subbayes.inference.laplace.linearised import LinearisedPosterior, linearised_laplace
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.base import column
@@ -58,6 +58,9 @@ def choose_prior(
         The posterior, and the mean log density of held-out rows for each candidate, weighted by
         their weights if they have any.
 
+    Raises:
+        InputError: held-out rows whose weights are all 0.
+
     Example:
         >>> from subbayes.likelihoods import Gaussian
         >>> x = torch.linspace(-1, 1, 60).double()[:, None]
@@ -75,14 +78,15 @@ def choose_prior(
     held = Data.of(validation, "validation").to(network.device)
     settings: dict[str, Any] = {"subspace": subspace, "covariance": covariance, **options}
     weighted = held_out_has_weights(likelihood, rows, held)
+    counts = split_targets(held.targets(), weighted).counts
+    check_weights(torch.from_numpy(counts))
     if likelihood.has_noise_scale and likelihood.is_complete:
         likelihood = _with_noise_of(held, network, likelihood, weighted)
     first = linearised_laplace(
         network, likelihood, rows, prior_precision=prior_precisions[0], **settings
     )
-    n = float(split_targets(held.targets(), weighted).counts.sum())
     scores = {
-        float(p): _score(first.with_prior_precision(p), held, weighted) / n
+        float(p): _score(first.with_prior_precision(p), held, weighted) / float(counts.sum())
         for p in prior_precisions
     }
     best = max(scores, key=lambda p: scores[p])

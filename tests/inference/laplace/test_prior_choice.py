@@ -39,6 +39,14 @@ def test_scores_of_weighted_rows_is_that_of_their_copies(classes, marked):
         assert found[precision] == pytest.approx(score, rel=1e-9)
 
 
+def test_held_out_rows_without_a_weight_raise():
+    net, x, y = _regression_rows()
+    likelihood = subbayes.likelihoods.Weighted(subbayes.likelihoods.Gaussian(0.4))
+    ones = torch.ones_like(y)
+    with pytest.raises(subbayes.InputError, match="weights: expected a weight above 0"):
+        choose_prior(net, likelihood, (x, (y, ones)), validation=(x, (y, 0 * ones)))
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 def test_scores_with_noise_of_each_row(weighted):
     net, x, y = _regression_rows()
