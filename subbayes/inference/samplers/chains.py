@@ -164,12 +164,6 @@ class FinishedChain:
             rngs[c].bit_generator.state,
         )
 
-    def restore(self, state: Any, rngs: Rngs, c: Any) -> None:
-        """Return the chain to this state, in place."""
-        for name, value in self.row.items():
-            getattr(state, name)[c] = value
-        rngs[c].bit_generator.state = self.rng
-
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -185,9 +179,14 @@ class Checkpoint:
     groups: ChainGroups
 
     def write(
-        self, state: Any, store: Store, rngs: Rngs, finished_chains: dict[int, FinishedChain]
+        self,
+        state: Any,
+        store: Store,
+        rngs: Rngs,
+        finished_chains: dict[int, FinishedChain],
+        seconds: float,
     ) -> None:
-        """Save the chains of all processes."""
+        """Save the chains of all processes, and the seconds that they took."""
         state = copy_state(state)
         for c, chain in finished_chains.items():
             for name, value in chain.row.items():
@@ -204,12 +203,13 @@ class Checkpoint:
         meta = {
             "identity": self.identity,
             "evaluations": store.evaluations,
+            "seconds": seconds,
             "rngs": [state for part in self.groups.gather(generators) for state in part],
         }
         write(self.path, KIND, tensors, meta, overwrite=True)
 
-    def read(self, rngs: Rngs) -> tuple[Any, Store] | None:
-        """The state and the draws of the chains of this process, or None if nothing is saved.
+    def read(self, rngs: Rngs) -> tuple[Any, Store, float] | None:
+        """State and draws of the chains of this process, and seconds; None if nothing is saved.
 
         Args:
             rngs: the generator of each chain, whose states are set.
@@ -229,7 +229,7 @@ class Checkpoint:
             rng.bit_generator.state = rng_state
         own = {name: array[chains] for name, array in arrays.items()}
         state = self.kernel.state_type(**strip_prefix("state", own))
-        return state, Store.of(own, meta["evaluations"])
+        return state, Store.of(own, meta["evaluations"]), meta["seconds"]
 
     def _check_density(
         self, z: Float[np.ndarray, "one k"], log_likelihood: Float[np.ndarray, "one"]
@@ -392,12 +392,14 @@ def _run(kernel: Kernel, posterior: Density, sampling: Sampling, groups: ChainGr
     if sampling.checkpoint is not None:
         identity = _identity(kernel, posterior, sampling)
         saved = Checkpoint(Path(sampling.checkpoint), kernel, identity, posterior, groups)
-    initial = _own_rows(sampling.initial, sampling.chains, groups)
-    state = kernel.init(posterior, start_points(posterior, initial, rngs), rngs)
-    store = Store(np.zeros((chains, draws, posterior.rank)), {}, np.zeros(chains, dtype=np.int64))
     resumed = saved.read(rngs) if saved else None
-    if resumed is not None:
-        state, store = resumed
+    if resumed is None:
+        initial = _own_rows(sampling.initial, sampling.chains, groups)
+        state = kernel.init(posterior, start_points(posterior, initial, rngs), rngs)
+        store = Store(np.zeros((chains, draws, posterior.rank)), {}, np.zeros(chains, np.int64))
+    else:
+        state, store, seconds = resumed
+        started -= seconds
         store = store.resized(max(draws, store.z.shape[1]))  # a longer run keeps its draws
     needed = warmup + draws * thin
     finished_chains = {
@@ -431,13 +433,14 @@ def _run(kernel: Kernel, posterior: Density, sampling: Sampling, groups: ChainGr
                 max(interrupted, default=0), due, bool(active.any()), (now - begun) / round_steps
             )
             if saved and (stop or due):
-                saved.write(state, store, rngs, finished_chains)
+                saved.write(state, store, rngs, finished_chains, time.perf_counter() - started)
                 last = time.monotonic()
             begun = time.monotonic()
     if stop or interrupted:
         _raise_again(stop or interrupted[0])
+    seconds = time.perf_counter() - started
     if saved:
-        saved.write(state, store, rngs, finished_chains)
+        saved.write(state, store, rngs, finished_chains, seconds)
     if store.z.shape[1] > draws:
         store = store.resized(draws)
     gathered = store.gathered(groups)
@@ -449,7 +452,7 @@ def _run(kernel: Kernel, posterior: Density, sampling: Sampling, groups: ChainGr
             "warmup": warmup,
             "thin": thin,
             "batched_evaluations": gathered.evaluations,
-            "seconds": time.perf_counter() - started,
+            "seconds": seconds,
         },
         engine=kernel.name,
         temperature=posterior.temperature,

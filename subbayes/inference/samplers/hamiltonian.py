@@ -138,7 +138,7 @@ class HamiltonianSampler(Sampler):
         stats, found = draws.stats, []
         count, transitions = stats.get("divergent"), draws.n_chains * draws.n_draws
         if "divergences" in stats:
-            count, transitions = stats["divergences"], transitions * int(draws.meta["thin"])
+            count, transitions = stats["divergences"], transitions * int(draws.meta.get("thin", 1))
         if count is not None and (n := int(count.sum())):
             found.append(
                 f"{n} of {transitions} trajectories diverged: raise target_acceptance=..., or "

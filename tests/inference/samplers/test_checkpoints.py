@@ -98,6 +98,7 @@ def test_a_finished_run_is_read_and_can_be_extended(tmp_path):
     path = tmp_path / "run"
     short = EllipticalSlice().sample(posterior, draws=20, checkpoint=path, **options)
     again = EllipticalSlice().sample(posterior, draws=20, checkpoint=path, **options)
+    assert again.meta["seconds"] >= short.meta["seconds"]  # those of the first run count
     longer = EllipticalSlice().sample(posterior, draws=70, checkpoint=path, **options)
     fresh = EllipticalSlice().sample(posterior, draws=70, **options)
     assert np.array_equal(short.z, again.z)
@@ -108,6 +109,15 @@ def test_a_finished_run_is_read_and_can_be_extended(tmp_path):
     )
     kept = EllipticalSlice().sample(posterior, draws=70, checkpoint=path, **options)
     assert np.array_equal(kept.z, fresh.z)  # the shorter run did not cut the longer one
+
+
+def test_a_run_that_resumes_evaluates_no_start_points(tmp_path):
+    posterior = LinearGaussian().posterior()
+    options = dict(draws=5, chains=3, warmup=20, progress=False, checkpoint=tmp_path / "run")
+    first = NUTS().sample(posterior, **options)
+    posterior.value_and_grad = lambda z: pytest.fail("evaluated")
+    second = NUTS().sample(posterior, **options)
+    assert np.array_equal(first.z, second.z)
 
 
 def test_a_shorter_run_in_an_interrupted_one_resumes_too(tmp_path):

@@ -99,3 +99,9 @@ def test_an_interrupted_thinned_run_resumes_with_the_same_statistics(tmp_path, s
             np.testing.assert_array_equal(
                 found.stats[name][:, :count], values[:, :count], err_msg=name
             )
+
+
+def test_draws_without_a_record_of_thinning_count_as_not_thinned():
+    z = np.random.default_rng(0).normal(size=(2, 50, 1))
+    draws = Draws(z, {"divergences": np.eye(2, 50)}, engine="nuts")
+    assert any(message.startswith("2 of 100 trajectories") for message in draws.warnings())
