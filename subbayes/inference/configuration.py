@@ -34,7 +34,8 @@ class Sampling:
         initial: "prior" (start at draws from the prior), "shift" (start at z = 0), "ensemble" (in
             `fit`: start each chain at a network of its own, trained from other initial weights), or
             start points of shape (chains, k).
-        mode: how the density is evaluated: "trace", "compile" (for long runs) or "eager".
+        mode: how the posterior that `fit` and models of tables build evaluates its density:
+            "trace", "compile" (for long runs) or "eager"; an engine uses the mode of its posterior.
         checkpoint: folder to save the run in and resume it from, bit for bit.
         checkpoint_seconds: time between checkpoints.
         progress: show progress bars; None shows them on a terminal.
