@@ -119,12 +119,14 @@ class HamiltonianSampler(Sampler):
         """`draws * thin`, at least 200."""
         return max(sampling.draws * sampling.thin, 200)
 
-    def shared_settings(
-        self, posterior: GradientDensity, warmup: int
-    ) -> tuple[int, Metric, float, float | None]:
+    def shared_settings(self, posterior: GradientDensity, warmup: int) -> dict[str, Any]:
         """The fields of `HamiltonianKernel` for this posterior."""
-        metric = self.metric or preferred_metric(posterior.rank)
-        return warmup, metric, self.target_acceptance, self.step_size
+        return {
+            "warmup": warmup,
+            "metric": self.metric or preferred_metric(posterior.rank),
+            "target_acceptance": self.target_acceptance,
+            "step_size": self.step_size,
+        }
 
     @override
     def run(self, posterior: GradientDensity, sampling: Sampling) -> Draws:

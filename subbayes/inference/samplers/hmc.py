@@ -132,4 +132,5 @@ class HMC(hamiltonian.HamiltonianSampler):
 
     def kernel(self, posterior: GradientDensity, warmup: int) -> Kernel:
         """The transition, which adapts in the warm-up."""
-        return Kernel(*self.shared_settings(posterior, warmup), self.length, self.max_steps)
+        shared = self.shared_settings(posterior, warmup)
+        return Kernel(**shared, length=self.length, max_steps=self.max_steps)

@@ -208,4 +208,4 @@ class NUTS(hamiltonian.HamiltonianSampler):
 
     def kernel(self, posterior: GradientDensity, warmup: int) -> Kernel:
         """The transition, which adapts in the warm-up."""
-        return Kernel(*self.shared_settings(posterior, warmup), self.max_depth)
+        return Kernel(**self.shared_settings(posterior, warmup), max_depth=self.max_depth)
