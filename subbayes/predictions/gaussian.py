@@ -214,13 +214,13 @@ class GaussianPredictive(Predictive):
         generator = torch.Generator().manual_seed(check_seed(seed))
         rows = self.outputs[0].flatten() if self._joint is not None else self.outputs[0]
         inside = self.covariance if self._joint is not None else self._epistemic
-        f = draws(torch.zeros_like(rows), torch.as_tensor(inside), n, generator)
+        f = gaussian_draws(torch.zeros_like(rows), torch.as_tensor(inside), n, generator)
         shape = n, *self._mean.shape
         eps = torch.randn(shape, generator=generator, dtype=torch.float64)
         return self._array(self._mean + f.reshape(shape) + eps * self._noise.sqrt())
 
 
-def draws(
+def gaussian_draws(
     mean: Float[Tensor, "*N C"],
     covariance: Float[Tensor, "*N C C"],
     count: int,
@@ -284,7 +284,7 @@ class ClassPredictive(Predictive):
             )
         mean, covariance = mean.detach().cpu().double(), covariance.detach().cpu().double()
         generator = torch.Generator().manual_seed(check_seed(seed))
-        logits = draws(mean, covariance, check_count("n_draws", n_draws), generator)
+        logits = gaussian_draws(mean, covariance, check_count("n_draws", n_draws), generator)
         super().__init__(logits, likelihood)
         self.method, self._seed, self._gaussian = method, seed, (mean, covariance)
         self._log_averaged = _class_log_probabilities(mean, covariance, method)
@@ -456,6 +456,6 @@ def predictive_of(
         return GaussianPredictive(mean, covariance, likelihood, joint)
     if method == "monte-carlo":
         generator = torch.Generator().manual_seed(check_seed(seed))
-        outputs = draws(mean, covariance, check_count("n_draws", n_draws), generator)
+        outputs = gaussian_draws(mean, covariance, check_count("n_draws", n_draws), generator)
         return Predictive(outputs, likelihood)
     return ClassPredictive(mean, covariance, likelihood, method, n_draws, seed)

@@ -70,7 +70,7 @@ from subbayes.predictions.gaussian import (
     Method,
     covariance_root,
     default_method,
-    draws,
+    gaussian_draws,
     predictive_of,
 )
 from subbayes.predictions.modules import Component, Linearised
@@ -451,7 +451,7 @@ class LinearisedPosterior(Predictor):
         check_covariance_memory(X.rows)
         generator = torch.Generator().manual_seed(check_seed(seed))
         mean = self._mean(X)
-        found = draws(
+        found = gaussian_draws(
             torch.zeros(X.rows).double(),
             self.precision.covariance(X).cpu(),
             check_count("n", n),
