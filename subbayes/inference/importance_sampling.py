@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -10,11 +10,8 @@ from scipy.special import logsumexp
 
 from subbayes import diagnostics
 from subbayes.draws import MAX_PARETO_K, Draws
+from subbayes.inference.density import Density
 from subbayes.priors import reject_undefined
-
-if TYPE_CHECKING:
-    from subbayes.inference.samplers.chains import Density
-
 
 _AT_ONCE = 64
 _LEAST = 25  # draws needed for a Pareto fit

@@ -23,9 +23,9 @@ from jaxtyping import Float
 from subbayes.draws import Draws, Moments
 from subbayes.inference.agreement import check_same_run
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.density import GradientDensity, check_gradient, prior_scale
 from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import approximate_draws
-from subbayes.inference.samplers.chains import GradientDensity, check_gradient, prior_scale
 from subbayes.inference.samplers.laplace_start import Points, climb
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from subbayes.inference.samplers.chains import Density, prior_scale
+from subbayes.inference.density import Density, prior_scale
 from subbayes.utils.checks import fail
 
 Metric = Literal["diagonal", "dense"]

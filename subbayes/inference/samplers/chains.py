@@ -32,9 +32,9 @@ from subbayes.distributed.processes import on_first
 from subbayes.draws import Draws
 from subbayes.inference.agreement import check_same_run
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.density import Density
 from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.states import copy_state
-from subbayes.priors import Normal
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar
@@ -246,56 +246,6 @@ _RETRIES = 100
 _STATS, _COPIES = 4, 16  # numbers per draw and vectors per chain that every kernel holds
 
 
-@runtime_checkable
-class Density(Protocol):
-    """The interface of a posterior that kernels use; implement it for a density of your own.
-
-    Attributes:
-        rank: number of coordinates k.
-        prior: the Gaussian prior.
-        temperature: T, the divisor of the log-likelihood.
-    """
-
-    rank: int
-    prior: Normal
-    temperature: float
-
-    def log_likelihood(self, z: Float[np.ndarray, "chains k"]) -> Float[np.ndarray, "chains"]:
-        """Log-likelihood at temperature 1 of each chain's point.
-
-        Samplers take NaN and plus infinity for minus infinity: chains never move there.
-        """
-
-    def fingerprint(self) -> str:
-        """A digest of the density, which identifies a checkpoint."""
-
-
-@runtime_checkable
-class Differentiable(Protocol):
-    """What leapfrog steps need of a density."""
-
-    def value_and_grad(
-        self, z: Float[np.ndarray, "chains k"]
-    ) -> tuple[Float[np.ndarray, "chains"], Float[np.ndarray, "chains k"]]:
-        """Tempered log density and its gradient at each chain's point."""
-
-
-@runtime_checkable
-class GradientDensity(Density, Differentiable, Protocol):
-    """A density with gradients; `Posterior` is one."""
-
-
-def check_gradient(posterior: Any) -> None:
-    """Check that a density has gradients."""
-    if not isinstance(posterior, GradientDensity):
-        fail(
-            "posterior",
-            "a density with value_and_grad",
-            type(posterior).__name__,
-            "Use EllipticalSlice, which needs no gradient",
-        )
-
-
 @dataclass(frozen=True)
 class Info:
     """The report of a step.
@@ -501,11 +451,6 @@ def _identity(kernel: Kernel, posterior: Density, sampling: Sampling) -> dict[st
     if dataclasses.is_dataclass(kernel):
         identity["kernel settings"] = dataclasses.asdict(kernel)
     return identity
-
-
-def prior_scale(posterior: Density) -> Float[np.ndarray, "k"]:
-    """Standard deviation of the prior in each coordinate."""
-    return np.broadcast_to(posterior.prior.scale, (posterior.rank,)).astype(np.float64)
 
 
 def chain_generators(seed: int, chains: int) -> Rngs:

@@ -21,8 +21,9 @@ from typing_extensions import override
 from subbayes.artifacts.tensors import fingerprint
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.density import Density
 from subbayes.inference.laplace.laplace import Laplace
-from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, check_folder
+from subbayes.inference.samplers.chains import Info, Rngs, Sampler, check_folder
 from subbayes.inference.samplers.states import blank_state, refill
 from subbayes.priors import Normal, check_normal, reject_undefined
 from subbayes.utils.checks import check_positive, fail

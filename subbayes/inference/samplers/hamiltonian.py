@@ -22,6 +22,7 @@ from typing_extensions import override
 from subbayes.diagnostics import ebfmi
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.density import Density, GradientDensity, check_gradient, prior_scale
 from subbayes.inference.samplers import adaptation
 from subbayes.inference.samplers.adaptation import (
     Adaptation,
@@ -30,14 +31,7 @@ from subbayes.inference.samplers.adaptation import (
     apply_transposed_factor,
     preferred_metric,
 )
-from subbayes.inference.samplers.chains import (
-    Density,
-    GradientDensity,
-    Rngs,
-    Sampler,
-    check_gradient,
-    prior_scale,
-)
+from subbayes.inference.samplers.chains import Rngs, Sampler
 from subbayes.inference.samplers.laplace_start import start_chains
 from subbayes.inference.samplers.reparameterisation import run_reparameterised
 from subbayes.inference.samplers.states import blank_state

@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
+from subbayes.inference.density import Differentiable, GradientDensity, prior_scale
 from subbayes.inference.samplers.adaptation import apply_factor
-from subbayes.inference.samplers.chains import Differentiable, GradientDensity, Rngs, prior_scale
+from subbayes.inference.samplers.chains import Rngs
 from subbayes.utils.checks import fail
 
 CURVATURE = 50  # coordinates up to which chains start from a Laplace approximation

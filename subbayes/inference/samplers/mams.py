@@ -23,8 +23,9 @@ import numpy as np
 from jaxtyping import Float, Int
 from typing_extensions import override
 
+from subbayes.inference.density import GradientDensity
 from subbayes.inference.samplers import hamiltonian, hmc
-from subbayes.inference.samplers.chains import GradientDensity, Rngs
+from subbayes.inference.samplers.chains import Rngs
 from subbayes.inference.samplers.hamiltonian import Point
 from subbayes.inference.samplers.microcanonical import (
     GRADIENTS,

@@ -25,8 +25,9 @@ from typing_extensions import override
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.density import GradientDensity, check_gradient
 from subbayes.inference.samplers.adaptation import preferred_metric
-from subbayes.inference.samplers.chains import GradientDensity, Sampler, check_gradient
+from subbayes.inference.samplers.chains import Sampler
 from subbayes.inference.samplers.hamiltonian import with_log_likelihood
 from subbayes.inference.samplers.mclmc_kernel import Kernel
 from subbayes.inference.samplers.microcanonical import check_rank

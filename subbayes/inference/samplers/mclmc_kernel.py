@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from subbayes.inference.density import Differentiable, GradientDensity
 from subbayes.inference.samplers.adaptation import apply_transposed_factor
-from subbayes.inference.samplers.chains import Differentiable, GradientDensity, Info, Rngs
+from subbayes.inference.samplers.chains import Info, Rngs
 from subbayes.inference.samplers.laplace_start import Points
 from subbayes.inference.samplers.mclmc_tuning import Tuner, Tuning
 from subbayes.inference.samplers.microcanonical import (

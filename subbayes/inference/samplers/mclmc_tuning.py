@@ -24,6 +24,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from subbayes.diagnostics import ess_mean
+from subbayes.inference.density import Density, GradientDensity, prior_scale
 from subbayes.inference.samplers.adaptation import (
     LEAST_VARIANCE,
     cholesky,
@@ -31,7 +32,7 @@ from subbayes.inference.samplers.adaptation import (
     shrunk_covariance,
     update_window,
 )
-from subbayes.inference.samplers.chains import Density, GradientDensity, Rngs, prior_scale
+from subbayes.inference.samplers.chains import Rngs
 from subbayes.inference.samplers.laplace_start import start_chains
 from subbayes.inference.samplers.states import blank_state
 

@@ -21,17 +21,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float
 
+from subbayes.inference.density import Differentiable
 from subbayes.inference.samplers.adaptation import apply_factor, apply_transposed_factor
 from subbayes.utils.checks import fail
-
-if TYPE_CHECKING:
-    from subbayes.inference.samplers.chains import Differentiable
-
 
 GRADIENTS = 2
 """Gradients of a step of the minimal-norm integrator."""

@@ -17,8 +17,9 @@ from functools import cache
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from subbayes.inference.density import GradientDensity
 from subbayes.inference.samplers import hamiltonian
-from subbayes.inference.samplers.chains import GradientDensity, Info, Rngs
+from subbayes.inference.samplers.chains import Info, Rngs
 from subbayes.inference.samplers.hamiltonian import HamiltonianKernel, Point
 from subbayes.inference.samplers.states import uniforms
 from subbayes.utils.checks import check_count

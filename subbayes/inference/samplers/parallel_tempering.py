@@ -32,10 +32,11 @@ from typing_extensions import override
 
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.density import Density
 from subbayes.inference.importance_sampling import evidence_of_groups
 from subbayes.inference.samplers import elliptical_slice
 from subbayes.inference.samplers.adaptation import Schedule
-from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler
+from subbayes.inference.samplers.chains import Info, Rngs, Sampler
 from subbayes.inference.samplers.states import blank_state, copy_state, refill, select_chains
 from subbayes.priors import reject_undefined
 from subbayes.utils.checks import check_count

@@ -19,9 +19,10 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.density import Density, prior_scale
 from subbayes.inference.samplers import adaptation
 from subbayes.inference.samplers.adaptation import Adaptation, Metric, apply_factor
-from subbayes.inference.samplers.chains import Density, Info, Rngs, Sampler, prior_scale
+from subbayes.inference.samplers.chains import Info, Rngs, Sampler
 from subbayes.inference.samplers.states import blank_state, copy_state, uniforms
 from subbayes.priors import reject_undefined
 from subbayes.utils.checks import check_choice

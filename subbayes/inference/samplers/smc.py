@@ -29,9 +29,10 @@ from typing_extensions import override
 from subbayes.draws import Draws
 from subbayes.inference.agreement import check_same_run
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.density import Density, prior_scale
 from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import evidence_of_groups, systematic_resampling
-from subbayes.inference.samplers.chains import Density, chain_generators, prior_scale
+from subbayes.inference.samplers.chains import chain_generators
 from subbayes.inference.samplers.reparameterisation import (
     Reparameterisation,
     ReparameterisedPrior,

@@ -23,6 +23,7 @@ from jaxtyping import Float, Int
 from subbayes.draws import Draws
 from subbayes.inference.agreement import check_same_run
 from subbayes.inference.configuration import Sampling
+from subbayes.inference.density import GradientDensity, check_gradient, prior_scale
 from subbayes.inference.engine import Engine
 from subbayes.inference.importance_sampling import (
     approximate_draws,
@@ -31,7 +32,6 @@ from subbayes.inference.importance_sampling import (
     reliable_error,
 )
 from subbayes.inference.laplace.laplace import find_mode
-from subbayes.inference.samplers.chains import GradientDensity, check_gradient, prior_scale
 from subbayes.inference.variational.elbo import Ascent, Family, Target, ascend
 from subbayes.inference.variational.gaussians import FullRank, MeanField
 from subbayes.posterior import Posterior
