@@ -293,10 +293,10 @@ def encode_parameters(params: Mapping[str, Any], defaults: Mapping[str, Any]) ->
         params: by name.
         defaults: the default configurations among them.
     """
-    encoded = dict(params)
+    encoded = _without_folder(params)
     for name, default in defaults.items():
-        chosen = _without_checkpoint(configured(name, params[name], default))
-        encoded[name] = dataclasses.asdict(chosen)
+        chosen = dataclasses.asdict(configured(name, params[name], default))
+        encoded[name] = _without_folder(chosen)
     if dataclasses.is_dataclass(encoded.get("prior")):
         encoded["prior"] = dataclasses.asdict(encoded["prior"])
     for name in ("subspace", "inference"):
@@ -325,10 +325,8 @@ def _recorded(key: str, value: Any) -> dict[str, Any] | str:
     return without_addresses(repr(value) if name is None else f"function {name}")[:_MOST_SHOWN]
 
 
-def _without_checkpoint(configuration: Any) -> Any:
-    if getattr(configuration, "checkpoint", None) is None:
-        return configuration
-    return dataclasses.replace(configuration, checkpoint=None)
+def _without_folder(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: None if name == "checkpoint" else value for name, value in values.items()}
 
 
 def decode_parameters(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -341,9 +339,9 @@ def decode_parameters(values: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     Raises:
         InputError: an unknown field, or a value that cannot be used.
     """
-    decoded = dict(values)
+    decoded = _without_folder(values)
     for name, default in defaults.items():
-        decoded[name] = _without_checkpoint(configured(name, values[name], default))
+        decoded[name] = configured(name, _without_folder(values[name]), default)
     for name in ("subspace", "inference"):
         if isinstance(decoded.get(name), Mapping):
             decoded[name] = getattr(TableSettings().change({name: decoded[name]}), name)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
 import numpy as np
 import torch
 from jaxtyping import Float, Shaped
@@ -502,7 +503,10 @@ def rebuild(tensors: dict[str, Tensor], facts: EstimatorFacts) -> Estimator:
     cls = _ESTIMATORS[facts.estimator]
     if unknown := sorted(facts.params.keys() - set(cls._get_param_names())):
         fail_damaged(f"parameters of {cls.__name__}", repr(unknown[0]))
-    estimator = cls(**decode_parameters(facts.params, cls._defaults))
+    params = decode_parameters(facts.params, cls._defaults)
+    if "effort" in params:
+        params["effort"] = msgspec.convert(params["effort"], str | Effort)
+    estimator = cls(**params)
     estimator.model_ = facts.model.rebuild(tensors)
     if facts.encoder is None:
         check_saved_size("n_inputs", len(facts.mean), facts.model)

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from scipy.optimize import minimize
+from sklearn.base import clone
 
 import subbayes
 from subbayes import InputError, Sampling
@@ -182,6 +183,15 @@ def test_frames_with_text_and_missing_values(frame, tmp_path):
     pd.testing.assert_frame_equal(
         loaded.predict_dist(x).to_frame(), model.predict_dist(x).to_frame()
     )
+
+
+@pytest.mark.usefixtures("untraced")
+def test_loaded_estimators_are_fitted_again_in_no_folder_of_the_file(frame, tmp_path):
+    x, y = frame.drop(columns="y"), frame.y
+    model = TableRegressor(effort=TINY, random_state=0, checkpoint=tmp_path / "checkpoint")
+    loaded = subbayes.load(model.fit(x, y).save(tmp_path / "model"))
+    assert (loaded.effort, loaded.checkpoint) == (TINY, None)
+    np.testing.assert_array_equal(clone(loaded).fit(x, y).predict(x), model.predict(x))
 
 
 @pytest.mark.usefixtures("untraced")
