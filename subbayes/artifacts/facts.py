@@ -58,10 +58,11 @@ def as_facts(value: Any, kind: type[_T]) -> _T:
 def check_known(values: dict[str, Any], kind: Any) -> None:
     """Raise `ValueError` for values by name of other types than a `TypedDict` has, in facts.
 
-    Values of other names may be anything.
+    Values of other names may be anything that facts hold. NumPy scalars are plain numbers here, as
+    in the file.
     """
     try:
-        msgspec.convert(values, kind)
+        msgspec.convert(decode(_encode(values, "facts")), kind)
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from None
 

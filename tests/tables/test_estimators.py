@@ -22,7 +22,15 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from subbayes import InputError, Predictive, Sampling, SubspaceClassifier, SubspaceRegressor
+import subbayes
+from subbayes import (
+    InputError,
+    Predictive,
+    Sampling,
+    SparseRegressor,
+    SubspaceClassifier,
+    SubspaceRegressor,
+)
 from subbayes.artifacts import folder as artifact
 from subbayes.data.encoder import TabularEncoder
 from subbayes.diagnostics import metrics
@@ -400,6 +408,16 @@ def test_boolean_classes(tmp_path):
     assert model.predict(X).dtype == bool
     back = SubspaceClassifier.load(model.save(tmp_path / "model"))
     assert np.array_equal(back.predict(X), model.predict(X))
+
+
+def test_numpy_integers_are_saved_as_numbers(tmp_path):
+    X, y = numbers()
+    counts = {"epochs": np.int64(6), "swa_epochs": np.int64(12)}
+    sampling = {"draws": np.int64(7), "warmup": np.int64(3)}
+    model = SubspaceRegressor(training=counts, sampling=sampling, random_state=0).fit(X, y)
+    for estimator in (model, SparseRegressor(draws=np.int64(5), training={"epochs": 3}).fit(X, y)):
+        back = subbayes.load(estimator.save(tmp_path / type(estimator).__name__))
+        np.testing.assert_array_equal(back.predict(X), estimator.predict(X))
 
 
 def test_random_state_object_is_saved_as_its_seed(tmp_path):
