@@ -15,9 +15,11 @@ import torch
 from jaxtyping import Float, Shaped
 from msgspec import Meta
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import _safe_indexing
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
     _check_sample_weight,
+    _num_samples,
     check_is_fitted,
     check_random_state,
     column_or_1d,
@@ -295,9 +297,9 @@ class Estimator(Calibratable, BaseEstimator):
         Raises:
             InputError: rows of another schema, labels that `fit` has not seen, a sparse network.
         """
+        X, y, weights = _weighted_rows(X, y, sample_weight)
         inputs = self._inputs(X)
         targets = self._codes(self._check_y(y, len(inputs)))
-        inputs, targets, weights = _weighted_rows(inputs, targets, sample_weight)
         data = Data.of((inputs, targets))
         data = data if weights is None else data.weighted(weights)
         updated = copy.copy(self)
@@ -469,15 +471,19 @@ def saved_class(cls: type[Estimator]) -> type[Estimator]:
 
 
 def _weighted_rows(
-    X: Float[np.ndarray, "n d"], y: Shaped[np.ndarray, "n *T"], sample_weight: Any
-) -> tuple[Float[np.ndarray, "m d"], Shaped[np.ndarray, "m *T"], Float[np.ndarray, "m"] | None]:
-    """The rows whose weight is not 0, and their weights."""
-    if sample_weight is None:
+    X: Any, y: Any, sample_weight: Any
+) -> tuple[Any, Any, Float[np.ndarray, "m"] | None]:
+    """The rows whose weight is not 0, which nothing is learned from, and their weights."""
+    if sample_weight is None or y is None:
         return X, y, None
+    X, y = to_pandas("X", X), to_pandas("y", y)
+    check_same_length(["X", "y"], [_num_samples(X), _num_samples(y)])
     weights = _sample_weights(sample_weight, X)
     check_weights(torch.from_numpy(weights))
-    kept = weights > 0
-    return X[kept], y[kept], weights[kept]
+    kept = np.flatnonzero(weights)
+    if len(kept) < len(weights):
+        X, y = _safe_indexing(X, kept), _safe_indexing(y, kept)
+    return X, y, weights[kept]
 
 
 class Regressor(RegressorMixin, Estimator):
@@ -487,19 +493,21 @@ class Regressor(RegressorMixin, Estimator):
         """Fit the model.
 
         Args:
-            X: features (n, d), numbers, in an array or a data frame of any library; n at least 2.
+            X: features (n, d) in an array or a data frame of any library; n at least 2. They are
+                numbers; tables of `TableRegressor` may have text, categories and missing values.
             y: targets (n,): numbers that vary, or counts for `likelihood="poisson"`; of
                 `SubspaceRegressor` with Gaussian noise also several, (n, T).
             sample_weight: weights (n,) of at least 0, which multiply the log-likelihood of each
                 row; by default 1. Columns and y are standardised by weighted means and standard
-                deviations, and rows of weight 0 have no effect.
+                deviations, columns of `TableRegressor` by unweighted ones; rows of weight 0 have no
+                effect.
 
         Raises:
             InputError: see the class.
         """
+        X, y, weights = _weighted_rows(X, y, sample_weight)
         X = self._check_X(X, fitting=True)
         y = self._codes(self._check_y(y, len(X)))
-        X, y, weights = _weighted_rows(X, y, sample_weight)
         self._fit(
             X, y, "count" if self.likelihood in LIKELIHOODS["count"] else "regression", weights
         )
@@ -559,20 +567,22 @@ class Classifier(ClassifierMixin, Estimator):
         """Fit the model.
 
         Args:
-            X: features (n, d), numbers, in an array or a data frame of any library; n at least 2.
+            X: features (n, d) in an array or a data frame of any library; n at least 2. They are
+                numbers; tables of `TableClassifier` may have text, categories and missing values.
             y: labels (n,) of at least two classes: text, whole numbers or booleans.
             sample_weight: weights (n,) of at least 0, which multiply the log-likelihood of each
                 row; by default 1. Columns are standardised by weighted means and standard
-                deviations. Rows of weight 0 have no effect: a label of such rows alone is no class.
+                deviations, those of `TableClassifier` by unweighted ones. Rows of weight 0 have no
+                effect: a label of such rows alone is no class.
 
         Raises:
             InputError: see the class.
         """
+        X, y, weights = _weighted_rows(X, y, sample_weight)
         X = self._check_X(X, fitting=True)
         y = self._check_y(y, len(X))
         check_label_types({type(label): label for label in np.ravel(y).tolist()}.values())
         check_classification_targets(y)
-        X, y, weights = _weighted_rows(X, y, sample_weight)
         self.classes_, codes = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             fail(

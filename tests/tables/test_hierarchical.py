@@ -195,6 +195,23 @@ def test_loaded_estimators_are_fitted_again_in_no_folder_of_the_file(frame, tmp_
 
 
 @pytest.mark.usefixtures("untraced")
+def test_rows_of_weight_0_have_no_effect_on_the_encoding(frame):
+    x, y = frame.drop(columns="y"), frame.y
+    none = pd.DataFrame({"a": [1e6, 0.0], "b": ["never", None], "m": [np.nan, 1e9]})
+    every, weights = pd.concat([none, x]), np.r_[np.zeros(2), np.ones(len(y))]
+    model = TableRegressor(effort=TINY, random_state=0).fit(x, y, np.ones(len(y)))
+    same = TableRegressor(effort=TINY, random_state=0).fit(every, np.r_[5.0, 5.0, y], weights)
+    np.testing.assert_array_equal(same.predict(x), model.predict(x))
+    assert list(same.encoder_.get_feature_names_out()) == list(
+        model.encoder_.get_feature_names_out()
+    )
+    lists = TableRegressor(effort=TINY, random_state=0).fit(
+        every.values.tolist(), [5, 5, *y], weights
+    )
+    np.testing.assert_array_equal(lists.predict(x), model.predict(x))
+
+
+@pytest.mark.usefixtures("untraced")
 def test_pickles_hold_no_rows_and_names_are_those_of_the_last_fit(frame):
     x, y = frame.drop(columns="y"), frame.y
     model = TableRegressor(effort=TINY, random_state=0).fit(x, y)
