@@ -571,7 +571,7 @@ def test_a_trained_checkpoint_of_other_code_is_refused(tmp_path, change, tempera
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("change", OTHER_CODE)
-@pytest.mark.parametrize("engine", [EllipticalSlice(), MCLMC(step_size=0.1)])
+@pytest.mark.parametrize("engine", [EllipticalSlice(), MCLMC(step_size=0.5)])
 def test_a_sampling_checkpoint_of_other_code_is_refused(tmp_path, change, engine):
     made = {"model": module_of(torch.tanh), "output": lambda pair: pair[0]}
 
