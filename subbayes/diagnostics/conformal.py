@@ -54,7 +54,7 @@ from subbayes.artifacts.tensors import add_prefix
 from subbayes.data.arrays import to_targets
 from subbayes.diagnostics.checks import class_labels, has_response_columns, target_values
 from subbayes.diagnostics.coverage import CoverageTest, coverage_scores
-from subbayes.predictions.predictive import Predictive
+from subbayes.predictions.predictive import Predictive, columns_of_targets
 from subbayes.utils.checks import (
     check_choice,
     check_fraction,
@@ -254,6 +254,8 @@ class Conformal:
     def to_frame(self, x: Any, level: float = 0.95, **options: Any) -> pd.DataFrame:
         """A data frame: columns "lower" and "upper", or "in[name]" of classes and "size".
 
+        Those of several targets are "lower[0]", "lower[1]" and so on.
+
         Args:
             x: new rows, as for the model.
             level: of the sets.
@@ -269,7 +271,8 @@ class Conformal:
                 columns = {f"in[{name}]": inside[:, j] for j, name in enumerate(names)}
                 columns["size"] = inside.sum(1)
             else:
-                columns = dict(zip(("lower", "upper"), self._interval(parts, k), strict=True))
+                lower, upper = self._interval(parts, k)
+                columns = columns_of_targets({"lower": lower, "upper": upper})
             frames.append(pd.DataFrame(columns, index=parts[0].index))
         return pd.concat(frames)
 

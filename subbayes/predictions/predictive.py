@@ -461,7 +461,7 @@ class Predictive:
             return self._class_frame(threshold)
         lower, upper = self.interval(level)
         mean, epistemic, aleatoric = self.mean, self.epistemic, self.aleatoric
-        parts = {
+        columns = {
             "mean": mean,
             "std": np.sqrt(epistemic + aleatoric),
             "epistemic_std": np.sqrt(epistemic),
@@ -469,10 +469,7 @@ class Predictive:
             "lower": lower,
             "upper": upper,
         }
-        if mean.ndim > 1:
-            targets = range(mean.shape[1])
-            parts = {f"{name}[{t}]": a[:, t] for name, a in parts.items() for t in targets}
-        return pd.DataFrame(parts, index=self.index)
+        return pd.DataFrame(columns_of_targets(columns), index=self.index)
 
     def _class_frame(self, threshold: float | None) -> pd.DataFrame:
         import pandas as pd
@@ -499,6 +496,14 @@ class Predictive:
         if self.likelihood.kind == "classification":
             wanted, remedy = "a likelihood with an ordered target", "Use probabilities instead"
             raise UndefinedError(what, wanted, repr(self.likelihood), remedy)
+
+
+def columns_of_targets(columns: dict[str, Array]) -> dict[str, Array]:
+    """Columns of a table, of several targets "name[0]", "name[1]" and so on."""
+    if all(values.ndim == 1 for values in columns.values()):
+        return columns
+    each = {name: enumerate(values.T) for name, values in columns.items()}
+    return {f"{name}[{t}]": values for name, pairs in each.items() for t, values in pairs}
 
 
 def normal_log_prob(z: Array, sd: Array) -> Float[np.ndarray, "n"]:

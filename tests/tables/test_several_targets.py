@@ -65,7 +65,12 @@ def test_frames_one_column_and_saving(tmp_path):
     np.testing.assert_allclose(again.predict(X), model.predict(X), rtol=1e-6)
     assert again.predict_dist(X[:2]).to_frame().filter(like="mean").shape == (2, 3)
     assert fitted(Y[:, :1]).predict(X).shape == (60,)
-    lower, upper = model.conformal(X, Y).predict_interval(X, 0.9)
+    calibrated = model.conformal(X, Y)
+    lower, upper = calibrated.predict_interval(X, 0.9)
+    table = calibrated.to_frame(X, 0.9)
+    names = ["lower[0]", "lower[1]", "lower[2]", "upper[0]", "upper[1]", "upper[2]"]
+    assert list(table) == names
+    np.testing.assert_array_equal(table, np.c_[lower, upper])
     inside = ((lower <= Y) & (upper >= Y)).all(1)
     assert inside.mean() >= 55 / 60 - 1e-9
 
