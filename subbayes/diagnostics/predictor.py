@@ -122,13 +122,13 @@ class Predictor(Calibratable, ABC):
             batch_size: number of rows at most; by default as many as give 2**22 outputs, 32 MiB.
                 The batches of a loader are divided and not joined.
             n_draws: use this many draws.
-            noise: noise scale per row of all inputs, for `Gaussian(noise="per-observation")`.
+            noise: a number for all rows, or a noise scale per row, for
+                `Gaussian(noise="per-observation")`.
             progress: show a progress bar; None shows it on a terminal.
             options: further arguments of `predict`.
 
         Raises:
-            InputError: inputs that the module does not take, or a number of noise scales other
-                than 1 and the number of rows.
+            InputError: inputs that the module does not take, or noise scales of other rows.
 
         Example:
             >>> import torch
@@ -179,6 +179,8 @@ class Predictor(Calibratable, ABC):
 
         The arguments are those of `to_module`, which returns its graph.
         """
+        if n_draws is not None:
+            check_count("n_draws", n_draws)
         rows = self._some_rows() if inputs is None else to_inputs(inputs)
         if rows is None:
             fail("inputs", "a few rows in the form the module takes", "none", "Pass inputs=X[:3]")

@@ -116,10 +116,9 @@ class Estimator(Calibratable, BaseEstimator):
     _default_likelihood: ClassVar[str | None] = None
     _takes_several: ClassVar[bool] = False  # targets, in columns of y
 
-    @property
-    def _n_draws(self) -> int | None:
-        """Number of draws that predictions average; None is all."""
-        return None
+    def _draw_count(self, n_draws: int | None = None) -> int | None:
+        """Number of draws that predictions average, by default all."""
+        return n_draws
 
     # --- fitting ----------------------------------------------------------------------------
 
@@ -312,11 +311,12 @@ class Estimator(Calibratable, BaseEstimator):
         check_is_fitted(self)
         return self._standardize(self._check_X(X, fitting=False))
 
-    def predict_dist(self, X: Any) -> Predictive:
+    def predict_dist(self, X: Any, n_draws: int | None = None) -> Predictive:
         """The predictive distribution of each row, in the units of y.
 
         Args:
             X: features (n, n_features_in_).
+            n_draws: average this many draws; by default all, or `draws` of a sparse network.
 
         Returns:
             A `Predictive`, with `mean`, `std`, `interval`, `probabilities`, `decide`, `to_frame`
@@ -324,15 +324,15 @@ class Estimator(Calibratable, BaseEstimator):
         """
         X = to_pandas("X", X)
         inputs = self._inputs(X)  # checks that there is a model
-        predictive = predict_matrix(self.model_, inputs, self._n_draws)
+        predictive = predict_matrix(self.model_, inputs, self._draw_count(n_draws))
         named = predictive.with_classes(getattr(self, "classes_", None))
         return named.with_index(row_index(X, len(inputs)))
 
-    def predict_batches(self, X: Any) -> Iterator[Predictive]:
+    def predict_batches(self, X: Any, n_draws: int | None = None) -> Iterator[Predictive]:
         """The predictive distributions of batches of rows; see `Predictor.predict_batches`."""
         X = to_pandas("X", X)
         inputs = self._inputs(X)  # checks that there is a model
-        batches = self.model_.predict_batches(inputs, n_draws=self._n_draws)
+        batches = self.model_.predict_batches(inputs, n_draws=self._draw_count(n_draws))
         return labelled(batches, getattr(self, "classes_", None), row_index(X, len(inputs)))
 
     @override
@@ -367,7 +367,7 @@ class Estimator(Calibratable, BaseEstimator):
         check_is_fitted(self)
         before, rows, _ = self._encoding()
         features = before(**rows) if isinstance(rows, dict) else before(rows)
-        inner = self.model_.functions(features, n_draws=n_draws or self._n_draws)
+        inner = self.model_.functions(features, n_draws=self._draw_count(n_draws))
         return DrawnFunctions(list(inner.parts), rows, before)
 
     # --- saving -----------------------------------------------------------------------------
@@ -391,7 +391,7 @@ class Estimator(Calibratable, BaseEstimator):
         """
         check_is_fitted(self)
         before, rows, facts = self._encoding()
-        options: dict[str, Any] = {"n_draws": self._n_draws, "levels": levels}
+        options: dict[str, Any] = {"n_draws": self._draw_count(), "levels": levels}
         features = before(**rows) if isinstance(rows, dict) else before(rows)
         module, _ = self.model_.predictive_module(features, **options)
         facts |= {"method": type(self).__name__, **module.facts}

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float, Shaped
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import artifact
@@ -334,9 +335,9 @@ class _SparseEstimator(Estimator):
     random_state: Any = None
     verbose: bool = False
 
-    @property
-    def _n_draws(self) -> int:
-        return int(self.draws)
+    @override
+    def _draw_count(self, n_draws: int | None = None) -> int:
+        return int(self.draws) if n_draws is None else n_draws
 
     def _settings(self) -> TableSettings:
         check_count("draws", self.draws)

@@ -27,6 +27,7 @@ from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.models.fitted import FittedModel
 from subbayes.predictions.modules import Component
 from subbayes.predictions.predictive import Predictive
+from subbayes.utils.checks import check_count
 
 LEVEL = 0.9
 """Probability of the intervals whose coverage of rows held out is recorded."""
@@ -84,7 +85,8 @@ class Stack(Members):
 
     def _counted(self, n_draws: int | None) -> list[tuple[FittedModel, int]]:
         """Each member, and the number of its draws among this many."""
-        share = 1.0 if n_draws is None else min(1.0, n_draws / self.default_draws)
+        every = self.default_draws
+        share = 1.0 if n_draws is None else min(1.0, check_count("n_draws", n_draws) / every)
         return [
             (model, max(1, round(share * count)))
             for model, count in zip(self.members, self.counts, strict=True)

@@ -410,6 +410,19 @@ def test_boolean_classes(tmp_path):
     assert np.array_equal(back.predict(X), model.predict(X))
 
 
+def test_numbers_of_draws_are_chosen_and_checked():
+    X, y = numbers()
+    every = SubspaceRegressor(**nested(**QUICK)).fit(X, y)
+    sparse = SparseRegressor(draws=6, training={"epochs": 3}, random_state=0).fit(X, y)
+    for model, draws in ((every, 16), (sparse, 6)):
+        assert (model.predict_dist(X).n_draws, model.predict_dist(X, 4).n_draws) == (draws, 4)
+        found, inputs = model.conformal(X, y, n_draws=4), model._inputs(X)
+        few = model.model_.conformal(inputs, y, n_draws=4)
+        np.testing.assert_allclose(found.scores[0], few.scores[0])
+        with pytest.raises(InputError, match="n_draws"):
+            model.functions(n_draws=0)
+
+
 def test_numpy_integers_are_saved_as_numbers(tmp_path):
     X, y = numbers()
     counts = {"epochs": np.int64(6), "swa_epochs": np.int64(12)}

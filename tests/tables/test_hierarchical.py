@@ -65,6 +65,8 @@ def test_prediction_is_the_mixture_of_its_members(stack):
         member.predict(x, n_draws=count).log_prob(y)
         for member, count in zip(model.members, model.counts, strict=True)
     ]
+    with pytest.raises(InputError, match="n_draws"):
+        model.predict(x, n_draws=0)
     share = np.array(model.counts) / sum(model.counts)
     expected = np.log(np.einsum("m,mn->n", share, np.exp(outputs)))
     np.testing.assert_allclose(model.predict(x).log_prob(y), expected, rtol=1e-9)
