@@ -116,8 +116,6 @@ class Family(Likelihood):
         is_mean: whether the location is the mean.
         remedy: what to do about responses outside the support.
         example: how to write a family around others, which has no name of its own.
-        canonical: link of the location with which rows have sufficient statistics; a subclass,
-            whose density may be another, does not inherit it.
         is_binary: whether there are two classes.
         is_ordered: whether classes have an order.
         has_predictor_per_class: whether the formula of the location is that of several predictors.
@@ -132,7 +130,8 @@ class Family(Likelihood):
     is_mean: ClassVar[bool] = False
     remedy: ClassVar[str] = "Choose another family, or leave the row out"
     example: ClassVar[str] = ""
-    canonical: ClassVar[str] = ""
+    # of the normal, Poisson and Bernoulli families, whose sums over rows regressions know
+    _canonical: ClassVar[str] = ""
     is_binary: ClassVar[bool] = False
     is_ordered: ClassVar[bool] = False
     has_predictor_per_class: ClassVar[bool] = False
@@ -384,7 +383,7 @@ class Family(Likelihood):
     @property
     def has_canonical_link(self) -> bool:
         """Whether sums over rows are sufficient for the coefficients of the location."""
-        return vars(type(self)).get("canonical") == self.links[0]
+        return vars(type(self)).get("_canonical") == self.links[0]  # a subclass may have another
 
     @property
     def innermost(self) -> Family:

@@ -40,7 +40,7 @@ class PoissonFamily(Family):
 
     kind: ClassVar[Kind] = "count"
     is_mean = True
-    canonical = "log"
+    _canonical = "log"
     allowed = {"mu": ("log",)}
 
     @override
