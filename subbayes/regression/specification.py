@@ -104,9 +104,10 @@ class PreparedModel:
         """
         specification, own = self.specification, self.specification.family
         frame = read_frame("data", data)
-        read = self.response.variables(self.frame)
-        columns = [*read, *self.encoder.columns, *own.response_columns, *own.columns]
-        check_columns([*columns, *specification.auxiliary.columns], frame)
+        response = self.response.variables(self.frame)
+        columns = [*response, *self.encoder.columns, *own.response_columns, *own.columns]
+        read = [*columns, *specification.auxiliary.columns]
+        check_columns(read, frame)
         frame, _, dropped = specification._complete_rows(frame, columns, None)
         targets = specification.targets(frame, self.response.numbers(frame))
         self.family.check_targets(targets)
@@ -114,8 +115,9 @@ class PreparedModel:
         joined = {name: torch.cat([rows, inputs[name]]) for name, rows in self.inputs.items()}
         assert self.data.y is not None
         both = Data.of((joined, join_targets([self.data.y, targets])))
-        kept = [name for name in self.frame if name in frame]
-        frame = pd.concat([self.frame[kept], _as_dtypes_of(self.frame, frame[kept])])
+        kept = [name for name in self.frame if name in read]
+        first = self.frame[kept]
+        frame = pd.concat([first, _as_dtypes_of(first, frame[kept])])
         rows, dropped = frame.reset_index(drop=True), self.dropped + dropped
         return replace(self, frame=rows, data=both, dropped=dropped)
 
@@ -307,8 +309,9 @@ class Specification:
         if self.auxiliary.weights is None:
             return None
         found = column_numbers(self.auxiliary.weights, frame)
-        if not ((found > 0) & np.isfinite(found)).all():
-            fail("weights", f"{len(found)} numbers of at least 0", f"{found.min():g}")
+        wrong = found[~((found > 0) & np.isfinite(found))]
+        if len(wrong):
+            fail("weights", "finite numbers of at least 0", f"{wrong[0]:g}")
         return found
 
     def targets(self, frame: pd.DataFrame, y: RowNumbers) -> Any:

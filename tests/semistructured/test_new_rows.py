@@ -86,6 +86,8 @@ def test_rows_of_another_schema_are_refused():
     with pytest.raises(InputError) as caught:
         model.update(new, forgetting=0.9)
     assert caught.value.argument == "forgetting"
+    labelled = Regression("y ~ x").fit(frame[:40].assign(id=1), sampling=FEW)
+    assert labelled.update(new.assign(id="text")).updates[0].rows == 20  # a column that is not read
     missing = new.assign(x=new["x"].where(new.index > 50))
     with pytest.warns(UserWarning, match="are dropped"):
         updated = model.update(missing)

@@ -514,7 +514,9 @@ class Design:
         """Raise an error that names the values that a term does not accept."""
         if isinstance(error, InputError):
             raise error
-        for name, (low, high) in self._ranges.items():
+        of_splines = {name for t in self.terms if t.kind == "spline" for name in t.variables}
+        for name in of_splines & set(self._ranges):
+            low, high = self._ranges[name]
             beyond = int(((frame[name] < low) | (frame[name] > high)).sum())
             if beyond:
                 fail(

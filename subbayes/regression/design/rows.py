@@ -59,6 +59,8 @@ class AuxiliaryColumns:
             if not (exposure > 0).all():
                 fail(self.exposure, "exposures above 0", f"{exposure.min():g}")
             total += np.log(exposure)
+        if not np.isfinite(total).all():
+            fail(str(self.offset or self.exposure), "finite numbers", "others")
         return total
 
 
