@@ -220,9 +220,12 @@ def _scores(results: Results, test: Any, options: Mapping[str, Any]) -> Table:
         )
         caption = f"Leave-one-out: {loo.reliability()}"
     if test is not None:
-        values = results.score_samples(test, **options)
-        se = values.std(ddof=1) / len(values) ** 0.5
-        rows.append([f"{len(values)} test rows, mean per row", f"{values.mean():.3f}", f"{se:.3f}"])
+        values, weights = results.score_samples(test, **options), results._row_weights(test)
+        shares = np.ones(len(values)) if weights is None else weights
+        shares = shares / shares.sum()
+        mean = shares @ values
+        se = pd.Series(shares * (values - mean)).std() * len(values) ** 0.5  # NaN of one row
+        rows.append([f"{len(values)} test rows, mean per row", f"{mean:.3f}", f"{se:.3f}"])
     return Table(["log predictive density", "value", "standard error"], rows, caption)
 
 

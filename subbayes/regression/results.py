@@ -24,7 +24,7 @@ from subbayes.draws import Draws
 from subbayes.likelihoods.target_parts import split_targets
 from subbayes.predictions.predictive import OUTPUTS_AT_ONCE, Predictive, check_outputs
 from subbayes.regression.design.design import NewLevels
-from subbayes.regression.design.rows import column_numbers
+from subbayes.regression.design.rows import column_numbers, given_values
 from subbayes.regression.formula.checks import check_columns
 from subbayes.regression.integrals.weight_quality import weight_warnings
 from subbayes.regression.posterior import FittedState, Space
@@ -376,6 +376,7 @@ class Results(Calibratable):
         model, y = self.state.model, self.state.model.response.numbers(data)
         family = model.specification.family
         check_columns(family.response_columns, data)
+        family.check_known(y, given_values(family, data))
         columns = {name: data[name].to_numpy() for name in family.response_columns}
         return family.responses(y, columns)
 
@@ -391,12 +392,14 @@ class Results(Calibratable):
             ordered: rows are in the order of time, see `metrics.score`.
             options: further arguments of `predict`.
         """
+        predictive, counts = self.predict(data, **options), self._row_weights(data)
+        return metrics.score(predictive, self._targets(data), level, counts, ordered)
+
+    def _row_weights(self, data: Any) -> RowNumbers | None:
+        """How often rows count; None if each counts once."""
         data = read_frame("data", data)
-        y, weights = self._targets(data), self.state.model.specification.auxiliary.weights
-        counts = None
-        if weights is not None and weights in data:
-            counts = column_numbers(weights, data)
-        return metrics.score(self.predict(data, **options), y, level, counts, ordered)
+        weights = self.state.model.specification.auxiliary.weights
+        return column_numbers(weights, data) if weights is not None and weights in data else None
 
     @override
     def rows_and_targets(self, rows: Any, y: Any = None) -> tuple[Any, Any]:
@@ -853,10 +856,9 @@ class Results(Calibratable):
             rows alike, in the data and in the replicates.
         """
         model = self.state.model
-        outputs = self.predict(model.frame).outputs
+        outputs = self.predict(model.frame, n_draws=check_count("n", n)).outputs
         generator = torch.Generator().manual_seed(check_seed(seed))
-        which = torch.randint(len(outputs), (check_count("n", n),), generator=generator)
-        return replicate(model, outputs[which], generator, "posterior")
+        return replicate(model, outputs[torch.arange(n) % len(outputs)], generator, "posterior")
 
     def compare(self, *others: Results, names: Sequence[str] | None = None) -> pd.DataFrame:
         """Compare models of the same rows by leave-one-out, the best first.

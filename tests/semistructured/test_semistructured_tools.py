@@ -519,6 +519,20 @@ def test_compare(model, frame):
         model.compare(other)
 
 
+def test_replicates_take_the_predictions_of_their_draws_alone(model, frame, monkeypatch):
+    predict, sizes = model.predict, []
+
+    def counted(rows, **options):
+        found = predict(rows, **options)
+        sizes.append(len(found.outputs))
+        return found
+
+    monkeypatch.setattr(model, "predict", counted)
+    for n in (10, 1000):  # of 600 draws
+        assert model.posterior_predictive(n).draws.shape == (n, len(frame))
+    assert sizes == [10, 600]
+
+
 def test_replicates_of_prior_and_posterior(model, frame):
     found = model.posterior_predictive(400)
     assert found.draws.shape == (400, len(frame))

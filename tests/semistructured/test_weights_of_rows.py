@@ -110,3 +110,19 @@ def test_partial_dependences_average_over_weighted_rows():
     step = 2.0 / FRAME.x.std(ddof=0)
     np.testing.assert_allclose(found[:, 1] - found[:, 0], slope * step * scale, rtol=1e-5)
     assert isinstance(state.row_weights, torch.Tensor)
+
+
+@pytest.mark.few(1)
+def test_reports_and_lines_weigh_rows_as_scores_do(tmp_path):
+    frame = FRAME.assign(y=FRAME.z, w=np.where(FRAME.z > 3, 1000.0, 1.0))
+    sampling = Sampling(draws=20, chains=2, progress=False)
+    model = Regression("y ~ x + z", weights="w").fit(frame, sampling=sampling)
+    heavy = frame.z[frame.w > 1]
+    groups = model.conditional_effect("x", by="z").groups
+    np.testing.assert_allclose(groups, np.quantile(heavy, [0.1, 0.5, 0.9]), atol=0.1)
+    test = frame.assign(w=np.where(np.arange(N) < 30, 10.0, 0.0))
+    model.report(tmp_path / "page.html", test=test)
+    page = (tmp_path / "page.html").read_text()
+    scores = model.score_samples(test)[:30]
+    assert f"{N} test rows, mean per row</td><td>{scores.mean():.3f}</td>" in page
+    assert scores.mean() == pytest.approx(model.evaluate(test)["log_likelihood"])

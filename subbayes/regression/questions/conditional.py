@@ -134,7 +134,10 @@ def conditional_effect(
         other = frame[by]
         number = has_numbers(other) and by not in by_level
         if number and other.nunique() > 5:
-            groups = np.quantile(other, [0.1, 0.5, 0.9]).tolist()
+            order = np.argsort(other)
+            w = np.ones(len(other)) if weights is None else frame[weights].to_numpy()[order]
+            below = (w.cumsum() - w / 2) / w.sum()
+            groups = np.interp([0.1, 0.5, 0.9], below, other.to_numpy()[order]).tolist()
         else:
             groups = levels_of(other)
     others = [name for name in columns if name not in (variable, by)]
