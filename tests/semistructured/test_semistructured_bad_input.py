@@ -241,3 +241,47 @@ def test_errors_of_formulas_and_families_name_what_is_close():
     line = r"^y: expected counts .*, got 2.5 at row 1"
     with pytest.raises(InputError, match=line):
         Regression("cases ~ x", family="poisson").specification.prepare(counts, None)
+
+
+@pytest.mark.parametrize("options", [{"weights": "w"}, {"offset": "w"}, {"exposure": "w"}])
+def test_columns_of_weights_and_offsets_are_finite(options):
+    frame = rows().assign(c=1, w=[np.inf] + [1.0] * 39)
+    with pytest.raises(InputError, match="finite numbers") as caught:
+        fit("c ~ x", frame, family="poisson", **options)
+    assert caught.value.argument in ("w", "weights")
+
+
+def test_errors_about_splines_name_the_column_of_the_spline():
+    frame = rows().assign(z=lambda f: f.x**2)
+    model = fit("y ~ x + bs(z, df=4)", frame)
+    with pytest.raises(InputError) as caught:
+        model.predict(frame.assign(x=9.0, z=99.0))
+    assert caught.value.argument == "z"
+
+
+def test_scores_of_more_successes_than_trials_are_refused():
+    frame = rows().assign(c=1, n=20)
+    model = fit("c | trials(n) ~ x", frame, family="binomial")
+    with pytest.raises(InputError) as caught:
+        model.score_samples(frame.assign(n=2, c=5))
+    assert caught.value.argument == "y"
+
+
+def test_effects_of_chosen_groups_and_of_no_values():
+    model = fit("y ~ x + (1 | g)", rows())
+    name = "Intercept | g"
+    found, every = model.effect(name, ["g3", "g1"]), model.effect(name)
+    assert found.x.tolist() == ["g3", "g1"]
+    np.testing.assert_array_equal(found.draws, every.draws[:, [3, 1]])
+    for term, values in ((name, ["nonsense"]), ("x", [])):
+        with pytest.raises(InputError) as caught:
+            model.effect(term, values)
+        assert caught.value.argument == "values"
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("family", ["normal", "asymmetric-laplace"])
+def test_one_draw_has_no_standard_deviation(family):
+    one = Sampling(draws=1, chains=1, progress=False)
+    model = Regression("y ~ x", family=family).fit(rows(), sampling=one)
+    assert model.summary()["sd"].isna().all()

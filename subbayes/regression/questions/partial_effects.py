@@ -16,7 +16,7 @@ from subbayes.regression.formula.checks import check_columns
 from subbayes.regression.posterior import FittedState
 from subbayes.regression.questions.summary import beside_statistics, central
 from subbayes.regression.terms.group_effects import GroupLaw
-from subbayes.utils.checks import fail
+from subbayes.utils.checks import check_choice, fail
 
 _POINTS = 100
 _SURFACE_POINTS = {2: 30, 3: 20}  # of each variable, by their number
@@ -94,13 +94,13 @@ def partial_effect(
     model, design = state.model, state.model.design
     for term in design.terms:
         if term.group_law is not None and name in term.group_law.effect_names:
-            return _group_effect(state, term, term.group_law, name, level)
+            return _group_effect(state, term, term.group_law, name, values, level)
     term = design.term(name)
     if term.group_law is not None:
         first, *others = term.group_law.effect_names
         if others:
             fail("term", "one of " + ", ".join(map(repr, [first, *others])), repr(name))
-        return _group_effect(state, term, term.group_law, first, level)
+        return _group_effect(state, term, term.group_law, first, values, level)
     if len(term.along) != 1 and not (term.along and term.kind == "smooth"):
         remedy = ""
         if term.variables:
@@ -110,6 +110,8 @@ def partial_effect(
         fail("term", "a term of one variable, or a smooth", repr(term.name), remedy)
     names, discrete = list(term.along), term.kind in _DISCRETE
     x = _values(state, term, values)
+    if not len(x):
+        fail("values", "at least one value", "none")
     grid = pd.concat([model.frame.iloc[:1]] * len(x), ignore_index=True)
     along = {names[0]: x} if len(names) == 1 else dict(zip(names, np.transpose(x), strict=True))
     for column, value in {**along, **term.at}.items():
@@ -162,11 +164,15 @@ def _coefficients(state: FittedState) -> Float[np.ndarray, "S p"]:
 
 
 def _group_effect(
-    state: FittedState, term: Term, law: GroupLaw, name: str, level: float
+    state: FittedState, term: Term, law: GroupLaw, name: str, values: Any, level: float
 ) -> Partial:
-    """An effect that varies among groups, of each group."""
-    places = list(term.columns)[law.effect_names.index(name) :: len(law.names)]
-    groups = [state.model.design.names[i][len(name) + 1 : -1] for i in places]
+    """An effect that varies among groups, of all groups or the given ones."""
+    columns = term.columns[law.effect_names.index(name) :: len(law.names)]
+    place_of = {state.model.design.names[i][len(name) + 1 : -1]: i for i in columns}
+    groups = list(place_of) if values is None else list(map(str, values))
+    for group in groups:
+        check_choice("values", group, place_of)
+    places = [place_of[group] for group in groups]
     beta = torch.from_numpy(_coefficients(state))
     draws = state.model.structured.at_zero(beta)[:, places].numpy()
     own = replace(term, name=name)

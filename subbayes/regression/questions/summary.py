@@ -77,7 +77,7 @@ def summary_table(
         stacked = (sampled or effects)[name][..., None]
         rows[name] = {
             "mean": flat.mean(),
-            "sd": (flat - flat[:1]).std(ddof=1),
+            "sd": pd.Series(flat - flat[:1]).std(),  # NaN of one draw
             f"hdi {percent} low": low,
             f"hdi {percent} high": high,
             "direction": max((flat > 0).mean(), (flat < 0).mean()),

@@ -66,6 +66,8 @@ def score_correction(
     at = torch.from_numpy(np.ascontiguousarray(zeta, dtype=np.float64))
     parameters, location = model.design.column_parameters, model.design.parameters[0]
     own = [i for i, name in enumerate(parameters) if name == location]
+    if len(at) <= len(own):
+        return None  # too few draws
     with torch.no_grad():
         beta = structured.coefficients(at).numpy()
         few = torch.from_numpy(evenly_spaced(at.numpy(), _DRAWS))
@@ -76,8 +78,8 @@ def score_correction(
     deviations = beta[:, own] - beta[:, own].mean(0)
     covariance = np.cov(deviations.T).reshape(len(own), len(own))
     unit = np.sqrt(np.diag(covariance))
-    if len(at) <= len(own) or np.linalg.matrix_rank(covariance / np.outer(unit, unit)) < len(own):
-        return None  # too few draws
+    if np.linalg.matrix_rank(covariance / np.outer(unit, unit)) < len(own):
+        return None  # too few different draws
     columns = structured.columns_at(inputs["design"], own).numpy()
     score = np.diag(precisions[own]) + (columns * information[:, None]).T @ columns
     both = covariance, covariance @ score @ covariance
