@@ -100,14 +100,10 @@ def next_angles(posterior: Density, state: State, fresh: np.ndarray, rngs: Rngs)
     uniform.
     """
     uniforms, n_uniforms = refill(
-        state.uniforms, state.n_uniforms, _AHEAD - 1, lambda rng, like: rng.random(like), rngs
+        state.uniforms, state.n_uniforms, _AHEAD - 1, np.random.Generator.random, rngs
     )
     normals, n_normals = refill(
-        state.normals,
-        state.n_normals,
-        _AHEAD_NORMALS,
-        lambda rng, like: rng.standard_normal(like),
-        rngs,
+        state.normals, state.n_normals, _AHEAD_NORMALS, np.random.Generator.standard_normal, rngs
     )
     chains = np.arange(len(fresh))
     u = uniforms[chains, n_uniforms]

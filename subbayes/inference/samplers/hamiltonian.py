@@ -34,7 +34,7 @@ from subbayes.inference.samplers.adaptation import (
 from subbayes.inference.samplers.chains import Rngs, Sampler
 from subbayes.inference.samplers.laplace_start import start_chains
 from subbayes.inference.samplers.reparameterisation import run_reparameterised
-from subbayes.inference.samplers.states import blank_state
+from subbayes.inference.samplers.states import blank_state, take
 from subbayes.utils.checks import check_choice, check_positive, fail
 
 DIVERGENCE = 1000.0
@@ -215,14 +215,8 @@ def new_trajectories(
     s: State, rows: Int[np.ndarray, "c"], rngs: Rngs
 ) -> Float[np.ndarray, "c columns"]:
     """Start points of new trajectories with new momenta, for the chains `rows`."""
-    at = s.n_normals[rows]
-    if at.max(initial=0) >= s.normals.shape[1]:
-        for c in rows[at >= s.normals.shape[1]]:
-            s.normals[c] = rngs[c].standard_normal(s.normals[c].shape)
-            s.n_normals[c] = 0
-        at = s.n_normals[rows]
-    s.n_normals[rows] = at + 1
-    p, g, value = s.normals[rows, at], s.gradient[rows], s.value[rows]
+    p = take(s, "normals", rngs, rows)[:, 0]
+    g, value = s.gradient[rows], s.value[rows]
     s.start_energy[rows] = 0.5 * np.einsum("ck,ck->c", p, p) - value
     s.acceptance[rows] = 0.0
     s.evaluations[rows] = 0

@@ -19,7 +19,7 @@ from subbayes.inference.samplers import hamiltonian
 from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Info, Rngs
 from subbayes.inference.samplers.hamiltonian import HamiltonianKernel, Point
-from subbayes.inference.samplers.states import uniforms
+from subbayes.inference.samplers.states import take
 from subbayes.utils.checks import check_count, check_positive
 
 _UNADAPTED_STEPS = 20
@@ -64,13 +64,14 @@ class Kernel(HamiltonianKernel):
     def init(self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
         """The state at start points z, each chain with a new trajectory."""
         s = self.start_state(self.state_type, posterior, z, rngs)
-        self._start(s, np.arange(len(z)), rngs, uniforms(s, rngs, 1)[:, 0])
+        rows = np.arange(len(z))
+        self._start(s, rows, rngs, take(s, "uniforms", rngs, rows)[:, 0])
         return s
 
     def step(self, posterior: GradientDensity, state: Any, rngs: Rngs) -> tuple[Any, Info]:
         """One step of every trajectory, in place; a chain whose trajectory ends starts its next."""
         s = state
-        u = uniforms(s, rngs, 2)
+        u = take(s, "uniforms", rngs, np.arange(len(s.z)), 2)
         self.advance(posterior, s)
         log_weight = s.end[:, Point.of(s.z.shape[1]).log_weight]
         diverged = log_weight < -hamiltonian.DIVERGENCE

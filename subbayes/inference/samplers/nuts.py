@@ -21,7 +21,7 @@ from subbayes.inference.density import GradientDensity
 from subbayes.inference.samplers import hamiltonian
 from subbayes.inference.samplers.chains import Info, Rngs
 from subbayes.inference.samplers.hamiltonian import HamiltonianKernel, Point
-from subbayes.inference.samplers.states import uniforms
+from subbayes.inference.samplers.states import take
 from subbayes.utils.checks import check_count
 
 _LOG_HALF = np.log(0.5)
@@ -60,18 +60,18 @@ class Kernel(HamiltonianKernel):
         self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
     ) -> State:
         """The state at start points z, each chain with a new momentum."""
-        chains = len(z)
+        rows = _chains(len(z))
         s = self.start_state(State, posterior, z, rngs, levels=self.max_depth + 1)
-        log_u = np.log(uniforms(s, rngs, 1)[:, 0])
-        _new_trajectories(s, np.arange(chains), rngs)
-        _new_subtrees(s, np.ones(chains, dtype=bool), log_u)
+        log_u = np.log(take(s, "uniforms", rngs, rows)[:, 0])
+        _new_trajectories(s, rows, rngs)
+        _new_subtrees(s, rows >= 0, log_u)
         return s
 
     def step(self, posterior: GradientDensity, state: State, rngs: Rngs) -> tuple[State, Info]:
         """One leapfrog step of every chain, in place."""
         s, c = state, Point.of(state.z.shape[1])
-        log_u = np.log(uniforms(s, rngs, _UNIFORMS))
         chains = _chains(len(s.side))
+        log_u = np.log(take(s, "uniforms", rngs, chains, _UNIFORMS))
         leaf = hamiltonian.leapfrog(
             posterior, s, s.ends[chains, s.side], np.where(s.side, s.step, -s.step)
         )

@@ -37,7 +37,7 @@ from subbayes.inference.importance_sampling import evidence_of_groups
 from subbayes.inference.samplers import elliptical_slice
 from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Info, Rngs, Sampler
-from subbayes.inference.samplers.states import blank_state, copy_state, refill, select_chains
+from subbayes.inference.samplers.states import blank_state, copy_state, select_chains, take
 from subbayes.priors import reject_undefined
 from subbayes.utils.checks import check_count
 
@@ -285,16 +285,8 @@ def _accept_swaps(
 ) -> None:
     """Accept or reject the swaps of `pair`."""
     rows = np.flatnonzero(pair.any(1))  # only these use random numbers of their streams
-    uniforms, used = refill(
-        s.swap_uniforms[rows],
-        s.n_swap_uniforms[rows],
-        _AHEAD,
-        lambda rng, shape: rng.random(shape),
-        [rngs[c] for c in rows],
-    )
-    s.swap_uniforms[rows], s.n_swap_uniforms[rows] = uniforms, used + 1
     u = np.ones(pair.shape)
-    u[rows] = uniforms[np.arange(len(rows)), used]
+    u[rows] = take(s, "swap_uniforms", rngs, rows)[:, 0]
     # l may be minus infinity on the prior's rung: the ratio is then 0 and the swap is rejected.
     gap = (s.beta[:, :-1] - s.beta[:, 1:]) / posterior.temperature
     with np.errstate(over="ignore", invalid="ignore"):

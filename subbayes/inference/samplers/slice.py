@@ -23,7 +23,7 @@ from subbayes.inference.density import Density, prior_scale
 from subbayes.inference.samplers import adaptation
 from subbayes.inference.samplers.adaptation import Adaptation, Metric, apply_factor
 from subbayes.inference.samplers.chains import Info, Rngs, Sampler
-from subbayes.inference.samplers.states import blank_state, copy_state, uniforms
+from subbayes.inference.samplers.states import blank_state, take
 from subbayes.priors import reject_undefined
 from subbayes.utils.checks import check_choice
 
@@ -75,22 +75,23 @@ class Kernel:
         adaptation.begin(s, prior_scale(posterior), None)
         s.z[:], s.n_uniforms[:] = z, _AHEAD
         s.value[:], s.log_likelihood[:] = _evaluate(posterior, z)
-        u = uniforms(s, rngs, 4)
-        _new_line(s, np.arange(chains), u)
+        rows = np.arange(chains)
+        u = take(s, "uniforms", rngs, rows, 4)
+        _new_line(s, rows, u)
         _next_trial(s, u[:, 3])
         return s
 
     def step(self, posterior: Density, state: State, rngs: Rngs) -> tuple[State, Info]:
-        """Try one point of every chain's line."""
-        s = copy_state(state)
-        u = uniforms(s, rngs, 4)
+        """Try one point of every chain's line, in place."""
+        s = state
+        u = take(s, "uniforms", rngs, np.arange(len(s.z)), 4)
+        left, right, inside = (s.phase == phase for phase in (_LEFT, _RIGHT, _INSIDE))
         point = s.z + s.trial[:, None] * s.direction
         value, log_likelihood = _evaluate(posterior, point)
         within = value >= s.threshold
         s.evaluations[:] += 1
-        _step_out(s, state.phase == _LEFT, within, s.low, s.left, -1)
-        _step_out(s, state.phase == _RIGHT, within, s.high, s.right, 1)
-        inside = state.phase == _INSIDE
+        _step_out(s, left, within, s.low, s.left, -1)
+        _step_out(s, right, within, s.high, s.right, 1)
         accepted = inside & within
         s.z[accepted] = point[accepted]
         s.value[accepted] = value[accepted]

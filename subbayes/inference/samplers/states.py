@@ -70,12 +70,24 @@ def select_chains(active: np.ndarray, moved: Any, state: Any) -> Any:
     return with_arrays(moved, rows)
 
 
-def uniforms(s: Any, rngs: list[np.random.Generator], n: int) -> Float[np.ndarray, "chains n"]:
-    """The next n uniforms of each chain, from the block in its state, which changes in place."""
-    for c in (s.n_uniforms > s.uniforms.shape[1] - n).nonzero()[0]:
-        s.uniforms[c] = rngs[c].random(s.uniforms.shape[1])
-        s.n_uniforms[c] = 0
-    chains, ahead = s.uniforms.shape
-    first = np.arange(0, chains * ahead, ahead) + s.n_uniforms
-    s.n_uniforms[:] += n
-    return np.asarray(s.uniforms.reshape(-1)[first[:, None] + np.arange(n)])
+def take(
+    s: Any, name: str, rngs: list[np.random.Generator], rows: Int[np.ndarray, "c"], n: int = 1
+) -> Float[np.ndarray, "c n ..."]:
+    """The next n entries of the chains `rows` from a block of a state, which changes in place.
+
+    Args:
+        s: the state, with the block and the number of its entries that are used.
+        name: of the block: "normals" are normal, others uniform.
+        rngs: a generator per chain.
+        rows: chains.
+        n: entries of each.
+    """
+    block, used = getattr(s, name), getattr(s, f"n_{name}")
+    first = used[rows]
+    for c in rows[first > block.shape[1] - n]:
+        rng = rngs[c]
+        block[c] = (rng.standard_normal if name == "normals" else rng.random)(block[c].shape)
+        used[c] = 0
+    first = used[rows]
+    used[rows] = first + n
+    return np.asarray(block[rows[:, None], first[:, None] + np.arange(n)])
