@@ -313,11 +313,10 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
                 found[name] = [*kept[: self.max_categories - 1], OTHERS]
         return found
 
-    @staticmethod
-    def _grouped(table: pd.DataFrame, levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+    def _grouped(self, table: pd.DataFrame, levels: Mapping[str, Sequence[str]]) -> pd.DataFrame:
         """A table in which categories that are not kept are one."""
         for name, kept in levels.items():
-            if OTHERS in kept:
+            if self.many == "group" and OTHERS in kept:
                 column = table[name]
                 table[name] = column.where(column.isin(kept) | column.isna(), OTHERS)
         return table

@@ -47,7 +47,7 @@ class EncoderModule(nn.Module):
         by_column = categories.by_column()
         self.sizes = [len(levels) for levels in by_column.values()]
         self.new = [  # the position that a new category has, beyond the levels if it has none
-            levels.index(OTHERS) if OTHERS in levels else len(levels)
+            levels.index(OTHERS) if encoder.many == "group" and OTHERS in levels else len(levels)
             for levels in by_column.values()
         ]
         modes = zip(by_column.values(), categories.most_frequent, strict=True)

@@ -24,6 +24,7 @@ from experiments.datasets import find_file
 from subbayes.artifacts.facts import as_facts, encode
 from subbayes.data.columns import as_labels, as_numbers, kind_of, mask_markers
 from subbayes.data.encoder import TabularEncoder
+from subbayes.data.encoder_module import EncoderModule
 from subbayes.data.encoder_state import EncoderFacts
 from subbayes.data.frames import quote
 from subbayes.data.tables import read_table, split_target
@@ -465,6 +466,16 @@ def test_missing_columns_are_named_with_close_ones():
     )
     refuse("got none named 'age'. Did you mean 'Age'", X.rename(columns={"age": "Age"}), fit_on=X)
     refuse("the 5 columns it was fitted with, got 2 columns", np.ones((3, 2)), fit_on=X)
+
+
+def test_a_category_named_others_takes_no_unknown_ones():
+    encoder = TabularEncoder().fit([["(others)"], ["a"], ["a"]])
+    with pytest.raises(InputError, match="'zzz'"):
+        encoder.transform([["zzz"]])
+    ignoring = TabularEncoder(unknown="ignore").fit([["(others)"], ["a"], ["a"]])
+    assert ignoring.transform([["zzz"]]).tolist() == [[0.0, 0.0]]
+    module = EncoderModule(ignoring)(torch.zeros(1, 0).double(), torch.tensor([[2]]))
+    assert module.tolist() == [[0.0, 0.0]]
 
 
 def test_unknown_categories_are_named_with_their_columns():
