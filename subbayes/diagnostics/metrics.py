@@ -29,7 +29,7 @@ from subbayes.diagnostics.checks import (
 )
 from subbayes.diagnostics.coverage import CoverageTest, coverage_scores
 from subbayes.diagnostics.crps import crps_counts, crps_gaussian_mixture, crps_samples
-from subbayes.diagnostics.token_scores import TokenScores
+from subbayes.diagnostics.token_scores import TokenScores, weighted_mean
 from subbayes.likelihoods import CategoricalTokens
 from subbayes.likelihoods.base import UndefinedError
 from subbayes.predictions.predictive import Predictive
@@ -78,7 +78,8 @@ def score(
 
     Raises:
         InputError: targets that do not fit the predictions, weights that are not numbers of at
-            least 0, one for each row, or ordered rows without an interval of one target.
+            least 0, one for each row, or ordered rows with weights, or without an interval of one
+            target.
 
     Example:
         >>> import torch
@@ -93,12 +94,13 @@ def score(
         check_weights(torch.as_tensor(weights))
     kind = predictive.likelihood.kind
     if ordered and (
-        kind == "classification"
+        weights is not None
+        or kind == "classification"
         or predictive.likelihood.per_position
         or has_response_columns(predictive.likelihood)
         or len(predictive.shape) > 1
     ):
-        expected = "False without intervals of one number or count for each row"
+        expected = "False with weights, or without intervals of one number or count for each row"
         fail("ordered", expected, "True", "Use conformal(...).evaluate for classes")
     if isinstance(predictive.likelihood, CategoricalTokens):
         return TokenScores.of(predictive, y, weights).scores()
@@ -141,7 +143,7 @@ def _mean(values: Float[np.ndarray, "N *T"], weights: Weights) -> float:
     """Mean over targets and over rows, which count as often as their weights say."""
     if weights is None:
         return float(np.mean(values))
-    return float(np.average(values.reshape(len(values), -1).mean(1), weights=weights))
+    return weighted_mean(values.reshape(len(values), -1).mean(1), weights)
 
 
 def log_likelihood(

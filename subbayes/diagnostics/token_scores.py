@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 
 from subbayes.data.arrays import to_targets
 from subbayes.diagnostics.calibration import calibration_error
@@ -91,12 +91,18 @@ class TokenScores:
     def scores(self) -> dict[str, float]:
         """Means over rows, and over the tokens that count."""
         weights = self.token_weights
-        mean = float(np.average(self.tokens, weights=weights))
+        mean = weighted_mean(self.tokens, weights)
         return {
-            "log_likelihood": float(np.average(self.rows, weights=self.row_weights)),
+            "log_likelihood": weighted_mean(self.rows, self.row_weights),
             "log_likelihood_per_token": mean,
             "perplexity": math.exp(-mean),
-            "accuracy": float(np.average(self.correct, weights=weights)),
-            "brier": float(np.average(self.brier, weights=weights)),
+            "accuracy": weighted_mean(self.correct, weights),
+            "brier": weighted_mean(self.brier, weights),
             "ece": calibration_error(self.confidence, self.correct, _BINS, weights),
         }
+
+
+def weighted_mean(values: Shaped[np.ndarray, "M"], weights: Float[np.ndarray, "M"]) -> float:
+    """A mean in which values of weight 0 do not count, even infinite ones."""
+    counted = weights > 0
+    return float(np.average(values[counted], weights=weights[counted]))

@@ -345,3 +345,21 @@ def test_evaluate_of_a_regression_counts_rows_by_their_weights():
     assert model.evaluate(frame)["rmse"] != pytest.approx(
         model.evaluate(frame.drop(columns="w"))["rmse"]
     )
+
+
+@pytest.mark.filterwarnings("ignore:auroc")
+def test_rows_of_weight_0_may_have_a_density_of_0():
+    impossible = torch.tensor([[[0.0, 0.0], [0.0, -np.inf]]])
+    weights = np.array([1.0, 0.0])
+    found = score(Predictive(impossible, Categorical(2)), [0, 1], weights=weights)
+    assert found["log_likelihood"] == pytest.approx(np.log(0.5))
+    tokens = Predictive(impossible, CategoricalTokens(2))
+    found = score(tokens, np.array([[0], [1]]), weights=weights)
+    assert found["log_likelihood_per_token"] == pytest.approx(np.log(0.5))
+
+
+def test_weights_of_ordered_rows_are_refused():
+    predictive = Predictive(torch.zeros(1, 3, 1), Gaussian(1.0))
+    with pytest.raises(InputError) as error:
+        score(predictive, np.zeros(3), weights=np.ones(3), ordered=True)
+    assert error.value.argument == "ordered"
