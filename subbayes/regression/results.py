@@ -142,7 +142,7 @@ class Results(Calibratable):
     def _effects(
         self, shift: Float[np.ndarray, "S p"] | None = None, names: Sequence[str] | None = None
     ) -> dict[str, ChainDraws]:
-        """The same, without a shift those of the training rows, which the chains have sampled."""
+        """Draws of effects by name; without a shift those that the chains have sampled."""
         shape = self.draws.n_chains, self.draws.n_draws
         zeta = self.state.joint.effects_of(self.draws)
         reported = self.state.model.structured.reported(zeta, shift, names)

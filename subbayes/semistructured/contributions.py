@@ -86,7 +86,7 @@ class Contributions:
 
     @torch.no_grad()
     def __call__(self, weights: WeightsBatch) -> NetworkValues:
-        """As `differentiable`, without derivatives."""
+        """Contributions without derivatives."""
         return self.differentiable(weights)
 
     @torch.no_grad()

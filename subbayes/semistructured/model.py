@@ -459,7 +459,7 @@ class SemiStructuredRegression(Regression):
 
     @override
     def loo(self, quiet: bool = False) -> LooResult:
-        """The same.
+        """Leave-one-out by importance weights; see `Results.loo`.
 
         Raises:
             InputError: draws at a temperature other than 1, or members of an ensemble, whose

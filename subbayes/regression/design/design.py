@@ -255,11 +255,11 @@ class Design:
             variables = tuple(sorted(v for v in named if v in columns.read))
             self.terms.append(
                 Term(
-                    prefix + ("Intercept" if name == "1" else name),
-                    parameter,
-                    columns.kind(term, places),
-                    tuple(range(start, start + len(places))),
-                    variables,
+                    name=prefix + ("Intercept" if name == "1" else name),
+                    parameter=parameter,
+                    kind=columns.kind(term, places),
+                    columns=tuple(range(start, start + len(places))),
+                    variables=variables,
                 )
             )
         for term in own:
@@ -269,8 +269,16 @@ class Design:
             places = tuple(range(start, len(self.names)))
             self.terms.append(
                 Term(
-                    *(term.name, parameter, term.kind, places, term.variables),
-                    *(term.fixed, term.law_of_others, term.at, term.groups, term),
+                    name=term.name,
+                    parameter=parameter,
+                    kind=term.kind,
+                    columns=places,
+                    variables=term.variables,
+                    fixed=term.fixed,
+                    law=term.law_of_others,
+                    at=term.at,
+                    groups=term.groups,
+                    learned=term,
                 )
             )
         check_different(argument, "terms", (term.name for term in self.terms))
@@ -344,7 +352,7 @@ class Design:
     def rows(
         self, frame: pd.DataFrame, new_levels: NewLevels = "error"
     ) -> tuple[Float[np.ndarray, "n w"], Float[np.ndarray, "n K"]]:
-        """As `matrix`, with the rows as `layout` stores them: without the zeros of other groups."""
+        """Rows of `matrix` as `layout` stores them, without the zeros of other groups; offsets."""
         check_choice("new_levels", new_levels, ("error", "reference", "sample"))
         self._check(frame, new_levels)
         rows, offsets = self._evaluate(frame)

@@ -245,11 +245,11 @@ class StructuredPredictor(nn.Module):
         return list(range(extra.start, extra.stop))
 
     def factor_of_groups(self, first: int, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S q q"]:
-        """As `group_factor`, of the term of effects that begins at a column."""
+        """The `group_factor` of the term of effects that begins at a column."""
         return self.group_factor(self._law_at(first), zeta)
 
     def with_one_group(self, first: int) -> tuple[StructuredPredictor, Int[Tensor, "m"]]:
-        """The same with the first group alone of the effects of groups that begin at a column.
+        """The predictor with the first group alone of the effects of groups from a column on.
 
         Returns:
             The structured predictor, and the positions of its coordinates in those of this one.
@@ -364,7 +364,7 @@ class StructuredPredictor(nn.Module):
     def _reported(
         self, zeta: EffectDraws, shift: Float[np.ndarray, "S q"] | None, columns: Collection[str]
     ) -> dict[str, Float[np.ndarray, "S"]]:
-        """As `reported`, all at once; of the coefficients of columns some alone."""
+        """Reported effects by name, of the coefficients only those of `columns`."""
         at = torch.from_numpy(np.ascontiguousarray(zeta, dtype=np.float64))
         with torch.no_grad():
             beta = self.coefficients(at).numpy()

@@ -230,6 +230,19 @@ def _least_squares(gram: GroupedMatrix, cross: Float[Tensor, "p"]) -> Float[Tens
 # --- Poisson and Bernoulli responses ------------------------------------------------------------
 
 
+def mean_and_variance(link: str, eta: Tensor) -> tuple[Tensor, Tensor]:
+    """Of a Poisson (link "log") or a Bernoulli response; the predictors are overwritten.
+
+    Example:
+        >>> mean_and_variance("logit", torch.zeros(1))
+        (tensor([0.5000]), tensor([0.2500]))
+    """
+    if link == "log":
+        return eta.exp_(), eta
+    mean = eta.sigmoid_()
+    return mean, mean * (1 - mean)
+
+
 @dataclass(frozen=True)
 class CanonicalRows:
     """Rows of a one-parameter family with its canonical link.
@@ -334,7 +347,7 @@ class CanonicalRows:
         """The negative Hessian at one point, in the coefficients."""
         found = GroupedMatrix.zeros(self.groups, len(b) - 1, b)
         for design, (eta,), weights in self._blocks(b[None, :-1, 0], _ACCUMULATED):
-            variance = eta.exp() if self.link == "log" else eta.sigmoid() * (-eta).sigmoid()
+            _, variance = mean_and_variance(self.link, eta)
             if weights is not None:
                 variance = variance * weights
             found = found + self.layout.gram(design, variance[:, None, None], self.groups)
@@ -351,11 +364,7 @@ class CanonicalRows:
         """
         design = self.layout.expand(self.design)
         eta = b[:, :-1, 0] @ design.T + self.offset
-        if self.link == "log":
-            mean = variance = eta.exp()
-        else:
-            mean = eta.sigmoid()
-            variance = mean * (1 - mean)
+        mean, variance = mean_and_variance(self.link, eta)
         if self.weights is not None:
             mean, variance = mean * self.weights, variance * self.weights
         return self.statistic - mean @ design, _weighted_gram(design, design, variance)

@@ -80,7 +80,7 @@ class _Coefficients:
         return self.structured.coefficients(at.flatten(0, 1)).unflatten(0, at.shape[:2]), at
 
     def of_one_group(self, effects: EffectMap) -> _Coefficients:
-        """The same without all groups but the first."""
+        """The coefficients of a model that has the first group alone."""
         left = effects.left
         own = torch.isin(self.linear, left)
         rest, linear = (torch.searchsorted(left, of) for of in (self.rest, self.linear[own]))
@@ -460,7 +460,7 @@ class CollapsedNormal:
     def _with_groups(
         self, h: RestPoints, eps: Float[Tensor, "S c"], sums: _SumsOfGroups
     ) -> tuple[EffectPoints, PointValues]:
-        """As `coordinates`: the effects of groups given the other coefficients."""
+        """The `coordinates` with the effects of groups drawn given the other coefficients."""
         given, first = self._beside_groups(h, sums), self.groups.numel()
         noise = (given.solved + eps[:, first:])[..., None]
         moved = torch.linalg.solve_triangular(given.upper.mT, noise, upper=True)
@@ -512,7 +512,7 @@ class CollapsedNormal:
     def with_coefficients(
         self, h: Coordinates, eps: Float[np.ndarray, "S c"]
     ) -> tuple[EffectDraws, LogDensity]:
-        """As `coordinates`, of few points at once."""
+        """The `coordinates` of points and their log determinants, a few points at a time."""
         at, noise = torch.from_numpy(h), torch.from_numpy(eps)
         step = self.at_once
         with torch.no_grad():

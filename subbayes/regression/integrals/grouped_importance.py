@@ -32,7 +32,7 @@ from scipy.sparse import csr_array
 from torch import Tensor
 from torch.nn import functional as F
 
-from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows
+from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows, mean_and_variance
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.integrals.proposals import (
     MIDDLE_PILOT,
@@ -248,22 +248,13 @@ class GroupedImportance:
             value = value.addcmul_(pulled, own).addcmul_(own, own, value=-0.5)
         return value
 
-    def _row_derivatives(self, given: _Given, eta: Tensor) -> tuple[Tensor, Tensor]:
-        """First and second derivatives of each row's negative log density, less its linear term."""
-        if self.rows.link == "log":
-            mean = variance = eta.exp_()
-        else:
-            mean = eta.sigmoid()
-            variance = mean * (1 - mean)
-        if given.weights is not None:
-            mean, variance = mean * given.weights, variance * given.weights
-        return mean, variance
-
     def _derivatives(
         self, given: _Given, zeta: GroupPoints
     ) -> tuple[GroupPoints, Float[Tensor, "J S q q"]]:
         """The gradient of each group's value, and its negative Hessian."""
-        mean, variance = self._row_derivatives(given, self._predictor(given, zeta))
+        mean, variance = mean_and_variance(self.rows.link, self._predictor(given, zeta))
+        if given.weights is not None:
+            mean, variance = mean * given.weights, variance * given.weights
         slopes = given.slopes
         sums = torch.stack([self._summed(mean * part) for part in slopes])
         gradient = given.pulled - sums - zeta
@@ -349,7 +340,7 @@ class GroupedImportance:
     # --- densities --------------------------------------------------------------------------
 
     def _parts(self, h: RestPoints) -> Iterator[_Points]:
-        """As many points at once as memory close to the processor holds."""
+        """Blocks of points, as many as the cache of the processor holds."""
         zeta = h.new_zeros(len(h), self._one.size)
         zeta[:, self._h_places] = h
         level = self._one.coefficients(zeta)[:, self._others]
@@ -503,7 +494,7 @@ def _sum_of_logs(values: GroupValues) -> PointValues:
 
 
 def _entries(table: Float[Tensor, "m"], places: Int[Tensor, "J S"]) -> GroupValues:
-    """As `take`, in a third of the time."""
+    """`torch.take(table, places)`, in a third of the time."""
     return table.index_select(0, places.flatten()).view(places.shape)
 
 

@@ -116,7 +116,7 @@ def conditional_effect(
     weights: str | None = None,
     by_level: Collection[str] = (),
 ) -> Conditional:
-    """Predictions along a column; see `AfterFit.conditional_effect`.
+    """Predictions along a column; see `Results.conditional_effect`.
 
     Columns of `by_level` are factors, groups and ordered values, whose numbers are levels.
     """
