@@ -61,12 +61,12 @@ def load_table_model(folder: Path) -> Any:
     Raises:
         InputError: no model there, a damaged one, or one that does not take a table.
     """
-    from subbayes.artifacts.folder import read
+    from subbayes.artifacts.folder import kind_of
     from subbayes.cli.calibrated_model import CalibratedModel
     from subbayes.cli.regression_model import KINDS, RegressionModel
 
     path = model_path(folder)
-    if (kind := read(path).kind) in KINDS:
+    if (kind := kind_of(path)) in KINDS:
         return RegressionModel.load(path)
     if kind == "conformal":
         return CalibratedModel.load(path)

@@ -344,7 +344,7 @@ def fit_hierarchical(
         rows = np.sort(rng.choice(len(y), effort.most_rows, replace=False))
         warn_user(
             f"effort: {len(y)} rows, of which {effort.most_rows} are drawn at random and used; "
-            "pass effort='long' for up to 100000"
+            "an effort with larger most_rows uses more ('long' has 100000)"
         )
         x, y = x[rows], y[rows]
         weights = None if weights is None else weights[rows]
