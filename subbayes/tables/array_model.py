@@ -210,24 +210,6 @@ def _fit_sparse(
     return dataclasses.replace(trained, n_draws=SPARSE_DRAWS)
 
 
-def predict_matrix(
-    model: Predictor, x: Float[np.ndarray, "n features"], n_draws: int | None = None, **mode: Any
-) -> Predictive:
-    """The predictive distribution of each row.
-
-    Args:
-        model: a fitted model.
-        x: features (n, features), scaled as in fitting.
-        n_draws: use this many draws; by default the model's own number.
-        mode: `structure` and `weights` of a sparse network, see `SparseNetwork.predict`.
-
-    Raises:
-        InputError: `mode` for a model that is not a sparse network.
-    """
-    check_modes(model, mode)
-    return model.predict(x, n_draws=n_draws, **mode)
-
-
 def labelled(
     batches: Iterable[Predictive], classes: Sequence[Any] | np.ndarray | None, index: pd.Index
 ) -> Iterator[Predictive]:

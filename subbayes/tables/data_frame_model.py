@@ -44,7 +44,6 @@ from subbayes.tables.array_model import (
     check_saved_size,
     fit_arrays,
     labelled,
-    predict_matrix,
 )
 from subbayes.tables.hierarchical import ENCODING
 from subbayes.utils.checks import fail
@@ -215,8 +214,9 @@ class DataFrameModel(Calibratable):
         Raises:
             InputError: missing columns, unknown categories, missing values.
         """
+        check_modes(self.model, mode)
         table = to_pandas("table", table)
-        predictive = predict_matrix(self.model, self.encoder.transform(table), n_draws, **mode)
+        predictive = self.model.predict(self.encoder.transform(table), n_draws=n_draws, **mode)
         index = row_index(table, len(predictive))
         return predictive.with_classes(self.target.classes or None).with_index(index)
 

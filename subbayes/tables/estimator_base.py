@@ -45,7 +45,7 @@ from subbayes.models.settings import LIKELIHOODS, TableSettings, configured, enc
 from subbayes.predictions.exporting import write_graph
 from subbayes.predictions.modules import LEVELS, DrawnFunctions
 from subbayes.predictions.predictive import Predictive
-from subbayes.tables.array_model import fit_arrays, labelled, predict_matrix
+from subbayes.tables.array_model import fit_arrays, labelled
 from subbayes.utils.checks import (
     InputError,
     InputTypeError,
@@ -324,7 +324,7 @@ class Estimator(Calibratable, BaseEstimator):
         """
         X = to_pandas("X", X)
         inputs = self._inputs(X)  # checks that there is a model
-        predictive = predict_matrix(self.model_, inputs, self._draw_count(n_draws))
+        predictive = self.model_.predict(inputs, n_draws=self._draw_count(n_draws))
         named = predictive.with_classes(getattr(self, "classes_", None))
         return named.with_index(row_index(X, len(inputs)))
 

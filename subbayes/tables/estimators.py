@@ -108,8 +108,8 @@ class SubspaceRegressor(_SubspaceEstimator, Regressor):
         model_: the `FittedModel`: its draws, diagnostics and subspace.
         n_features_in_: number of columns of X.
         feature_names_in_: their names, if X was a DataFrame with names.
-        mean_: subtracted from the columns, shape (d,).
-        scale_: the columns are divided by, shape (d,).
+        mean_: means that are subtracted from the columns, shape (d,).
+        scale_: standard deviations that divide the columns, shape (d,).
         seed_: the seed in use.
 
     Raises:
@@ -165,8 +165,8 @@ class SubspaceClassifier(_SubspaceEstimator, Classifier):
 
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
-class _TableParameters(Estimator):
-    """Parameters of estimators of tables."""
+class _TableEstimator(Estimator):
+    """Parameters of estimators of tables, the encoding of tables, and their fit."""
 
     _defaults: ClassVar[dict[str, Any]] = {}
 
@@ -177,19 +177,13 @@ class _TableParameters(Estimator):
     random_state: Any = None
     verbose: bool = False
 
-
-class _TableEstimator(_TableParameters):
-    """The encoding of tables, and their fit."""
-
-    model_: Stack
-    encoder_: TabularEncoder
-
     def _check_X(self, X: Any, *, fitting: bool) -> Float[np.ndarray, "n d"]:
         """Encode a table, and learn its encoding in `fit`."""
         X = to_pandas("X", X)
         if not fitting:
             return self.encoder_.transform(X).astype(np.float64)
-        self.encoder_ = TabularEncoder(**ENCODING, categorical=self.categorical).fit(X)
+        encoder = TabularEncoder(**ENCODING, categorical=self.categorical)
+        self.encoder_: TabularEncoder = encoder.fit(X)
         self.n_features_in_ = self.encoder_.n_features_in_
         self.__dict__.pop("feature_names_in_", None)  # of a fit before this one
         if hasattr(self.encoder_, "feature_names_in_"):
@@ -441,8 +435,8 @@ class SparseRegressor(_SparseEstimator, Regressor):
         model_: the `SparseNetwork`: its history, inclusion by layer, predictions in every mode.
         n_features_in_: number of columns of X.
         feature_names_in_: their names, if X was a DataFrame with names.
-        mean_: subtracted from the columns, shape (d,).
-        scale_: the columns are divided by, shape (d,).
+        mean_: means that are subtracted from the columns, shape (d,).
+        scale_: standard deviations that divide the columns, shape (d,).
         seed_: the seed in use.
 
     Raises:
