@@ -27,6 +27,7 @@ from subbayes.regression.design.design import NewLevels
 from subbayes.regression.design.rows import column_numbers, given_values
 from subbayes.regression.formula.checks import check_columns
 from subbayes.regression.integrals.weight_quality import weight_warnings
+from subbayes.regression.mixing import examined_names, mixing_warnings
 from subbayes.regression.posterior import FittedState, Space
 from subbayes.regression.priors.prior import EffectPrior
 from subbayes.regression.questions.averages import (
@@ -43,14 +44,7 @@ from subbayes.regression.questions.hypothesis import Hypothesis, evaluate_hypoth
 from subbayes.regression.questions.new_groups import rows_without_groups, with_new_groups
 from subbayes.regression.questions.partial_effects import Partial, effects_to_draw, partial_effect
 from subbayes.regression.questions.predictive_checks import Replicates, replicate
-from subbayes.regression.questions.summary import (
-    describe_draws,
-    examined_names,
-    in_order,
-    mixing_warnings,
-    scales_of,
-    summary_table,
-)
+from subbayes.regression.questions.summary import describe_draws, in_order, scales_of, summary_table
 from subbayes.regression.questions.survival import survival_curve, times_of
 from subbayes.regression.shapes import ChainDraws
 from subbayes.utils.checks import (

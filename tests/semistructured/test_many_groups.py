@@ -8,7 +8,7 @@ from scipy import special, stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from subbayes.inference import Sampling
-from subbayes.regression import Regression
+from subbayes.regression import Regression, mixing
 from subbayes.regression.integrals import collapsed_normal, grouped_importance
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
@@ -16,7 +16,6 @@ from subbayes.regression.integrals.empirical_bayes import smoothing_coordinates
 from subbayes.regression.integrals.grouped_importance import GroupedImportance
 from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
 from subbayes.regression.posterior import most_probable_effects
-from subbayes.regression.questions import summary
 from subbayes.regression.terms import group_elimination
 from subbayes.regression.terms import layout as design_layout
 
@@ -342,9 +341,9 @@ def test_printing_examines_a_fixed_number_of_effects(monkeypatch):
     """R-hat sorts all draws of an effect: 24 seconds for 10,000 groups."""
     frame = table(900, 300)
     model = Regression("y ~ x + (1 | g)").fit(frame, sampling=FEW)
-    examined, rhat = [], summary.diagnostics.rhat
+    examined, rhat = [], mixing.diagnostics.rhat
     monkeypatch.setattr(
-        summary.diagnostics, "rhat", lambda x: examined.append(x[0, 0].size) or rhat(x)
+        mixing.diagnostics, "rhat", lambda x: examined.append(x[0, 0].size) or rhat(x)
     )
     text = str(model)
     assert sum(examined) < 300

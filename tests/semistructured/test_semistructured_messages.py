@@ -15,7 +15,7 @@ from subbayes.diagnostics import loo, rhat
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods.families import CensoredFamily, family_from_name
 from subbayes.regression import Regression
-from subbayes.regression.questions.summary import have_mixed, mixing_warnings, rhat_limits
+from subbayes.regression.mixing import have_mixed, mixing_warnings, rhat_limits
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.utils.checks import InputTypeError
 

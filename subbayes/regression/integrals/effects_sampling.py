@@ -56,7 +56,7 @@ from subbayes.regression.integrals.proposals import (
     fitted_proposals,
     pilot_generator,
 )
-from subbayes.regression.questions.summary import examined_names, have_mixed
+from subbayes.regression.mixing import examined_names, have_mixed
 from subbayes.regression.shapes import ChainDraws, EffectPoint
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
