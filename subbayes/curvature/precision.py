@@ -144,11 +144,11 @@ class Precision(ABC):
     def _pull_together(self, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
         """V'u for sharded rows."""
 
-        def of(rows: Jacobian) -> Terms:
+        def pull(rows: Jacobian) -> Terms:
             first = rows.offset * rows.roots
             return (rows.pull(cotangents[:, first : first + rows.rows]),)
 
-        return sum_over_rows(self.V, of)[0].to(self.network.weights)
+        return sum_over_rows(self.V, pull)[0].to(self.network.weights)
 
     def _noise(
         self, count: int, generator: torch.Generator

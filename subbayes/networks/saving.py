@@ -262,7 +262,7 @@ def network_from(
         check_base(base_identity(network, network.base_names, unused), base)
         frozen |= {name: own[name] for name in {*network.base_names, *unused}}
     for name in frozen.keys() | own.keys():
-        shapes = [tuple(of[name].shape) if name in of else None for of in (own, frozen)]
+        shapes = [tuple(d[name].shape) if name in d else None for d in (own, frozen)]
         if shapes[0] != shapes[1]:
             fail("path", f"{name} of shape {shapes[0]}, as the module has", shapes[1])
         allowed = dtypes[name] | {own[name].dtype}  # `Network.to` converts all of them
@@ -301,7 +301,7 @@ def check_base(found: BaseFacts, base: BaseFacts) -> None:
     if found.shapes != base.shapes:
         fail("module", expected, "one with parameters of other names or shapes", remedy)
     if found.dtypes != base.dtypes:
-        wanted, got = (", ".join(of.dtypes) for of in (base, found))
+        wanted, got = (", ".join(facts.dtypes) for facts in (base, found))
         fail("module", f"{name} in {wanted}", got, "Load it in that dtype")
     if found.values != base.values:
         fail("module", expected, "one with other values of its weights", remedy)

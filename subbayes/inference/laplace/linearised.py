@@ -620,11 +620,11 @@ class Evidence:
         """Log-likelihood, sum of squared residuals and number of observed numbers, in one pass."""
         V, likelihood = posterior.precision.V, posterior.likelihood
 
-        def of(rows: Jacobian) -> Terms:
+        def fit(rows: Jacobian) -> Terms:
             return (_fit_of(rows, likelihood),)
 
-        found = sum_over_rows(V, of) if V.is_divided else of(V)
-        total, squares, targets = found[0].tolist()
+        (sums,) = sum_over_rows(V, fit) if V.is_divided else fit(V)
+        total, squares, targets = sums.tolist()
         return total, squares if targets else float("nan"), targets
 
     def log_marginal_likelihood(self, prior_precision: float, noise_factor: float = 1.0) -> float:

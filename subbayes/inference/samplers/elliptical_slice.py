@@ -151,9 +151,9 @@ class RelativeDensity:
 
     def log_likelihood(self, z: Float[np.ndarray, "chains k"]) -> Float[np.ndarray, "chains"]:
         """The tempered log density minus that of q, up to a constant."""
-        of = self.posterior
-        tempered = of.log_likelihood(z) / of.temperature
-        return tempered + of.prior.log_prob(z) - self.prior.log_prob(z)
+        posterior = self.posterior
+        tempered = posterior.log_likelihood(z) / posterior.temperature
+        return tempered + posterior.prior.log_prob(z) - self.prior.log_prob(z)
 
     def fingerprint(self) -> str:
         """A digest of the posterior and q."""
@@ -161,13 +161,13 @@ class RelativeDensity:
 
     def original(self, draws: Draws) -> Draws:
         """The draws with the log-likelihood and temperature of the posterior."""
-        of, z = self.posterior, draws.z
+        posterior, z = self.posterior, draws.z
         stats = dict(draws.stats)
         if "log_likelihood" in stats:
-            stats["log_likelihood"] = of.temperature * (
-                stats["log_likelihood"] + self.prior.log_prob(z) - of.prior.log_prob(z)
+            stats["log_likelihood"] = posterior.temperature * (
+                stats["log_likelihood"] + self.prior.log_prob(z) - posterior.prior.log_prob(z)
             )
-        return replace(draws, stats=stats, temperature=of.temperature)
+        return replace(draws, stats=stats, temperature=posterior.temperature)
 
 
 def laplace_reference(posterior: Density, inflation: float, sampling: Sampling) -> Normal:
