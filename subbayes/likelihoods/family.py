@@ -130,8 +130,6 @@ class Family(Likelihood):
     is_mean: ClassVar[bool] = False
     remedy: ClassVar[str] = "Choose another family, or leave the row out"
     example: ClassVar[str] = ""
-    # of the normal, Poisson and Bernoulli families, whose sums over rows regressions know
-    _canonical: ClassVar[str] = ""
     is_binary: ClassVar[bool] = False
     is_ordered: ClassVar[bool] = False
     has_predictor_per_class: ClassVar[bool] = False
@@ -379,11 +377,6 @@ class Family(Likelihood):
         return tuple(found)
 
     # --- what regressions ask -------------------------------------------------------------------
-
-    @property
-    def has_canonical_link(self) -> bool:
-        """Whether sums over rows are sufficient for the coefficients of the location."""
-        return vars(type(self)).get("_canonical") == self.links[0]  # a subclass may have another
 
     @property
     def innermost(self) -> Family:

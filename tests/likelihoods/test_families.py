@@ -410,14 +410,6 @@ def test_own_density_is_used():
         family.variance(ETA[:, :2])
 
 
-def test_sums_over_rows_are_sufficient_for_no_family_of_the_user():
-    class Own(PoissonFamily):
-        canonical = "log"
-
-    assert PoissonFamily().has_canonical_link
-    assert not Own().has_canonical_link
-
-
 def test_names_and_errors():
     assert as_likelihood("weibull") == WeibullFamily()
     assert family_from_name("zip") == ZeroInflatedPoissonFamily()

@@ -12,11 +12,12 @@ from scipy import special, stats
 
 from subbayes import Network
 from subbayes.inference import Sampling
+from subbayes.likelihoods.families import PoissonFamily
 from subbayes.posterior import Posterior
 from subbayes.regression import Horseshoe, Regression
 from subbayes.regression.effects_posterior import EffectsModule, EffectsPosterior
 from subbayes.regression.integrals import coefficient_likelihood, effect_map
-from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows
+from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows, GeneralRows
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.integrals.effects_sampling import draw_effects
 from subbayes.regression.integrals.independence_metropolis import (
@@ -154,6 +155,14 @@ def test_equal_rows_are_joined():
     assert len(fast.effects.rows.design) == 3
     fast, _, _ = densities("c ~ x + C(k)", "poisson", table())
     assert len(fast.effects.rows.design) == 150
+
+
+def test_a_family_of_the_user_has_its_own_density():
+    class Own(PoissonFamily):
+        canonical = "log"
+
+    fast, _, _ = densities("c ~ x", Own(), table())
+    assert isinstance(fast.effects.rows, GeneralRows)
 
 
 def test_a_chain_does_not_depend_on_the_others():

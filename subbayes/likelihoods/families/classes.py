@@ -46,7 +46,6 @@ class BernoulliFamily(BinaryLikelihood, Family):
 
     is_mean = True
     is_binary = True
-    _canonical = "logit"
     allowed = {"mu": PROBABILITY_LINKS}
     support = "0 and 1"
     remedy = (

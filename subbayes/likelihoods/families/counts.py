@@ -40,7 +40,6 @@ class PoissonFamily(Family):
 
     kind: ClassVar[Kind] = "count"
     is_mean = True
-    _canonical = "log"
     allowed = {"mu": ("log",)}
 
     @override

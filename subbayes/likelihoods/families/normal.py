@@ -30,7 +30,6 @@ class NormalFamily(NormalLikelihood, Family):
     r"""$y \sim N(\mu, \sigma^2)$."""
 
     is_mean = True
-    _canonical = "identity"
     is_for_networks = False
     allowed = {"mu": ("identity", "log"), "sigma": ("log",)}
 

@@ -31,7 +31,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from subbayes.likelihoods.families import Family
+from subbayes.likelihoods.families import BernoulliFamily, Family, NormalFamily, PoissonFamily
 from subbayes.regression.shapes import (
     ByPredictor,
     Groups,
@@ -44,6 +44,12 @@ from subbayes.regression.terms.group_elimination import GroupedMatrix
 from subbayes.regression.terms.layout import Layout
 from subbayes.utils.types import Targets
 
+# families with sufficient statistics at this link; subclasses may have another density
+_CANONICAL: dict[type[Family], str] = {
+    NormalFamily: "identity",
+    PoissonFamily: "log",
+    BernoulliFamily: "logit",
+}
 _BLOCK = 8192  # rows
 _ACCUMULATED = 65536  # rows of a block of sufficient statistics
 _POINTS = 64  # evaluated at once
@@ -75,16 +81,18 @@ def coefficient_likelihood(
     values, weights = (y, None) if isinstance(y, Tensor) else (y[0], y[1])
     values = values.double()
     weights = torch.ones_like(values) if weights is None else weights.double()
-    if family.has_canonical_link and family.kind == "regression":
+    link = family.links[0]
+    if _CANONICAL.get(type(family)) != link:
+        return GeneralRows(family, layout, groups, design, offset, y)
+    if link == "identity":
         scale = torch.nonzero(torch.tensor(layout.predictors) == 1)[:, 0]
         if not any(term.predictor == 1 for term in layout.terms):
             constant = layout.columns(design, scale)
             if bool((constant == constant[:1]).all()):
                 return NormalStatistics.of(layout, groups, design, offset, values, weights)
-    if family.has_canonical_link and family.kind != "regression":
-        numbers = offset[:, 0], values, weights
-        return CanonicalRows.of(family, layout, groups, design, *numbers, join=join)
-    return GeneralRows(family, layout, groups, design, offset, y)
+        return GeneralRows(family, layout, groups, design, offset, y)
+    numbers = offset[:, 0], values, weights
+    return CanonicalRows.of(link, layout, groups, design, *numbers, join=join)
 
 
 # --- a normal response --------------------------------------------------------------------------
@@ -272,7 +280,7 @@ class CanonicalRows:
     @classmethod
     def of(
         cls,
-        family: Family,
+        link: str,
         layout: Layout,
         groups: Groups,
         design: StoredRows,
@@ -285,14 +293,14 @@ class CanonicalRows:
         """Join equal rows, and sum what does not depend on coefficients."""
         design, offset = design.double(), offset.double()
         constant = float((weights * y * offset).sum())
-        if family.links[0] == "log":
+        if link == "log":
             constant -= float((weights * torch.lgamma(y + 1)).sum())
         statistic = layout.pulled(design, (weights * y)[:, None])[:, 0]
         response = weights * y
         if join:
             design, offset, weights, response = _joined(design, offset, weights, response)
         return cls(
-            family.links[0],
+            link,
             layout,
             groups,
             design,
