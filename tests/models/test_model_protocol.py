@@ -28,7 +28,6 @@ from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.likelihoods import Gaussian
-from subbayes.models.model import Model
 from subbayes.models.settings import TableSettings
 from subbayes.predictions.predictive import Predictive
 from subbayes.semistructured import SemiStructuredRegression
@@ -118,8 +117,7 @@ def rows(model: Any) -> tuple[Any, ...]:
     return (FRAME.head(7),) if framed else (X[:7], Y[:7])
 
 
-def test_models_satisfy_the_protocols(model: Any) -> None:
-    assert isinstance(model, Model)
+def test_models_can_be_saved(model: Any) -> None:
     assert isinstance(model, Saveable)
     assert model.kind in _MODULES
 

@@ -13,7 +13,6 @@ from subbayes.artifacts import folder as artifact
 from subbayes.curvature.jacobian import MEMORY_LIMIT
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical, Gaussian
-from subbayes.models.model import Model
 from subbayes.subspace import DenseSubspace
 
 X = torch.randn(12, 2, generator=torch.Generator().manual_seed(0)).double()
@@ -39,7 +38,6 @@ def fitted(form):
 @pytest.mark.parametrize("form", [*FORMS, "subspace"])
 def test_predictions_are_equal(form, tmp_path):
     posterior = fitted(form)
-    assert isinstance(posterior, Model)
     assert all(torch.as_tensor(t).is_contiguous() for t in posterior.tensors().values())
     path = posterior.save(tmp_path / "model")
     needs_data = form in ("dual", "low-rank")
