@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 import numpy as np
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Float
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from typing_extensions import override
@@ -34,9 +34,9 @@ from subbayes.priors import EvidencePrior
 from subbayes.sparse.export.small_network import SmallNetwork
 from subbayes.sparse.export.table_units import export_in_table_units
 from subbayes.subspaces.base import SubspaceMethod
-from subbayes.tables.array_model import SPARSE, check_saved_size
+from subbayes.tables.array_model import HIERARCHICAL, SPARSE, check_saved_size
 from subbayes.tables.estimator_base import Classifier, Estimator, EstimatorFacts, Regressor
-from subbayes.tables.hierarchical import ENCODING, Effort, fit_hierarchical
+from subbayes.tables.hierarchical import ENCODING, Effort
 from subbayes.tables.stacked import Stack
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count
@@ -168,6 +168,7 @@ class SubspaceClassifier(_SubspaceEstimator, Classifier):
 class _TableEstimator(Estimator):
     """Parameters of estimators of tables, the encoding of tables, and their fit."""
 
+    _method = HIERARCHICAL
     _defaults: ClassVar[dict[str, Any]] = {}
 
     effort: str | Effort = "standard"
@@ -181,46 +182,32 @@ class _TableEstimator(Estimator):
         """Encode a table, and learn its encoding in `fit`."""
         X = to_pandas("X", X)
         if not fitting:
-            return self.encoder_.transform(X).astype(np.float64)
+            return self.encoder_.transform(X)
         encoder = TabularEncoder(**ENCODING, categorical=self.categorical)
         self.encoder_: TabularEncoder = encoder.fit(X)
         self.n_features_in_ = self.encoder_.n_features_in_
         self.__dict__.pop("feature_names_in_", None)  # of a fit before this one
         if hasattr(self.encoder_, "feature_names_in_"):
             self.feature_names_in_ = self.encoder_.feature_names_in_
-        return self.encoder_.transform(X).astype(np.float64)
+        return self.encoder_.transform(X)
 
-    def _fit(
-        self,
-        X: Float[np.ndarray, "n d"],
-        y: Shaped[np.ndarray, "n"],
-        task: str,
-        weights: Float[np.ndarray, "n"] | None,
-        n_classes: int | None = None,
-    ) -> None:
-        self.mean_, self.scale_ = np.zeros(self.n_features_in_), np.ones(self.n_features_in_)
-        self.seed_ = self._seed()
-        self.model_ = fit_hierarchical(
-            X,
-            y,
-            task,
-            self.effort,
-            likelihood=self.likelihood,
-            n_classes=n_classes,
-            weights=weights,
-            sampling=Sampling(
-                seed=self.seed_, checkpoint=self.checkpoint, progress=bool(self.verbose)
-            ),
-        )
+    def _moments(
+        self, X: Float[np.ndarray, "n d"], weights: Float[np.ndarray, "n"] | None
+    ) -> tuple[Float[np.ndarray, "c"], Float[np.ndarray, "c"]]:
+        return np.zeros(self.n_features_in_), np.ones(self.n_features_in_)
+
+    def _standardize(self, X: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+        return X  # as the encoder returns it
+
+    def _settings(self) -> TableSettings:
+        settings = super()._settings()
+        sampling = dataclasses.replace(settings.sampling, checkpoint=self.checkpoint)
+        return dataclasses.replace(settings, sampling=sampling)
 
     def _encoding(self) -> tuple[torch.nn.Module, Inputs, dict[str, Any]]:
         """The encoding of the columns in a graph."""
         before = EncoderModule(self.encoder_)
         return before, before.rows(), before.facts
-
-    def _inputs(self, X: Any) -> Float[np.ndarray, "n d"]:
-        check_is_fitted(self)
-        return self._check_X(X, fitting=False).astype(np.float32)
 
     def facts(self) -> EstimatorFacts:
         """The facts of any estimator, and the encoding of its columns."""
