@@ -96,7 +96,7 @@ def tensors_of(state: FittedState) -> dict[str, Tensor | np.ndarray]:
     """The tensors to save: subspace, draws and training rows."""
     tensors = add_prefix("space", state.space.subspace.tensors()) | state.draws.state()[0]
     tensors["starts"] = state.space.start_points
-    for i, name in enumerate(_columns_of(state)):
+    for i, name in enumerate(state.model.columns):
         tensors[f"rows.{i}"] = _store(state.model.frame[name])[0]
     return tensors
 
@@ -123,7 +123,7 @@ def common_facts(state: FittedState) -> dict[str, Any]:
         "seed": state.joint.seed,
         "mode": state.joint.mode,
         "columns": [
-            ColumnFacts(name=name, **_store(rows.frame[name])[1]) for name in _columns_of(state)
+            ColumnFacts(name=name, **_store(rows.frame[name])[1]) for name in state.model.columns
         ],
         "dropped": rows.dropped,
         "draws": state.draws.state()[1],
@@ -196,18 +196,6 @@ def mode_of(facts: RegressionFacts) -> Mode:
 def damaged(where: str, expected: str, got: Any) -> NoReturn:
     """Raise for a file whose content cannot be."""
     fail_damaged(f"{where} to be {expected}", got)
-
-
-def _columns_of(state: FittedState) -> list[str]:
-    """Columns of the training rows that the model reads."""
-    rows = state.model
-    names = [
-        *rows.response.variables(rows.frame),
-        *rows.encoder.columns,
-        *rows.specification.auxiliary.columns,
-        *rows.specification.family.columns,
-    ]
-    return list(dict.fromkeys(names))
 
 
 def _family(config: dict[str, Any], own: Any) -> Family:

@@ -31,7 +31,6 @@ from subbayes.regression.design.rows import (
 )
 from subbayes.regression.formula.checks import (
     Missing,
-    check_columns,
     complete_rows,
     plain_columns,
     with_used_categories,
@@ -84,6 +83,17 @@ class PreparedModel:
         return self.data.inputs
 
     @property
+    def columns(self) -> list[str]:
+        """Columns of the rows that the model reads."""
+        names = [
+            *self.response.variables(self.frame),
+            *self.encoder.columns,
+            *self.specification.auxiliary.columns,
+            *self.specification.family.columns,
+        ]
+        return list(dict.fromkeys(names))
+
+    @property
     def row_weights(self) -> RowValues | None:
         """How many times each row counts; None without a column of weights."""
         if self.specification.auxiliary.weights is None:
@@ -102,12 +112,8 @@ class PreparedModel:
             InputError: absent columns, levels, groups or classes that the first rows do not have,
                 or responses outside the support.
         """
-        specification, own = self.specification, self.specification.family
+        specification, columns = self.specification, self.columns
         frame = read_frame("data", data)
-        response = self.response.variables(self.frame)
-        columns = [*response, *self.encoder.columns, *own.response_columns, *own.columns]
-        read = [*columns, *specification.auxiliary.columns]
-        check_columns(read, frame)
         frame, _, dropped = specification._complete_rows(frame, columns, None)
         targets = specification.targets(frame, self.response.numbers(frame))
         self.family.check_targets(targets)
@@ -115,9 +121,8 @@ class PreparedModel:
         joined = {name: torch.cat([rows, inputs[name]]) for name, rows in self.inputs.items()}
         assert self.data.y is not None
         both = Data.of((joined, join_targets([self.data.y, targets])))
-        kept = [name for name in self.frame if name in read]
-        first = self.frame[kept]
-        frame = pd.concat([first, _as_dtypes_of(first, frame[kept])])
+        first = self.frame[columns]
+        frame = pd.concat([first, _as_dtypes_of(first, frame[columns])])
         rows, dropped = frame.reset_index(drop=True), self.dropped + dropped
         return replace(self, frame=rows, data=both, dropped=dropped)
 
