@@ -21,7 +21,6 @@ from subbayes.networks.tracing.private_torch import map_forward_hooks
 from subbayes.utils.checks import fail
 from subbayes.utils.seeding import torch_lock
 
-_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 _INPUT_GRADIENTS = re.compile("make_inputs?_requires?_grads?")
 
 

@@ -200,6 +200,7 @@ class Results(Calibratable):
         Args:
             term: name of the term, or its variable if only one term reads it.
             values: of the variable, or a data frame with it; by default its range or all levels.
+                Of effects of groups, labels of groups.
             level: level of the interval.
 
         Returns:

@@ -19,7 +19,6 @@ _NEGLIGIBLE = 36.0  # decrease of the log probability
 _FIRST_REACH = 8.0
 _MOST_DOUBLINGS = 64
 _MOST_CELLS = 1024
-_AT_ONCE = 2**18  # numbers in a temporary array
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class Conditional:
         )
 
     def as_conditional(self) -> Conditional:
-        """Itself, as other results that are drawn alike have this method."""
+        """This object; other results that are drawn alike are converted by this method."""
         return self
 
     @property
