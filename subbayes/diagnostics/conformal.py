@@ -224,7 +224,7 @@ class Conformal:
             UndefinedError: a model of classes.
         """
         k = self.rank(level)
-        each = [self._interval(parts, k) for parts in self._predictives(x, options)]
+        each = [self._interval(predictives, k) for predictives in self._predictives(x, options)]
         lower, upper = map(np.concatenate, zip(*each, strict=True))
         return lower, upper
 
@@ -248,7 +248,9 @@ class Conformal:
             UndefinedError: a model of numbers or counts.
         """
         k = self.rank(level)
-        each = [self._set(parts, k, allow_empty) for parts in self._predictives(x, options)]
+        each = [
+            self._set(predictives, k, allow_empty) for predictives in self._predictives(x, options)
+        ]
         return np.concatenate(each)
 
     def to_frame(self, x: Any, level: float = 0.95, **options: Any) -> pd.DataFrame:
@@ -264,16 +266,16 @@ class Conformal:
         import pandas as pd
 
         k, frames = self.rank(level), []
-        for parts in self._predictives(x, options):
-            if _classifies(parts[0]):
-                inside = self._set(parts, k)
-                names = parts[0].classes or range(inside.shape[1])
+        for predictives in self._predictives(x, options):
+            if _classifies(predictives[0]):
+                inside = self._set(predictives, k)
+                names = predictives[0].classes or range(inside.shape[1])
                 columns = {f"in[{name}]": inside[:, j] for j, name in enumerate(names)}
                 columns["size"] = inside.sum(1)
             else:
-                lower, upper = self._interval(parts, k)
+                lower, upper = self._interval(predictives, k)
                 columns = columns_of_targets({"lower": lower, "upper": upper})
-            frames.append(pd.DataFrame(columns, index=parts[0].index))
+            frames.append(pd.DataFrame(columns, index=predictives[0].index))
         return pd.concat(frames)
 
     def evaluate(
@@ -300,25 +302,25 @@ class Conformal:
             "coverage", and the mean "interval_width" or "set_size".
         """
         k, covered, sizes = self.rank(level), [], []
-        for parts, true in self._with_targets(rows, y, options):
-            if _classifies(parts[0]):
-                inside, name = self._set(parts, k), "set_size"
+        for predictives, true in self._with_targets(rows, y, options):
+            if _classifies(predictives[0]):
+                inside, name = self._set(predictives, k), "set_size"
                 covered.append(inside[np.arange(len(true)), true])
                 sizes.append(inside.sum(1))
             else:
-                (lower, upper), name = self._interval(parts, k), "interval_width"
+                (lower, upper), name = self._interval(predictives, k), "interval_width"
                 hit = (lower <= true) & (true <= upper)
                 covered.append(hit.reshape(len(true), -1).all(1))
                 sizes.append((upper - lower).reshape(len(true), -1).mean(1))
         hits = np.concatenate(covered)
-        found = {"coverage": float(hits.mean()), name: float(np.concatenate(sizes).mean())}
+        scores = {"coverage": float(hits.mean()), name: float(np.concatenate(sizes).mean())}
         if ordered:
             # half of the rate of false alarms is for the calibration, half for the test
             low, high = stats.beta(*self.coverage_distribution(level)).ppf([0.0125, 0.9875])
-            if parts[0].likelihood.kind != "regression":  # of which sets may contain more
+            if predictives[0].likelihood.kind != "regression":  # of which sets may contain more
                 high = 1.0
-            found |= coverage_scores(CoverageTest(low, high, 0.025), hits)
-        return found
+            scores |= coverage_scores(CoverageTest(low, high, 0.025), hits)
+        return scores
 
     def adaptive(self, level: float = 0.9, **settings: Any) -> Any:
         """Sets for rows that come one after another; see `AdaptiveConformal`.
@@ -337,16 +339,16 @@ class Conformal:
             y: their targets.
             options: arguments of `predict_batches`.
         """
-        found = []
+        scores = []
         for (predictive, *_), true in self._with_targets(rows, y, options):
             if _classifies(predictive):
                 each = class_scores(predictive.probabilities, self.score, self.penalty)
-                found.append(each[np.arange(len(true)), true])
+                scores.append(each[np.arange(len(true)), true])
             else:
                 family = _Intervals(predictive)
                 each = np.maximum(family.scores(true, "below"), family.scores(true, "above"))
-                found.append(each.reshape(len(true), -1).max(1))
-        return np.concatenate(found)
+                scores.append(each.reshape(len(true), -1).max(1))
+        return np.concatenate(scores)
 
     # --- sets of rows from the predictions of each model --------------------------------------
 
@@ -363,13 +365,13 @@ class Conformal:
         """Predictions of batches of rows, and their targets."""
         x, targets = self.models[0].rows_and_targets(rows, y)
         values, done = leaves(to_targets(targets, "y"))[0], 0
-        for parts in self._predictives(x, options):
-            likelihood, start = parts[0].likelihood, done
+        for predictives in self._predictives(x, options):
+            likelihood, start = predictives[0].likelihood, done
             if likelihood.per_position or has_response_columns(likelihood):
                 fail("likelihood", "targets that are numbers, counts or classes", repr(likelihood))
-            done += len(parts[0])
-            checked = class_labels if _classifies(parts[0]) else _numbers
-            yield parts, checked(parts[0], values[start:done], "conformal")[1]
+            done += len(predictives[0])
+            checked = class_labels if _classifies(predictives[0]) else _numbers
+            yield predictives, checked(predictives[0], values[start:done], "conformal")[1]
         if done != len(values) or not done:
             fail("y", f"one target for each of {done} rows", f"{len(values)} targets")
 
@@ -380,17 +382,17 @@ class Conformal:
         return np.asarray(np.sum(less, 0) < k)
 
     def _set(
-        self, parts: Sequence[Predictive], k: int, allow_empty: bool = False
+        self, predictives: Sequence[Predictive], k: int, allow_empty: bool = False
     ) -> Bool[np.ndarray, "n K"]:
-        p = [predictive.probabilities for predictive in parts]
+        p = [predictive.probabilities for predictive in predictives]
         each = [class_scores(probabilities, self.score, self.penalty) for probabilities in p]
         inside = self._reached(each, k, _ROUNDING)
         if not allow_empty:
             inside[np.arange(len(inside)), np.mean(p, 0).argmax(1)] = True
         return inside
 
-    def _interval(self, parts: Sequence[Predictive], k: int) -> tuple[np.ndarray, np.ndarray]:
-        families = list(map(_Intervals, parts))
+    def _interval(self, predictives: Sequence[Predictive], k: int) -> tuple[np.ndarray, np.ndarray]:
+        families = list(map(_Intervals, predictives))
         if len(families) == 1:
             return families[0].up_to(np.array([-math.inf, *self.scores[0], math.inf])[k])
         pairs = zip(families, self.scores, strict=True)

@@ -241,8 +241,8 @@ class Predictor(Calibratable, ABC):
             (torch.Size([1, 5, 1]), torch.Size([5, 2]))
         """
         module, rows = self.predictive_module(inputs, n_draws=n_draws, levels=())
-        parts: Any = module.parts
-        return DrawnFunctions([part.drawn(n_draws) for part in parts], rows)
+        components: Any = module.components
+        return DrawnFunctions([one.drawn(n_draws) for one in components], rows)
 
     def export(
         self,

@@ -184,7 +184,7 @@ class DrawnFunctions(nn.Module):
     rows; of classes it has their probabilities.
 
     Args:
-        parts: draws, each a function.
+        components: draws, each a function.
         rows: some rows that it takes.
         before: a module that makes inputs of the network, such as the encoding of a table.
 
@@ -193,11 +193,11 @@ class DrawnFunctions(nn.Module):
     """
 
     def __init__(
-        self, parts: Sequence[Sampled], rows: Any, before: nn.Module | None = None
+        self, components: Sequence[Sampled], rows: Any, before: nn.Module | None = None
     ) -> None:
         super().__init__()
-        self.parts, self.before, self.rows = nn.ModuleList(parts), before, rows
-        self.classes = parts[0].likelihood.kind == "classification"
+        self.components, self.before, self.rows = nn.ModuleList(components), before, rows
+        self.classes = components[0].likelihood.kind == "classification"
 
     def moments(
         self, *args: Tensor, **kwargs: Tensor
@@ -205,7 +205,7 @@ class DrawnFunctions(nn.Module):
         """The functions at inputs, and the variances of the noise around them, in float64."""
         if self.before is not None:
             args, kwargs = (self.before(*args, **kwargs),), {}
-        found = [part(*args, **kwargs) for part in self.parts]
+        found = [part(*args, **kwargs) for part in self.components]
         if self.classes:
             p = torch.cat([one.likelihood.classes(one.outputs) for one in found])
             return p, p * (1 - p)
@@ -221,37 +221,37 @@ class PredictiveModule(nn.Module):
     """A predictive distribution: moments and quantiles, or class probabilities, by name.
 
     Args:
-        parts: of the mixture; each weighs as much as it has draws.
+        components: of the mixture; each weighs as much as it has draws.
         levels: of quantiles.
     """
 
-    def __init__(self, parts: Sequence[Component], levels: Sequence[float] = ()) -> None:
+    def __init__(self, components: Sequence[Component], levels: Sequence[float] = ()) -> None:
         super().__init__()
         for level in levels:
             check_fraction("levels", level)
-        self.parts, self.levels = nn.ModuleList(parts), tuple(levels)
-        self.kind = parts[0].likelihood.kind
+        self.components, self.levels = nn.ModuleList(components), tuple(levels)
+        self.kind = components[0].likelihood.kind
         if self.kind == "count" and self.levels:
             fail("levels", "() for counts, whose quantiles no graph has", repr(self.levels))
 
     @property
     def facts(self) -> dict[str, Any]:
         """What a reader of the outputs needs to know, as JSON values."""
-        found: dict[str, Any] = {"likelihood": repr(self.parts[0].likelihood)}
+        found: dict[str, Any] = {"likelihood": repr(self.components[0].likelihood)}
         return found if self.kind == "classification" else found | {"levels": list(self.levels)}
 
     def forward(self, *args: Tensor, **kwargs: Tensor) -> dict[str, Tensor]:
         """Numbers of each row: (N,) for one target, (N, T) for several; (N, K) for classes."""
-        parts = [part(*args, **kwargs) for part in self.parts]
+        components = [part(*args, **kwargs) for part in self.components]
         if self.kind == "classification":
-            return _classes(parts)
-        means = torch.cat([part.likelihood.mean(part.outputs) for part in parts])
-        noise = torch.cat([part.likelihood.variance(part.outputs) for part in parts])
+            return _classes(components)
+        means = torch.cat([part.likelihood.mean(part.outputs) for part in components])
+        noise = torch.cat([part.likelihood.variance(part.outputs) for part in components])
         spread = [
             torch.zeros_like(part.likelihood.mean(part.outputs))
             if part.spread is None
             else part.spread
-            for part in parts
+            for part in components
         ]
         mean = means.mean(0)
         found = {
@@ -262,19 +262,19 @@ class PredictiveModule(nn.Module):
         single = mean.shape[-1] == 1
         found = {name: values[:, 0] if single else values for name, values in found.items()}
         if self.levels:
-            quantiles = _quantiles(parts, self.levels)
+            quantiles = _quantiles(components, self.levels)
             found["quantiles"] = quantiles[:, 0] if single else quantiles
         return found
 
 
-def _classes(parts: Sequence[Components]) -> dict[str, Tensor]:
-    draws = [part.likelihood.classes(part.outputs) for part in parts]
+def _classes(components: Sequence[Components]) -> dict[str, Tensor]:
+    draws = [part.likelihood.classes(part.outputs) for part in components]
     each = torch.cat(draws)
     shares = [
         p.mean(0) if part.averaged is None else part.averaged
-        for p, part in zip(draws, parts, strict=True)
+        for p, part in zip(draws, components, strict=True)
     ]
-    counts = [len(part.outputs) if part.averaged is None else 1 for part in parts]
+    counts = [len(part.outputs) if part.averaged is None else 1 for part in components]
     averaged = sum(n * p for n, p in zip(counts, shares, strict=True)) / sum(counts)
     information = torch.special.entr(each.mean(0)).sum(-1) - torch.special.entr(each).sum(-1).mean(
         0
@@ -286,20 +286,20 @@ def _classes(parts: Sequence[Components]) -> dict[str, Tensor]:
     }
 
 
-def _quantiles(parts: Sequence[Components], levels: Sequence[float]) -> Float[Tensor, "N T L"]:
+def _quantiles(components: Sequence[Components], levels: Sequence[float]) -> Float[Tensor, "N T L"]:
     """Bisection between the least and the largest quantile of the components, of all levels."""
     likelihoods: list[Any] = [
         part.likelihood if part.spread is None else MoreVariance(part.likelihood, part.spread)
-        for part in parts
+        for part in components
     ]
-    at = torch.cat([torch.full_like(parts[0].outputs[0, :, :1], level) for level in levels])
+    at = torch.cat([torch.full_like(components[0].outputs[0, :, :1], level) for level in levels])
     repeated = [  # the rows once for each level
         replace(
             part,
             outputs=part.outputs.repeat(1, len(levels), 1),
             spread=None if part.spread is None else part.spread.repeat(1, len(levels), 1),
         )
-        for part in parts
+        for part in components
     ]
     wide: list[Any] = [
         part.likelihood if part.spread is None else MoreVariance(part.likelihood, part.spread)
@@ -314,7 +314,7 @@ def _quantiles(parts: Sequence[Components], levels: Sequence[float]) -> Float[Te
         torch.cat(
             [
                 _component_quantiles(one, part.outputs, level)
-                for one, part in zip(likelihoods, parts, strict=True)
+                for one, part in zip(likelihoods, components, strict=True)
             ]
         )
         for level in levels

@@ -368,7 +368,7 @@ class Estimator(Calibratable, BaseEstimator):
         before, rows, _ = self._encoding()
         features = before(**rows) if isinstance(rows, dict) else before(rows)
         inner = self.model_.functions(features, n_draws=self._draw_count(n_draws))
-        return DrawnFunctions(list(inner.parts), rows, before)
+        return DrawnFunctions(list(inner.components), rows, before)
 
     # --- saving -----------------------------------------------------------------------------
 
