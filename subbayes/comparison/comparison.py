@@ -18,6 +18,7 @@ from subbayes.comparison.registry import Comparable, methods_by_key
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.predictor import Predictor
+from subbayes.diagnostics.standard_errors import error_of_mean
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood, Weighted, as_likelihood
 from subbayes.networks.initialisation import fresh_module
@@ -80,7 +81,7 @@ class Comparison:
         r"""Difference of each log-likelihood to that of a reference, with standard error.
 
         $$ \bar d = \frac{1}{N} \sum_n d_n, \qquad
-           \mathrm{se} = \sqrt{\frac{\mathrm{Var}(d)}{N}}, \qquad
+           \mathrm{se} = \sqrt{\frac{\sum_n (d_n - \bar d)^2}{N (N - 1)}}, \qquad
            d_n = \log p(y_n) - \log p_{\mathrm{reference}}(y_n) $$
 
         Test rows are the same for all methods, so the standard error of a difference is smaller
@@ -90,19 +91,17 @@ class Comparison:
             reference: key of a method, such as "temperature-scaling"; by default the best one.
 
         Returns:
-            A table with columns "method", "difference" and "se", in nats per observation.
+            A table with columns "method", "difference" and "se", in nats per observation; of one
+            row "se" is NaN.
         """
         terms = {key: predictive.log_prob(self.y) for key, predictive in self.predictives.items()}
         if reference is None:
             reference = max(terms, key=lambda key: terms[key].mean())
         check_choice("reference", reference, terms)
+        gaps = {key: values - terms[reference] for key, values in terms.items()}
         rows = [
-            (
-                self.table.loc[key, "method"],
-                (values - terms[reference]).mean(),
-                (values - terms[reference]).std() / np.sqrt(len(values)),
-            )
-            for key, values in terms.items()
+            (self.table.loc[key, "method"], gap.mean(), error_of_mean(gap))
+            for key, gap in gaps.items()
         ]
         return pd.DataFrame(
             rows, columns=["method", "difference", "se"], index=pd.Index(list(terms), name="key")

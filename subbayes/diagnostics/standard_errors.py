@@ -8,11 +8,18 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
+from subbayes.diagnostics.leave_one_out import sum_se
 from subbayes.predictions.predictive import Predictive
 
-__all__ = ["auroc_difference", "auroc_with_error", "mean_and_error", "standard_errors"]
+__all__ = [
+    "auroc_difference",
+    "auroc_with_error",
+    "error_of_mean",
+    "mean_and_error",
+    "standard_errors",
+]
 
 In = Float[np.ndarray, "n"]
 Out = Float[np.ndarray, "m"]
@@ -37,18 +44,18 @@ def standard_errors(predictive: Predictive, y: object, level: float = 0.95) -> d
         {'log_likelihood': 1.0, 'rmse': 0.577, 'coverage': 0.25}
     """
     values = np.asarray(y).reshape(-1)
-    found = {"log_likelihood": _of_mean(predictive.log_prob(y))}
+    found = {"log_likelihood": error_of_mean(predictive.log_prob(y))}
     if predictive.likelihood.kind == "classification":
         p = predictive.probabilities
         truth = values[:, None] == np.arange(p.shape[1])
-        found["accuracy"] = _of_mean(predictive.labels == values)
-        found["brier"] = _of_mean(np.square(p - truth).sum(1))
+        found["accuracy"] = error_of_mean(predictive.labels == values)
+        found["brier"] = error_of_mean(np.square(p - truth).sum(1))
         return found
     squares = np.square(np.reshape(predictive.mean, -1) - values)
     low, high = (np.reshape(bound, -1) for bound in predictive.interval(level))
     rmse = float(np.sqrt(squares.mean()))
-    found["rmse"] = _of_mean(squares) / (2 * rmse) if rmse else 0.0
-    found["coverage"] = _of_mean((low <= values) & (values <= high))
+    found["rmse"] = error_of_mean(squares) / (2 * rmse) if rmse else 0.0
+    found["coverage"] = error_of_mean((low <= values) & (values <= high))
     return found
 
 
@@ -101,12 +108,17 @@ def _placements(inside: In, outside: Out) -> tuple[In, Out]:
 
 
 def _of_placements(inside: In, outside: Out) -> float:
-    return float(np.hypot(_of_mean(inside), _of_mean(outside)))
+    return float(np.hypot(error_of_mean(inside), error_of_mean(outside)))
 
 
-def _of_mean(terms: np.ndarray) -> float:
-    """The standard error of a mean."""
-    return float(np.std(terms, ddof=1) / np.sqrt(len(terms)))
+def error_of_mean(terms: Float[np.ndarray, "N"] | Bool[np.ndarray, "N"]) -> float:
+    """The standard error of a mean, NaN of one number.
+
+    Example:
+        >>> error_of_mean(np.array([1.0, 3.0]))
+        1.0
+    """
+    return sum_se(terms) / len(terms)
 
 
 def mean_and_error(

@@ -28,6 +28,7 @@ from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.tempering import choose_temperature
 from subbayes.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Poisson, Weighted
 from subbayes.models.fitted import FittedModel
+from subbayes.predictions.predictive import Predictive
 from subbayes.training.trainer import train
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
@@ -207,9 +208,11 @@ def test_differences_are_paired(six):
     for key, values in terms.items():
         d = [a - b for a, b in zip(values, terms[best], strict=True)]
         assert gaps.loc[key, "difference"] == pytest.approx(sum(d) / 30, abs=1e-12)
-        assert gaps.loc[key, "se"] == pytest.approx(np.std(d) / 30**0.5, abs=1e-12)
+        assert gaps.loc[key, "se"] == pytest.approx(stats.sem(d), abs=1e-12)
     assert gaps.loc[best, "difference"] == gaps.loc[best, "se"] == 0
     assert (gaps["difference"] <= 0).all()
+    first = {key: Predictive(p.outputs[:, :1], p.likelihood) for key, p in six.predictives.items()}
+    assert replace(six, predictives=first, y=TEST[1][:1]).differences()["se"].isna().all()
 
 
 def test_to_dict_is_strict_json(six):
@@ -236,7 +239,7 @@ def test_to_text_has_differences_to_a_stated_reference(six, reference):
     assert f"minus that of {'SWAG' if reference else 'MAP'}" in lines[0]
     terms = {key: p.log_prob(six.y) for key, p in six.predictives.items()}
     gaps = terms["ensemble"] - terms[reference or "map"]
-    error = gaps.std() / np.sqrt(len(gaps))
+    error = stats.sem(gaps)
     assert f" {gaps.mean():+.3f} ± {error:.3f} " in lines[5]
 
 
@@ -366,7 +369,7 @@ def test_methods_are_calibrated_by_validation_rows():
     gaps = comparison.differences("temperature-scaling").loc["map"]
     each = comparison.predictives["map"].log_prob(TEST[1]) - terms
     assert gaps["difference"] == pytest.approx(each.mean(), rel=1e-4)
-    assert gaps["se"] == pytest.approx(each.std() / 30**0.5, rel=1e-4)
+    assert gaps["se"] == pytest.approx(stats.sem(each), rel=1e-4)
     with pytest.raises(InputError, match="^reference: expected"):
         comparison.differences("swag")
 
