@@ -391,15 +391,15 @@ def _compare(
     own = None if weights is None else weights[kept]
     classes = int(y.max()) + 1 if task == "classification" and n_classes is None else n_classes
     head = head_of(likelihood, task, y[kept], classes, own)
+    rows = None if weights is None else weights[out]
     found, ends = [], []
     for m, candidate in enumerate(effort.candidates):
         run = _sized(sampling, effort.chains, effort.compared, f"candidate-{m}")
         one = fit_network(candidate, head, x[kept], y[kept], own, run, effort.climb, features[m])
         found.append(one.predict(x[out].astype(np.float32)))
-        likely = _likely_chains(found[-1], y[out], one.sampled.n_chains)
+        likely = _likely_chains(found[-1], y[out], one.sampled.n_chains, rows)
         ends.append(one.sampled.z[likely, -1])
     terms = np.stack([predictive.log_prob(y[out]) for predictive in found], 1)
-    rows = None if weights is None else weights[out]
     shares = maximise_log_score(terms, rows)
     shares = np.where(shares < _LEAST_WEIGHT, 0.0, shares)
     shares /= shares.sum()
@@ -418,7 +418,10 @@ def _compare(
 
 
 def _likely_chains(
-    predictive: Predictive, y: Shaped[np.ndarray, "n"], chains: int
+    predictive: Predictive,
+    y: Shaped[np.ndarray, "n"],
+    chains: int,
+    weights: Float[np.ndarray, "n"] | None = None,
 ) -> Int[np.ndarray, "chains"]:
     """Chains to go on with: those that miss rows held out are replaced by others.
 
@@ -426,9 +429,12 @@ def _likely_chains(
     """
     terms = predictive.component_log_prob(y).reshape(chains, -1, len(y))
     each = torch.logsumexp(terms, 1).numpy()
-    behind = each[each.sum(1).argmax()] - each
-    error = behind.std(1) / np.sqrt(len(y))
-    kept = np.flatnonzero(behind.mean(1) <= _BEHIND * error)
+    counts = np.ones(len(y)) if weights is None else weights
+    behind = each[(each @ counts).argmax()] - each
+    gap = np.average(behind, 1, counts)
+    variance = np.average((behind - gap[:, None]) ** 2, 1, counts)
+    effective_rows = counts.sum() ** 2 / (counts @ counts)
+    kept = np.flatnonzero(gap <= _BEHIND * np.sqrt(variance / effective_rows))
     return np.resize(kept, chains)
 
 

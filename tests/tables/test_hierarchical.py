@@ -16,8 +16,17 @@ from sklearn.base import clone
 import subbayes
 from subbayes import InputError, Sampling
 from subbayes.diagnostics.stacking import maximise_log_score
+from subbayes.likelihoods import Gaussian
+from subbayes.predictions.predictive import Predictive
 from subbayes.tables import DataFrameModel, TableClassifier, TableRegressor
-from subbayes.tables.hierarchical import EFFORTS, Candidate, Effort, fit_hierarchical, head_of
+from subbayes.tables.hierarchical import (
+    EFFORTS,
+    Candidate,
+    Effort,
+    _likely_chains,
+    fit_hierarchical,
+    head_of,
+)
 
 TINY = Effort((Candidate((4,), 1),), climb=30, chains=2, steps=60)
 TWO = replace(TINY, candidates=(Candidate((4,), 1), Candidate((6,), 2)), compared=30)
@@ -194,6 +203,17 @@ def test_loaded_estimators_are_fitted_again_in_no_folder_of_the_file(frame, tmp_
     loaded = subbayes.load(model.fit(x, y).save(tmp_path / "model"))
     assert (loaded.effort, loaded.checkpoint) == (TINY, None)
     np.testing.assert_array_equal(clone(loaded).fit(x, y).predict(x), model.predict(x))
+
+
+def test_chains_are_dropped_for_the_rows_that_count():
+    """A chain that misses half of the rows by four standard deviations."""
+    means = torch.zeros(2, 40, 1)
+    means[1, 20:] = 4.0
+    predictive, y = Predictive(means, Gaussian(1.0)), np.zeros(40)
+    weights = np.repeat([1.0, 1e-3], 20)
+    assert _likely_chains(predictive, y, 2).tolist() == [0, 0]
+    assert _likely_chains(predictive, y, 2, weights[::-1].copy()).tolist() == [0, 0]
+    assert _likely_chains(predictive, y, 2, weights).tolist() == [0, 1]
 
 
 @pytest.mark.usefixtures("untraced")
