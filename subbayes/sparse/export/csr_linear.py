@@ -23,6 +23,7 @@ class CsrLinear(nn.Module):
         keeps_tiles: whether outputs may be transposed in memory, for layers that map row by row.
 
     Example:
+        >>> import torch
         >>> layer = nn.Linear(3, 2)
         >>> small = CsrLinear(layer)
         >>> bool(torch.allclose(small(torch.ones(4, 3)), layer(torch.ones(4, 3))))
