@@ -252,11 +252,13 @@ def compute_record(name: str, number: int, plan: Plan, data_dir: str | None) -> 
     started = time.process_time()  # CPU time: the core may be shared
     model = fit_method(name, fold, number, plan)
     seconds = time.process_time() - started
-    inputs = None if name == "age only" else {"image": fold.x_test}
-    found = model.predict(fold.test, inputs, n_draws=min(plan.predicting, len(model.draws.flat())))
+    plain = name == "age only"
+    options = {} if plain else {"inputs": {"image": fold.x_test}}
+    most = min(plan.predicting, len(model.draws.flat()))
+    found = model.predict(fold.test, n_draws=most, **options)
     y = fold.test["melanoma"].to_numpy(dtype=np.float64)
     theta = model.effects()[EFFECT].reshape(-1)
-    summary, draws, history = model.summary(), model.draws, model.space.history
+    summary, draws, history = model.summary(), model.draws, {} if plain else model.space.history
     k = draws.pareto_k
     held_out = history.get("validation_log_likelihood", [])
     return {
@@ -265,7 +267,7 @@ def compute_record(name: str, number: int, plan: Plan, data_dir: str | None) -> 
         "seconds": seconds,
         "train": len(fold.train),
         "test": len(fold.test),
-        "weights": model.state.model.n_weights,
+        "weights": 0 if plain else model.state.model.deep.n_weights,
         "auc": metrics.auroc(found, y.astype(int)),
         "lppd": float(found.log_prob(y).mean()),
         "mean": float(theta.mean()),
