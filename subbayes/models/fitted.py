@@ -612,6 +612,7 @@ def _training(model: FittedModel) -> str:
     training = model.settings.get("training")
     if not training:
         return ""
+    training = asdict(Training()) | training
     batch = training["batch_size"]
     rows = "full batches" if batch is None else f"batches of {batch}"
     prior = "no prior on the weights"
