@@ -124,7 +124,8 @@ def seconds(work: Callable[[], Any]) -> float:
 def per_second(work: Callable[[], Any], at_least: float = 0.2) -> float:
     """Calls per second, of as many as fill `at_least` seconds after a first one."""
     work()
-    calls, start = 0, time.perf_counter()
+    calls = 0
+    start = time.perf_counter()
     while (spent := time.perf_counter() - start) < at_least:
         work()
         calls += 1

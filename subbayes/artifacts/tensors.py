@@ -178,8 +178,8 @@ def _read(file: BufferedReader, entry: _Entry, digest: Any) -> Tensor:
     )
     values = torch.empty(entry.shape, dtype=_DTYPES[entry.dtype])
     held = values.reshape(-1).view(torch.uint8).numpy() if size else np.empty(0, np.uint8)
-    for begin in range(0, size, _PIECE):
-        part = held[begin : begin + _PIECE]
+    for start in range(0, size, _PIECE):
+        part = held[start : start + _PIECE]
         if file.readinto(part.data) < len(part):
             raise ValueError("a file that has become shorter")
         digest.update(part.data)

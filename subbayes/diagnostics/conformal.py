@@ -366,7 +366,8 @@ class Conformal:
         x, targets = self.models[0].rows_and_targets(rows, y)
         values, done = leaves(to_targets(targets, "y"))[0], 0
         for predictives in self._predictives(x, options):
-            likelihood, start = predictives[0].likelihood, done
+            likelihood = predictives[0].likelihood
+            start = done
             if likelihood.per_position or has_response_columns(likelihood):
                 fail("likelihood", "targets that are numbers, counts or classes", repr(likelihood))
             done += len(predictives[0])

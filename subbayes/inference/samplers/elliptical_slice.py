@@ -161,7 +161,8 @@ class RelativeDensity:
 
     def original(self, draws: Draws) -> Draws:
         """The draws with the log-likelihood and temperature of the posterior."""
-        posterior, z = self.posterior, draws.z
+        posterior = self.posterior
+        z = draws.z
         stats = dict(draws.stats)
         if "log_likelihood" in stats:
             stats["log_likelihood"] = posterior.temperature * (

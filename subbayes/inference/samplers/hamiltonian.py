@@ -134,7 +134,8 @@ class HamiltonianSampler(Sampler):
         stats, found = draws.stats, []
         count, transitions = stats.get("divergent"), draws.n_chains * draws.n_draws
         if "divergences" in stats:
-            count, transitions = stats["divergences"], transitions * int(draws.meta.get("thin", 1))
+            count = stats["divergences"]
+            transitions *= int(draws.meta.get("thin", 1))
         if count is not None and (n := int(count.sum())):
             found.append(
                 f"{n} of {transitions} trajectories diverged: raise target_acceptance=..., or "
@@ -216,7 +217,8 @@ def new_trajectories(
 ) -> Float[np.ndarray, "c columns"]:
     """Start points of new trajectories with new momenta, for the chains `rows`."""
     p = take(s, "normals", rngs, rows)[:, 0]
-    g, value = s.gradient[rows], s.value[rows]
+    g = s.gradient[rows]
+    value = s.value[rows]
     s.start_energy[rows] = 0.5 * np.einsum("ck,ck->c", p, p) - value
     s.acceptance[rows] = 0.0
     s.evaluations[rows] = 0

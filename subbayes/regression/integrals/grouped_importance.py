@@ -254,7 +254,8 @@ class GroupedImportance:
         """The gradient of each group's value, and its negative Hessian."""
         mean, variance = mean_and_variance(self.rows.link, self._predictor(given, zeta))
         if given.weights is not None:
-            mean, variance = mean * given.weights, variance * given.weights
+            mean = mean * given.weights
+            variance = variance * given.weights
         slopes = given.slopes
         sums = torch.stack([self._summed(mean * part) for part in slopes])
         gradient = given.pulled - sums - zeta
