@@ -38,11 +38,12 @@ from subbayes.regression.saving import RegressionFacts, facts_of, state_from, te
 from subbayes.regression.specification import Specification
 from subbayes.utils.checks import check_choice, check_fraction, check_seed, fail, fail_type
 from subbayes.utils.text_table import aligned
-from subbayes.utils.warning import warn_user, warnings_once
+from subbayes.utils.warning import unsaid_warnings, warn_user, warnings_once
 
 _MOST_PRINTED = 60  # effects
 SAMPLING = Sampling(draws=1000, chains=4)
 """The default settings of sampling."""
+_FEW = Sampling(draws=250, chains=4, progress=False)
 
 
 class Regression(Results):
@@ -334,8 +335,30 @@ class Regression(Results):
 
         check_fraction("level", level)
         return write_report(
-            self, path, title=title, test=test, level=level, notes=notes, options=options
+            self,
+            path,
+            title=title,
+            baseline=self._with_intercept_alone(),
+            test=test,
+            level=level,
+            notes=notes,
+            options=options,
         )
+
+    def _with_intercept_alone(self) -> Regression:
+        """The same family on the same rows, with an intercept in the place of all terms."""
+        specification = self.state.model.specification
+        response, _ = specification.split_formula()
+        auxiliary = specification.auxiliary
+        model = Regression(
+            f"{response} ~ 1",
+            family=specification.family,
+            weights=auxiliary.weights,
+            offset=auxiliary.offset,
+            exposure=auxiliary.exposure,
+        )
+        with unsaid_warnings():
+            return model.fit(self.state.model.frame, sampling=_FEW)
 
 
 @artifact("regression", RegressionFacts)

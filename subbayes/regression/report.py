@@ -15,6 +15,7 @@ from subbayes.draws import Draws
 from subbayes.plots.chains import ranks, trace
 from subbayes.plots.effects import effect, forest
 from subbayes.reports.rendering import Picture, Table, picture, render
+from subbayes.utils.types import RowNumbers
 from subbayes.utils.warning import warnings_once
 
 if TYPE_CHECKING:
@@ -48,20 +49,23 @@ def write_report(
     path: str | Path,
     *,
     title: str = "",
+    baseline: Results,
     test: Any = None,
     level: float = 0.95,
     notes: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a page about a fitted model; see `Regression.report`."""
+    """Write a page about a fitted model and a `baseline`, of an intercept alone."""
     effects, summary = results.effects(), results.summary(level)
     shown = _forest_effects(effects)
     chains = _chains(results, effects, summary)
+    scores, quality = _scores(results, baseline, test, options or {})
     page = render(
         "regression.html",
         title=title or f"Effects on {results.state.model.response.name}",
         lead=_lead(results),
         verdict=_verdict(results, summary),
+        quality=quality,
         coordinates=_coordinate_warnings(results),
         effects=Table(
             ["effect", *map(str, summary.columns), "scale"],
@@ -75,7 +79,7 @@ def write_report(
         left_out=_left_out(results.undrawn),
         chains=chains,
         chains_title=f"Traces and ranks of the {len(chains) // 2} effects with the largest R-hat",
-        scores=_scores(results, test, options or {}),
+        scores=scores,
         facts=_facts(results),
         notes=notes,
         words=_WORDS,
@@ -210,23 +214,52 @@ def _chains(
     return pictures
 
 
-def _scores(results: Results, test: Any, options: Mapping[str, Any]) -> Table:
-    rows, caption = [], ""
+def _scores(
+    results: Results, baseline: Results, test: Any, options: Mapping[str, Any]
+) -> tuple[Table, str]:
+    """Log predictive densities beside those of the baseline, and a sentence on the difference."""
+    rows, caption, quality = [], "", ""
     if results.is_posterior and results.draws.temperature == 1.0:
-        loo = results.loo(quiet=True)
-        n = loo.n_observations
-        rows.append(
-            ["leave-one-out (PSIS), mean per row", f"{loo.elpd / n:.3f}", f"{loo.se / n:.3f}"]
-        )
+        loo, of_baseline = results.loo(quiet=True), baseline.loo(quiet=True)
+        n, label = loo.n_observations, "leave-one-out (PSIS), mean per row"
+        difference, se = loo.difference(of_baseline)
+        rows.append(_score_row(label, loo.elpd / n, loo.se / n, difference / n, se / n))
         caption = f"Leave-one-out: {loo.reliability()}"
+        quality = _quality("rows left out of the fit in turn", difference / n, se / n)
     if test is not None:
         values, weights = results.score_samples(test, **options), results._row_weights(test)
+        gains = values - baseline.score_samples(test)
         shares = np.ones(len(values)) if weights is None else weights
         shares = shares / shares.sum()
-        mean = shares @ values
-        se = pd.Series(shares * (values - mean)).std() * len(values) ** 0.5  # NaN of one row
-        rows.append([f"{len(values)} test rows, mean per row", f"{mean:.3f}", f"{se:.3f}"])
-    return Table(["log predictive density", "value", "standard error"], rows, caption)
+        (mean, se), (gain, gain_se) = (_mean(numbers, shares) for numbers in (values, gains))
+        rows.append(_score_row(f"{len(values)} test rows, mean per row", mean, se, gain, gain_se))
+        quality = _quality(f"{len(values)} test rows", gain, gain_se)
+    header = ["log predictive density", "value", "standard error"]
+    header += ["over an intercept alone", "standard error"]
+    return Table(header, rows, caption), quality
+
+
+def _mean(values: RowNumbers, shares: RowNumbers) -> tuple[float, float]:
+    """The weighted mean of rows and its standard error, which is NaN of one row."""
+    mean = shares @ values
+    return float(mean), float(pd.Series(shares * (values - mean)).std() * len(values) ** 0.5)
+
+
+def _score_row(label: str, *values: float) -> list[str]:
+    return [label, *(f"{value:.3f}" for value in values)]
+
+
+def _quality(rows: str, gain: float, se: float) -> str:
+    """How much better predictions are than those that are the same for all rows."""
+    text = (
+        f"Predictions of {rows}: the log density of a response is {gain:+.3f} ± {se:.3f} nats on "
+        "average beside the same family with an intercept alone, which predicts all rows alike"
+    )
+    if gain > 2 * se:
+        return f"{text}: the terms improve predictions."
+    if gain < -2 * se:
+        return f"{text}: the terms make predictions worse."
+    return f"{text}: no improvement beyond chance."
 
 
 def _facts(results: Results) -> dict[str, str]:

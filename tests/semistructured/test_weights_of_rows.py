@@ -126,3 +126,20 @@ def test_reports_and_lines_weigh_rows_as_scores_do(tmp_path):
     scores = model.score_samples(test)[:30]
     assert f"{N} test rows, mean per row</td><td>{scores.mean():.3f}</td>" in page
     assert scores.mean() == pytest.approx(model.evaluate(test)["log_likelihood"])
+
+
+@pytest.mark.parametrize("family", ["normal", "bernoulli"])
+def test_reports_score_beside_an_intercept_alone(tmp_path, family):
+    y = FRAME.x + FRAME.z if family == "normal" else FRAME.x + FRAME.z > FRAME.z.mean()
+    frame = FRAME.assign(y=y)
+    sampling = Sampling(draws=250, chains=4, progress=False)
+    model = Regression("y ~ x + z", family=family).fit(frame, sampling=sampling)
+    alone = Regression("y ~ 1", family=family).fit(frame, sampling=sampling)
+    gains = model.score_samples(frame) - alone.score_samples(frame)
+    left_out, error = model.loo().difference(alone.loo())
+    page = model.report(tmp_path / "page.html", test=frame).read_text()
+    se = gains.std(ddof=1) / N**0.5
+    assert f"<td>{gains.mean():.3f}</td><td>{se:.3f}</td>" in page
+    assert f"<td>{left_out / N:.3f}</td><td>{error / N:.3f}</td>" in page
+    assert f"{gains.mean():+.3f}\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}{se:.3f} nats" in page
+    assert "the terms improve predictions" in page
