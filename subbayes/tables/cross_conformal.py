@@ -3,7 +3,9 @@ r"""Cross-conformal calibration of estimators: CV+, of which jackknife+ is that 
 Each of K folds is calibrated by the model of the other folds. A target is in the set of a new row
 if fewer than $k = \lceil (n + 1)(1 - \alpha) \rceil$ calibration rows have a smaller score than
 it has under their model; of intervals, the ends at which this holds below and above. The coverage
-is at least $1 - 2\alpha - \min\{2 (1 - 1/K) / (n/K + 1), (1 - K/n) / (K + 1)\}$.
+is at least
+
+$$ 1 - 2\alpha - \min\Big\{\frac{2 (1 - 1/K)}{n/K + 1}, \frac{1 - K/n}{K + 1}\Big\} . $$
 
 Source: Barber, Candès, Ramdas and Tibshirani (2021), theorems 1 and 4; Gupta, Kuchibhotla and
 Ramdas (2022) for nested sets; Romano, Sesia and Candès (2020), theorem 2, for classes.
