@@ -19,7 +19,7 @@ from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
 from subbayes.regression.design.centring import Centring, Information
-from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
+from subbayes.regression.integrals.coefficient_likelihood import NormalRows
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.posterior import MAX_START, FittedState, RegressionPosterior
 from subbayes.regression.shapes import ChainDraws, EffectDraws, NetworkValues
@@ -195,7 +195,7 @@ class JointPosterior(RegressionPosterior):
         if not local or large or any(self.contributions.places):
             return None
         rows = model.effects_likelihood.rows
-        if not isinstance(rows, NormalStatistics):
+        if not isinstance(rows, NormalRows):
             return None
         collapsed = CollapsedNormal(model.effects_likelihood.map, rows)
         others = len(collapsed.linear) - collapsed.groups.numel()
@@ -207,7 +207,6 @@ class JointPosterior(RegressionPosterior):
             self._location_of,
             space.rank,
             collapsed,
-            self.effect_density,
             space.prior,
             self.density.fingerprint(),
             self.mode,

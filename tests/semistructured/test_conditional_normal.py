@@ -10,7 +10,6 @@ from subbayes.regression import Regression
 from subbayes.regression.integrals import conditional_normal
 from subbayes.regression.integrals.conditional_normal import ConditionalNormal
 from subbayes.regression.integrals.corrected_draws import corrected_proposals
-from subbayes.regression.integrals.effect_map import coefficients_by_predictor
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 
 CASES = [
@@ -66,8 +65,8 @@ def test_the_density_is_laplaces_at_each_point(formula, family, weights, monkeyp
         whole = torch.zeros(1, structured.size, dtype=torch.float64)
         whole = whole.index_put((torch.tensor([0]), torch.tensor(conditional.rest)), point)
         whole = whole.index_put((torch.tensor([0]), torch.tensor(conditional.linear)), linear)
-        b = coefficients_by_predictor(structured, whole)  # not from a trace, which has no gradients
-        return model.rows.value(b)[0] - 0.5 * whole.square().sum()
+        value = model.rows.value(model.map.coefficients(whole))[0]
+        return value - 0.5 * whole.square().sum()
 
     def gradient(linear, point):
         at = linear.clone().requires_grad_()

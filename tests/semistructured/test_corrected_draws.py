@@ -20,7 +20,6 @@ from subbayes.regression.integrals.proposals import (
     pilot,
     pilot_generator,
 )
-from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
 
 SAMPLING = Sampling(draws=1600, chains=4, progress=False)
 HEAVY = ("horseshoe scale", "nu")  # without a variance, or hardly with one
@@ -65,7 +64,7 @@ def likelihood_of(formula, family, frame, **options):
 
 
 def approximation(likelihood, at):
-    rows = QuadraticRows.around(likelihood, torch.from_numpy(np.atleast_2d(at)))
+    rows = likelihood.quadratic(torch.from_numpy(np.atleast_2d(at)))
     return rows, CollapsedNormal(likelihood.map, rows)
 
 
@@ -142,7 +141,7 @@ def test_a_curvature_that_is_not_finite_is_an_error_that_callers_catch():
     likelihood = likelihood_of("c ~ s(v, k=5)", "poisson", table())
     far = np.full((1, likelihood.map.structured.size), 1e3)
     with pytest.raises(np.linalg.LinAlgError, match="not finite"):
-        QuadraticRows.around(likelihood, torch.from_numpy(far))
+        likelihood.quadratic(torch.from_numpy(far))
     assert corrected_draws._refined(likelihood, far[0], ()) is None
 
 

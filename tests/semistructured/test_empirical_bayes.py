@@ -164,15 +164,15 @@ def test_what_does_not_go_together_raises():
 
 def routes(monkeypatch, fit):
     """Draws of one model by corrected proposals, by proposals beside groups, and by NUTS."""
-    found, maximum, known = {}, effects_sampling.reml_of_rows, []
+    found, maximum, known = {}, effects_sampling.restricted_maximum, []
 
     def once(*given):
         known.extend([maximum(*given)] if not known else [])
         return known[0].copy()
 
-    monkeypatch.setattr(effects_sampling, "reml_of_rows", once)
+    monkeypatch.setattr(effects_sampling, "restricted_maximum", once)
     found["all"] = fit()
-    monkeypatch.setattr(effects_sampling, "_corrected_draws", lambda *_, **__: None)
+    monkeypatch.setattr(effects_sampling, "_corrected", lambda *_, **__: None)
     found["groups"] = fit()
     monkeypatch.setattr(effects_sampling, "MOST_BESIDE_GROUPS", -1)
     found["nuts"] = fit()

@@ -9,12 +9,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from subbayes.inference import Sampling
 from subbayes.regression import Regression, mixing
-from subbayes.regression.integrals import collapsed_normal, grouped_importance
+from subbayes.regression.integrals import grouped_importance
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.integrals.empirical_bayes import smoothing_coordinates
 from subbayes.regression.integrals.grouped_importance import GroupedImportance
-from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
 from subbayes.regression.posterior import most_probable_effects
 from subbayes.regression.terms import group_elimination
 from subbayes.regression.terms import layout as design_layout
@@ -98,15 +97,13 @@ def test_density_curvature_and_mode_are_those_of_dense_columns(
 @pytest.mark.parametrize(("formula", "family"), CASES[:6])
 def test_densities_without_coefficients_are_those_of_dense_columns(formula, family, monkeypatch):
     apart, dense = both(formula, family, table(), monkeypatch)
-    monkeypatch.setattr(collapsed_normal, "_MANY_GROUPS", 10)
     start = torch.from_numpy(most_probable_effects(dense))
     of = {}
     for name, model in (("apart", apart), ("dense", dense)):
         likelihood = model.effects_likelihood
-        around = QuadraticRows.around(likelihood, start[None])
-        rows = likelihood.rows if family == "normal" else around
+        normal = family == "normal"
+        rows = likelihood.rows if normal else likelihood.quadratic(start[None])
         of[name] = CollapsedNormal(likelihood.map, rows)
-    assert (of["apart"]._sums is not None) == (family == "normal")
     rng = np.random.default_rng(2)
     h = start.numpy()[of["dense"].rest] + 0.3 * rng.normal(size=(4, len(of["dense"].rest)))
     found, expected = (of[name].log_density(h) for name in ("apart", "dense"))
@@ -114,15 +111,11 @@ def test_densities_without_coefficients_are_those_of_dense_columns(formula, fami
 
 
 @pytest.mark.parametrize(("formula", "family"), CASES[:4])
-def test_coefficients_given_standard_deviations_are_those_of_dense_matrices(
-    formula, family, monkeypatch
-):
+def test_coefficients_given_standard_deviations_are_those_of_dense_matrices(formula, family):
     """Means, covariances and determinants of conditional normal distributions."""
-    monkeypatch.setattr(collapsed_normal, "_MANY_GROUPS", 10)
     model = prepared(formula, family, table(160, 33))
     likelihood, structured = model.effects_likelihood, model.structured
     collapsed = CollapsedNormal(likelihood.map, likelihood.rows)
-    assert collapsed._sums is not None
     count, linear = len(collapsed.linear), collapsed.linear
     h = 0.3 * np.random.default_rng(3).normal(size=len(collapsed.rest))
     eps = np.concatenate([np.zeros((1, count)), np.eye(count)])
@@ -180,7 +173,7 @@ def test_a_draw_takes_few_operations_a_group():
     collapsed = CollapsedNormal(likelihood.map, likelihood.rows)
     rng = np.random.default_rng(0)
     h = 0.1 * rng.normal(size=(draws, len(collapsed.rest)))
-    with Made(groups) as density:
+    with Made(groups * draws) as density:
         collapsed.log_density(h)
     assert not density.numbers
     with Made(groups) as made:

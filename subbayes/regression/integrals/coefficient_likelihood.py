@@ -2,14 +2,15 @@ r"""The log-likelihood of all rows as a function of coefficients, without networ
 
 With $\eta_i = x_i^\top B + o_i$ the log-likelihood, its gradient and its Hessian in B cost
 
-- `NormalStatistics`: p^2 operations (less for groups) whatever the number of rows, for a normal
-  response with an identity link and one sigma: with least-squares coefficients $\hat\beta$ and
-  residuals r,
-  $$ \sum_i w_i (y_i - \eta_i)^2 = r^\top W r - 2 (X^\top W r)^\top d + d^\top X^\top W X d,
-     \qquad d = \beta - \hat\beta, $$
-  in which no large numbers cancel;
+- `QuadraticRows`: m^2 operations (less for groups) whatever the number of rows, for one that is
+  quadratic in the m coefficients and thresholds u, or an approximation that is,
+  $$ \log p(D \mid u) = c - n \log\sigma - \frac{1}{2 \sigma^2}
+     \bigl( \rho - 2 s^\top d + d^\top G d \bigr), \qquad d = u - u_0 ; $$
+- `NormalRows`: the same, for a normal response with an identity link and one sigma: with
+  least-squares coefficients $u_0$ and residuals r, $\rho = r^\top W r$, $s = X^\top W r$ and
+  $G = X^\top W X$, in which no large numbers cancel;
 - `CanonicalRows`: one product and one cumulant function of each row for Poisson and Bernoulli
-  responses, $\langle X^\top W y, \beta \rangle - \sum_i w_i b(\eta_i)$; rows with equal columns and
+  responses, $\langle y, \eta \rangle - \sum_i w_i b(\eta_i)$; rows with equal columns and
   offsets are one row;
 - `GeneralRows`: one product and the density of each row, for other families.
 
@@ -23,18 +24,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from functools import cached_property
+from typing import ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
 from subbayes.likelihoods.families import BernoulliFamily, Family, NormalFamily, PoissonFamily
 from subbayes.regression.shapes import (
     ByPredictor,
     Groups,
+    NetworkValues,
     PointValues,
     RowPredictors,
     RowValues,
@@ -81,123 +85,73 @@ def coefficient_likelihood(
     values, weights = (y, None) if isinstance(y, Tensor) else (y[0], y[1])
     values = values.double()
     weights = torch.ones_like(values) if weights is None else weights.double()
-    link = family.links[0]
+    link, general = family.links[0], GeneralRows(family, layout, groups, design, offset, y)
     if _CANONICAL.get(type(family)) != link:
-        return GeneralRows(family, layout, groups, design, offset, y)
-    if link == "identity":
-        scale = torch.nonzero(torch.tensor(layout.predictors) == 1)[:, 0]
-        if not any(term.predictor == 1 for term in layout.terms):
-            constant = layout.columns(design, scale)
-            if bool((constant == constant[:1]).all()):
-                return NormalStatistics.of(layout, groups, design, offset, values, weights)
-        return GeneralRows(family, layout, groups, design, offset, y)
-    numbers = offset[:, 0], values, weights
-    return CanonicalRows.of(link, layout, groups, design, *numbers, join=join)
+        return general
+    if link != "identity":
+        return CanonicalRows.joined(general, link, values, weights, join=join)
+    scale = torch.nonzero(torch.tensor(layout.predictors) == 1)[:, 0]
+    constant = layout.columns(design, scale)
+    of_groups = any(term.predictor == 1 for term in layout.terms)
+    if of_groups or bool((constant != constant[:1]).any()):
+        return general
+    return NormalRows.of(layout, groups, design.double(), offset.double(), values, weights)
 
 
-# --- a normal response --------------------------------------------------------------------------
+# --- quadratic log-likelihoods ------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class NormalStatistics:
-    """Sufficient statistics of a normal response with one sigma; all columns, zero for sigma's.
+class QuadraticRows:
+    """A log-likelihood that is quadratic in coefficients and thresholds, but for sigma.
 
     Attributes:
-        layout: how rows are stored.
-        gram: X'WX, with weights divided by the squared exponential of sigma's offset.
-        centre: least-squares coefficients, about these where there are many groups.
-        cross: X'Wr with their residuals r, or with other residuals at each of S points.
-        residual: r'Wr, one number or one for each point.
-        total: sum of the weights of the observations.
-        constant: the terms without coefficients.
-        scale: values of the columns of sigma, which are constant; 0 for the others.
-        location: 1 for the columns of the location.
+        entries: places of u in B, flattened: columns, then thresholds.
+        gram: G.
+        centre: $u_0$.
+        cross: s, or another one at each of S points.
+        residual: rho, one number or one for each point.
+        constant: c.
+        scale: derivatives of the logarithm of sigma in u, which is linear in it.
+        total: n, the sum of the weights of the observations.
     """
 
-    layout: Layout
+    entries: Int[Tensor, "m"]
     gram: GroupedMatrix
-    centre: Float[Tensor, "p"]
-    cross: Float[Tensor, "*S p"]
-    residual: float | PointValues
-    total: float
+    centre: Float[Tensor, "m"]
+    cross: Float[Tensor, "*S m"]
+    residual: Float[Tensor, "*S"]
     constant: float
-    scale: Float[Tensor, "p"]
-    location: Float[Tensor, "p"]
-
-    @classmethod
-    def of(
-        cls,
-        layout: Layout,
-        groups: Groups,
-        design: StoredRows,
-        offset: Float[Tensor, "n 2"],
-        y: RowValues,
-        weights: RowValues,
-    ) -> NormalStatistics:
-        """Two passes over blocks of rows: the least-squares coefficients, then their residuals."""
-        p = layout.size
-        location = torch.tensor([float(place == 0) for place in layout.predictors]).double()
-
-        def blocks() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-            for start in range(0, len(design), _ACCUMULATED):
-                rows = slice(start, start + _ACCUMULATED)
-                w = weights[rows] * (-2 * offset[rows, 1].double()).exp()
-                yield design[rows].double(), y[rows] - offset[rows, 0].double(), w
-
-        gram, cross = GroupedMatrix.zeros(groups, p, location), torch.zeros(p).double()
-        for x, target, w in blocks():
-            inner = F.pad(w[:, None, None], (0, 1, 0, 1))
-            gram = gram + layout.gram(x, inner, groups)
-            cross += layout.pulled(x, (w * target)[:, None])[:, 0] * location
-        centre = _least_squares(gram, cross)
-        cross, residual = torch.zeros(p).double(), 0.0
-        for x, target, w in blocks():
-            r = target - layout.product(x, (centre * location)[None, :, None])[0, :, 0]
-            cross += layout.pulled(x, (w * r)[:, None])[:, 0] * location
-            residual += float((w * r.square()).sum())
-        total = float(weights.sum())
-        constant = -0.5 * total * math.log(2 * math.pi) - float(weights @ offset[:, 1].double())
-        scale = layout.expand(design[:1].double())[0] * (1 - location)
-        return cls(layout, gram, centre, cross, residual, total, constant, scale, location)
-
-    def at_points(self, index: Int[Tensor, "m"]) -> NormalStatistics:
-        """The statistics at some of the points with residuals of their own, or repeated ones."""
-        assert isinstance(self.residual, Tensor)
-        return replace(self, cross=self.cross[index], residual=self.residual[index])
+    scale: Float[Tensor, "m"]
+    total: float = 0.0
+    least: ClassVar[float] = -math.inf
+    """The least value of sums of squares."""
 
     def _parts(self, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Half the slope and the value of the sum of squares, and the log of sigma."""
-        d = b[:, :-1, 0] - self.centre
+        u = b.flatten(1)[:, self.entries]
+        d = u - self.centre
         pulled = self.gram.times(d)
         squares = self.residual + (d * (pulled - 2 * self.cross)).sum(-1)
-        return self.cross - pulled, squares, b[:, :-1, 1] @ self.scale
-
-    def conditional(self, b: ByPredictor) -> tuple[Tensor, Tensor]:
-        """X'Wr at each point, shape (S, p), and 1 / sigma^2, shape (S,)."""
-        slope, _, log_sigma = self._parts(b)
-        return slope, (-2 * log_sigma).exp()
+        return self.cross - pulled, squares, u @ self.scale
 
     def value(self, b: ByPredictor) -> PointValues:
         """The log-likelihood at each point."""
         _, squares, log_sigma = self._parts(b)
         return self.constant - self.total * log_sigma - 0.5 * squares * (-2 * log_sigma).exp()
 
-    def bound(self, b: ByPredictor) -> PointValues:
-        """The log-likelihood of coefficients that fit all rows."""
-        return self.constant - self.total * (b[:, :-1, 1] @ self.scale)
-
     def value_and_grad(self, b: ByPredictor) -> tuple[PointValues, ByPredictor]:
         """The log-likelihood and its gradient."""
         slope, squares, log_sigma = self._parts(b)
         precision = (-2 * log_sigma).exp()
         scaled = squares * precision
-        gradient = torch.zeros_like(b)
-        gradient[:, :-1, 0] = slope * precision[:, None]
-        gradient[:, :-1, 1] = (scaled - self.total)[:, None] * self.scale
-        return self.constant - self.total * log_sigma - 0.5 * scaled, gradient
+        along = slope * precision[:, None] + (scaled - self.total)[:, None] * self.scale
+        gradient = torch.zeros_like(b.flatten(1)).index_copy(1, self.entries, along)
+        value = self.constant - self.total * log_sigma - 0.5 * scaled
+        return value, gradient.unflatten(1, b.shape[1:])
 
     def curvature(self, b: Float[Tensor, "q C"]) -> GroupedMatrix:
-        """The negative Hessian at one point, in the coefficients."""
+        """The negative Hessian at one point, in coefficients and thresholds."""
         slope, squares, log_sigma = self._parts(b[None])
         precision = float((-2 * log_sigma).exp())
         found = self.gram.scaled(precision)
@@ -211,31 +165,231 @@ class NormalStatistics:
             rest=found.rest + across + across.T + squared,
         )
 
+    def around(self, centre: Float[Tensor, "m"]) -> Self:
+        """The same with another centre."""
+        d = centre - self.centre
+        pulled = self.gram.times(d)
+        residual = self.residual + (d * (pulled - 2 * self.cross)).sum(-1)
+        return replace(self, centre=centre, cross=self.cross - pulled, residual=residual)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NormalRows(QuadraticRows):
+    """Sufficient statistics of a normal response with one sigma; all columns, zero for sigma's.
+
+    Attributes:
+        layout: how rows are stored.
+        design: the rows.
+        response: less the offsets.
+        weights: divided by the squared exponential of sigma's offset.
+    """
+
+    layout: Layout
+    design: StoredRows
+    response: RowValues
+    weights: RowValues
+    least: ClassVar[float] = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        layout: Layout,
+        groups: Groups,
+        design: StoredRows,
+        offset: Float[Tensor, "n 2"],
+        y: RowValues,
+        weights: RowValues,
+    ) -> NormalRows:
+        """The statistics around least-squares coefficients."""
+        predictors = torch.tensor(layout.predictors, dtype=torch.long)
+        p, w = layout.size, weights * (-2 * offset[:, 1]).exp()
+        gram = GroupedMatrix.zeros(groups, p, w)
+        for start in range(0, len(design), _ACCUMULATED):
+            rows = slice(start, start + _ACCUMULATED)
+            inner = F.pad(w[rows, None, None], (0, 1, 0, 1))
+            gram = gram + layout.gram(design[rows], inner, groups)
+        zero = torch.zeros(p, dtype=torch.float64)
+        found = cls(
+            entries=torch.arange(p) * layout.n_predictors + predictors,
+            gram=gram,
+            centre=zero,
+            cross=zero,
+            residual=zero.sum(),
+            constant=-0.5 * float(weights.sum()) * math.log(2 * math.pi)
+            - float(weights @ offset[:, 1]),
+            scale=layout.expand(design[:1])[0] * (predictors == 1),
+            total=float(weights.sum()),
+            layout=layout,
+            design=design,
+            response=y - offset[:, 0],
+            weights=w,
+        )
+        no_networks = torch.zeros(1, len(design), dtype=torch.float64)
+        centre = _least_squares(gram, found.shifted(no_networks).cross[0])
+        found = replace(found, centre=centre).shifted(no_networks)
+        return replace(found, cross=found.cross[0], residual=found.residual[0])
+
+    @cached_property
+    def _residuals(self) -> RowValues:
+        location = (self.centre * (self.scale == 0))[None, :, None]
+        return self.response - self.layout.product(self.design, location)[0, :, 0]
+
+    def shifted(self, contributions: Float[Tensor, "S n"]) -> NormalRows:
+        """The statistics of responses less each of S contributions to the location."""
+        left = self._residuals - contributions
+        pulled = self.layout.pulled(self.design, (left * self.weights).T).T
+        squares = (left.square() @ self.weights).contiguous()
+        return replace(self, cross=pulled * (self.scale == 0), residual=squares)
+
+    def at_points(self, index: Int[Tensor, "m"]) -> NormalRows:
+        """The statistics of some of the contributions, or of repeated ones."""
+        return replace(self, cross=self.cross[index], residual=self.residual[index])
+
 
 def _least_squares(gram: GroupedMatrix, cross: Float[Tensor, "p"]) -> Float[Tensor, "p"]:
-    """Coefficients of about the least sum of squares."""
-    if len(gram.groups):
-        diagonal = torch.empty_like(cross)
-        diagonal[gram.groups] = gram.blocks.diagonal(dim1=1, dim2=2)
-        diagonal[gram.others] = gram.rest.diagonal()
-        unit = diagonal.sqrt().clamp_min(1e-300)
-        of_groups, of_others = unit[gram.groups], unit[gram.others]
-        scaled = replace(
-            gram,
-            blocks=gram.blocks / of_groups[:, :, None] / of_groups[:, None, :],
-            border=gram.border / of_groups[..., None] / of_others,
-            rest=gram.rest / of_others / of_others[:, None],
-        )
-        # Columns of groups add up to a constant: a small ridge leaves residuals close to the least.
-        ridge = scaled.scaled(1 / _RIDGE).plus_identity()
-        return ridge.solve(cross / unit / _RIDGE) / unit
-    diagonal = gram.rest.diagonal().sqrt().clamp_min(1e-300)
-    unit = gram.rest / diagonal / diagonal[:, None]
-    centre = torch.linalg.lstsq(unit, (cross / diagonal)[:, None], driver="gelsd").solution
-    return centre[:, 0] / diagonal
+    """Coefficients of about the least sum of squares.
+
+    Columns of groups add up to a constant: a small ridge leaves residuals close to the least.
+    """
+
+    def with_ridge(matrix: Float[Tensor, "*S m m"]) -> Float[Tensor, "*S m m"]:
+        diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+        return matrix + torch.diag_embed(_RIDGE * diagonal + (diagonal <= 0).double())
+
+    return replace(gram, blocks=with_ridge(gram.blocks), rest=with_ridge(gram.rest)).solve(cross)
 
 
-# --- Poisson and Bernoulli responses ------------------------------------------------------------
+# --- rows ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GeneralRows:
+    """Rows of any family, with the derivatives of its density by automatic differentiation.
+
+    Attributes:
+        family: distribution of the response.
+        layout: how rows are stored.
+        groups: columns whose blocks are kept apart.
+        design: rows of the design matrix.
+        offset: their offsets.
+        y: responses, or (responses, weights).
+        constant: terms without coefficients that rows leave out.
+    """
+
+    family: Family
+    layout: Layout
+    groups: Groups
+    design: StoredRows
+    offset: RowPredictors
+    y: Targets
+    constant: float = 0.0
+
+    def _blocks(self) -> Iterator[tuple[slice, StoredRows]]:
+        for start in range(0, len(self.design), _BLOCK):
+            rows = slice(start, start + _BLOCK)
+            yield rows, self.design[rows].double()
+
+    def _targets(self, rows: slice) -> Targets:
+        return self.y[rows] if isinstance(self.y, Tensor) else (self.y[0][rows], self.y[1][rows])
+
+    def _predictors(self, b: ByPredictor, rows: slice, x: StoredRows) -> NetworkValues:
+        """Predictors (S, n, C), with one product for all points."""
+        offset = self.offset[rows].double()
+        eta = self.layout.product(x, b[:, :-1])
+        return eta + b[:, -1:] + F.pad(offset, (0, b.shape[2] - offset.shape[1]))
+
+    def _sum(self, b: ByPredictor, rows: slice, x: StoredRows) -> PointValues:
+        """The sum of the log density over rows."""
+        if self.family.n_thresholds:  # a row reads two of many thresholds
+            location = self.layout.product(x, b[:, :-1, :1])[..., 0] + self.offset[rows, 0].double()
+            terms = self.family.log_prob_of_rows(location, b[:, -1, 1:], self._targets(rows))
+        else:
+            terms = self.family.log_prob(self._predictors(b, rows, x), self._targets(rows))
+        return terms.sum(-1)
+
+    def _sum_and_score(
+        self, b: ByPredictor, rows: slice, x: StoredRows
+    ) -> tuple[PointValues, NetworkValues]:
+        """The sum, and its derivatives in the predictors."""
+        eta = self._predictors(b, rows, x).requires_grad_()
+        with torch.enable_grad():
+            terms = self.family.log_prob(eta, self._targets(rows))
+            (score,) = torch.autograd.grad(terms.sum(), eta)
+        return terms.detach().sum(-1), score
+
+    def _information(
+        self, b: Float[Tensor, "q C"], rows: slice, x: StoredRows
+    ) -> Float[Tensor, "n C C"]:
+        """The negative second derivatives of each row's log density in its predictors."""
+        eta = self._predictors(b[None], rows, x)[0].requires_grad_()
+        inner = eta.new_zeros(*eta.shape, eta.shape[1])
+        with torch.enable_grad():
+            terms = self.family.log_prob(eta, self._targets(rows))
+            (score,) = torch.autograd.grad(terms.sum(), eta, create_graph=True)
+            for a in range(eta.shape[1] if score.requires_grad else 0):  # 0 if linear in all
+                (slopes,) = torch.autograd.grad(score[:, a].sum(), eta, retain_graph=True)
+                inner[:, a] = -slopes
+        return inner
+
+    def _expected_information(
+        self, b: ByPredictor, rows: slice, x: StoredRows
+    ) -> Float[Tensor, "S n C C"]:
+        """Fisher's information of each row."""
+        family = self.family.for_targets(self._targets(rows))
+        eta = self._predictors(b, rows, x)  # sums over counts, of few points at once
+        return torch.cat([family.curvature(part) for part in eta.split(_POINTS)])
+
+    def value(self, b: ByPredictor) -> PointValues:
+        """The log-likelihood at each point."""
+        found = b.new_full((len(b),), self.constant)
+        for rows, x in self._blocks():
+            found += torch.cat([self._sum(part, rows, x) for part in b.split(_POINTS)])
+        return found
+
+    def value_and_grad(self, b: ByPredictor) -> tuple[PointValues, ByPredictor]:
+        """The log-likelihood and its gradient."""
+        total, gradient = b.new_full((len(b),), self.constant), torch.zeros_like(b)
+        for rows, x in self._blocks():
+            value, score = self._sum_and_score(b, rows, x)
+            total += value
+            gradient[:, :-1] += self._pulled(x, score)
+            if self.family.n_thresholds:
+                gradient[:, -1] += score.sum(1)
+        return total, gradient
+
+    def _pulled(self, x: StoredRows, score: NetworkValues) -> Float[Tensor, "S p C"]:
+        s, n, c = score.shape
+        pulled = self.layout.pulled(x, score.transpose(0, 1).reshape(n, s * c))
+        return pulled.reshape(-1, s, c).transpose(0, 1)
+
+    def curvature(self, b: Float[Tensor, "q C"]) -> GroupedMatrix:
+        """The negative Hessian at one point, in the coefficients and then the thresholds."""
+        size = len(b) - 1 + b.shape[1] - self.layout.n_predictors
+        found = GroupedMatrix.zeros(self.groups, size, b)
+        for rows, x in self._blocks():
+            found = found + self.layout.gram(x, self._information(b, rows, x), self.groups)
+        return found
+
+    def expansion(
+        self, b: ByPredictor, predictors: Int[Tensor, "p"]
+    ) -> tuple[Float[Tensor, "S p"], Float[Tensor, "S p p"]]:
+        """Gradient in the coefficients at each point, and Fisher's information, of few rows.
+
+        Args:
+            b: the points.
+            predictors: position of the predictor of each column.
+        """
+        rows, x = slice(None), self.design.double()
+        score = self._pulled(x, self._sum_and_score(b, rows, x)[1])
+        information = self._expected_information(b, rows, x)
+        design = self.layout.expand(x)
+        gram = b.new_zeros(len(b), len(predictors), len(predictors))
+        for i in predictors.unique().tolist():
+            for j in predictors.unique().tolist():
+                left, right = design * (predictors == i), design * (predictors == j)
+                products = (left[:, :, None] * right[:, None, :]).flatten(1)
+                gram += (information[..., i, j] @ products).unflatten(1, gram.shape[1:])
+        return score[:, torch.arange(len(predictors)), predictors], gram
 
 
 def mean_and_variance(link: str, eta: Tensor) -> tuple[Tensor, Tensor]:
@@ -251,146 +405,87 @@ def mean_and_variance(link: str, eta: Tensor) -> tuple[Tensor, Tensor]:
     return mean, mean * (1 - mean)
 
 
-@dataclass(frozen=True)
-class CanonicalRows:
-    """Rows of a one-parameter family with its canonical link.
+@dataclass(frozen=True, kw_only=True)
+class CanonicalRows(GeneralRows):
+    """Rows of a one-parameter family with its canonical link, of which different ones are kept.
 
     Attributes:
         link: its canonical link, which determines the cumulant function.
-        layout: how rows are stored.
-        groups: columns whose blocks are kept apart.
-        design: different rows of the design matrix.
-        offset: their offsets.
-        weights: their summed weights; None if all are 1, whose plain sums are faster.
+        weights: their summed weights.
         response: their summed responses times weights.
-        statistic: X'Wy.
-        constant: the terms without coefficients.
     """
 
     link: str
-    layout: Layout
-    groups: Groups
-    design: Float[Tensor, "m w"]
-    offset: Float[Tensor, "m"]
-    weights: Float[Tensor, "m"] | None
-    response: Float[Tensor, "m"]
-    statistic: Float[Tensor, "p"]
-    constant: float
+    weights: RowValues
+    response: RowValues
 
     @classmethod
-    def of(
-        cls,
-        link: str,
-        layout: Layout,
-        groups: Groups,
-        design: StoredRows,
-        offset: RowValues,
-        y: RowValues,
-        weights: RowValues,
-        *,
-        join: bool = True,
+    def joined(
+        cls, rows: GeneralRows, link: str, y: RowValues, weights: RowValues, *, join: bool
     ) -> CanonicalRows:
         """Join equal rows, and sum what does not depend on coefficients."""
-        design, offset = design.double(), offset.double()
-        constant = float((weights * y * offset).sum())
-        if link == "log":
-            constant -= float((weights * torch.lgamma(y + 1)).sum())
-        statistic = layout.pulled(design, (weights * y)[:, None])[:, 0]
-        response = weights * y
-        if join:
-            design, offset, weights, response = _joined(design, offset, weights, response)
+        constant = -float((weights * torch.lgamma(y + 1)).sum()) if link == "log" else 0.0
+        parts = rows.design.double(), rows.offset.double(), weights, weights * y
+        design, offset, weights, response = _joined(*parts) if join else parts
         return cls(
-            link,
-            layout,
-            groups,
+            rows.family,
+            rows.layout,
+            rows.groups,
             design,
             offset,
-            weights if bool((weights != 1).any()) else None,
-            response,
-            statistic,
+            rows.y,
             constant,
+            link=link,
+            weights=weights,
+            response=response,
         )
 
-    def _blocks(
-        self, beta: Float[Tensor, "S p"], size: int = _BLOCK
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Rows of the design matrix, their predictors at each point, and their weights."""
-        for start in range(0, len(self.design), size):
-            rows = slice(start, start + size)
-            eta = self.layout.product(self.design[rows], beta[..., None])[..., 0]
-            eta += self.offset[rows]
-            yield self.design[rows], eta, None if self.weights is None else self.weights[rows]
+    def _location(self, b: ByPredictor, rows: slice, x: StoredRows) -> Float[Tensor, "S n"]:
+        eta = self.layout.product(x, b[:, :-1])[..., 0]
+        eta += self.offset[rows, 0]
+        return eta
 
-    def value(self, b: ByPredictor) -> PointValues:
-        """The log-likelihood at each point."""
-        beta = b[:, :-1, 0]
-        linear = beta @ self.statistic + self.constant
-        return linear - torch.cat([self._cumulants(part) for part in beta.split(_POINTS)])
+    @override
+    def _sum(self, b: ByPredictor, rows: slice, x: StoredRows) -> PointValues:
+        eta = self._location(b, rows, x)
+        linear = eta @ self.response[rows]
+        cumulant = eta.exp_() if self.link == "log" else F.logsigmoid(eta.neg_()).neg_()
+        return linear - cumulant @ self.weights[rows]
 
-    def _cumulants(self, beta: Float[Tensor, "S p"]) -> PointValues:
-        """Weighted sums of the cumulant functions of all rows."""
-        total = beta.new_zeros(len(beta))
-        for _, eta, weights in self._blocks(beta):
-            cumulant = eta.exp_() if self.link == "log" else F.logsigmoid(eta.neg_()).neg_()
-            total += cumulant.sum(-1) if weights is None else cumulant @ weights
-        return total
+    @override
+    def _sum_and_score(
+        self, b: ByPredictor, rows: slice, x: StoredRows
+    ) -> tuple[PointValues, NetworkValues]:
+        eta = self._location(b, rows, x)
+        linear = eta @ self.response[rows]
+        if self.link == "log":
+            cumulant = mean = eta.exp_()
+        else:
+            cumulant, mean = -F.logsigmoid(-eta), eta.sigmoid()
+        value = linear - cumulant @ self.weights[rows]
+        return value, torch.addcmul(self.response[rows], mean, self.weights[rows], value=-1)[
+            ..., None
+        ]
 
-    def value_and_grad(self, b: ByPredictor) -> tuple[PointValues, ByPredictor]:
-        """The log-likelihood and its gradient."""
-        beta = b[:, :-1, 0]
-        value = beta @ self.statistic + self.constant
-        gradient = torch.zeros_like(b)
-        gradient[:, :-1, 0] = self.statistic
-        for design, eta, weights in self._blocks(beta):
-            if self.link == "log":
-                cumulant = mean = eta.exp_()
-            else:
-                cumulant, mean = -F.logsigmoid(-eta), eta.sigmoid()
-            value -= cumulant.sum(-1) if weights is None else cumulant @ weights
-            weighted = mean if weights is None else mean * weights
-            gradient[:, :-1, 0] -= self.layout.pulled(design, weighted.T).T
-        return value, gradient
+    @override
+    def _expected_information(
+        self, b: ByPredictor, rows: slice, x: StoredRows
+    ) -> Float[Tensor, "S n C C"]:
+        _, variance = mean_and_variance(self.link, self._location(b, rows, x))
+        return (variance * self.weights[rows])[..., None, None]
 
-    def curvature(self, b: Float[Tensor, "q C"]) -> GroupedMatrix:
-        """The negative Hessian at one point, in the coefficients."""
-        found = GroupedMatrix.zeros(self.groups, len(b) - 1, b)
-        for design, (eta,), weights in self._blocks(b[None, :-1, 0], _ACCUMULATED):
-            _, variance = mean_and_variance(self.link, eta)
-            if weights is not None:
-                variance = variance * weights
-            found = found + self.layout.gram(design, variance[:, None, None], self.groups)
-        return found
-
-    def expansion(
-        self, b: ByPredictor, predictors: Int[Tensor, "p"]
-    ) -> tuple[Float[Tensor, "S p"], Float[Tensor, "S p p"]]:
-        """Gradient and negative Hessian in the coefficients at each point, of few rows.
-
-        Args:
-            b: the points.
-            predictors: of each column, here one for all.
-        """
-        design = self.layout.expand(self.design)
-        eta = b[:, :-1, 0] @ design.T + self.offset
-        mean, variance = mean_and_variance(self.link, eta)
-        if self.weights is not None:
-            mean, variance = mean * self.weights, variance * self.weights
-        return self.statistic - mean @ design, _weighted_gram(design, design, variance)
-
-
-def _weighted_gram(
-    left: Float[Tensor, "n p"], right: Float[Tensor, "n p"], weights: Float[Tensor, "S n"]
-) -> Float[Tensor, "S p p"]:
-    """X'WZ of each of S weights, of few rows."""
-    products = (left[:, :, None] * right[:, None, :]).flatten(1)
-    return (weights @ products).unflatten(1, (left.shape[1], -1))
+    @override
+    def _information(
+        self, b: Float[Tensor, "q C"], rows: slice, x: StoredRows
+    ) -> Float[Tensor, "n C C"]:
+        return self._expected_information(b[None], rows, x)[0]
 
 
 def _joined(
-    design: StoredRows, offset: RowValues, weights: RowValues, response: RowValues
+    design: StoredRows, offset: RowPredictors, weights: RowValues, response: RowValues
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Different rows with summed weights and responses, if there are much fewer of them."""
-    whole = torch.cat([design, offset[:, None]], 1).numpy()
+    whole = torch.cat([design, offset], 1).numpy()
     mixed = whole @ np.random.default_rng(0).standard_normal(whole.shape[1])
     _, first, group = np.unique(mixed, return_index=True, return_inverse=True)
     if len(first) > _LEAST_REPEATS * len(whole) or (whole[first][group] != whole).any():
@@ -403,102 +498,5 @@ def _joined(
     return design[rows], offset[rows], summed[0], summed[1]
 
 
-# --- other families -----------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class GeneralRows:
-    """Rows of any family, with the derivatives of its density by automatic differentiation."""
-
-    family: Family
-    layout: Layout
-    groups: Groups
-    design: StoredRows
-    offset: RowPredictors
-    y: Targets
-
-    def _blocks(self) -> Iterator[tuple[Tensor, Tensor, Targets]]:
-        for start in range(0, len(self.design), _BLOCK):
-            rows = slice(start, start + _BLOCK)
-            y = self.y[rows] if isinstance(self.y, Tensor) else (self.y[0][rows], self.y[1][rows])
-            yield self.design[rows].double(), self.offset[rows].double(), y
-
-    def _predictors(self, b: Tensor, design: Tensor, offset: Tensor) -> Tensor:
-        """Predictors (S, n, C), with one product for all points."""
-        eta = self.layout.product(design, b[:, :-1])
-        return eta + b[:, -1:] + F.pad(offset, (0, b.shape[2] - offset.shape[1]))
-
-    def value(self, b: ByPredictor) -> PointValues:
-        """The log-likelihood at each point."""
-        return torch.cat([self._value(part) for part in b.split(_POINTS)])
-
-    def _value(self, b: Tensor) -> Tensor:
-        total = b.new_zeros(len(b))
-        for design, offset, y in self._blocks():
-            if self.family.n_thresholds:  # a row reads two of many thresholds
-                location = self.layout.product(design, b[:, :-1, :1])[..., 0] + offset[:, 0]
-                terms = self.family.log_prob_of_rows(location, b[:, -1, 1:], y)
-            else:
-                terms = self.family.log_prob(self._predictors(b, design, offset), y)
-            total += terms.sum(-1)
-        return total
-
-    def value_and_grad(self, b: ByPredictor) -> tuple[PointValues, ByPredictor]:
-        """The log-likelihood and its gradient."""
-        total, gradient = b.new_zeros(len(b)), torch.zeros_like(b)
-        for design, offset, y in self._blocks():
-            eta = self._predictors(b, design, offset).requires_grad_()
-            with torch.enable_grad():
-                terms = self.family.log_prob(eta, y)
-                (score,) = torch.autograd.grad(terms.sum(), eta)
-            total += terms.detach().sum(-1)
-            s, n, c = score.shape
-            flat = score.transpose(0, 1).reshape(n, s * c)
-            pulled = self.layout.pulled(design, flat)
-            gradient[:, :-1] += pulled.reshape(-1, s, c).transpose(0, 1)
-            gradient[:, -1] += score.sum(1)
-        return total, gradient
-
-    def curvature(self, b: Float[Tensor, "q C"]) -> GroupedMatrix:
-        """The negative Hessian at one point, in the coefficients and then the thresholds."""
-        c = b.shape[1]
-        size = len(b) - 1 + c - self.offset.shape[1]
-        found = GroupedMatrix.zeros(self.groups, size, b)
-        for design, offset, y in self._blocks():
-            inner = b.new_zeros(len(design), c, c)
-            eta = self._predictors(b[None], design, offset)[0].requires_grad_()
-            with torch.enable_grad():
-                (score,) = torch.autograd.grad(
-                    self.family.log_prob(eta, y).sum(), eta, create_graph=True
-                )
-                for a in range(c if score.requires_grad else 0):  # 0 if linear in all predictors
-                    (rows,) = torch.autograd.grad(score[:, a].sum(), eta, retain_graph=True)
-                    inner[:, a] = -rows
-            found = found + self.layout.gram(design, inner, self.groups)
-        return found
-
-    def expansion(
-        self, b: ByPredictor, predictors: Int[Tensor, "p"]
-    ) -> tuple[Float[Tensor, "S p"], Float[Tensor, "S p p"]]:
-        """Gradient in the coefficients at each point, and Fisher's information, of few rows.
-
-        Args:
-            b: the points.
-            predictors: position of the predictor of each column.
-        """
-        eta = self._predictors(b, self.design.double(), self.offset.double())
-        score = self.family.score(eta, self.y)
-        family = self.family.for_targets(self.y)  # sums over counts, of few points at once
-        information = torch.cat([family.curvature(part) for part in eta.split(_POINTS)])
-        design = self.layout.expand(self.design.double())
-        gradient = (score.transpose(1, 2)[:, predictors] * design.T).sum(2)
-        gram = b.new_zeros(len(b), design.shape[1], design.shape[1])
-        for i in predictors.unique().tolist():
-            for j in predictors.unique().tolist():
-                left, right = design * (predictors == i), design * (predictors == j)
-                gram += _weighted_gram(left, right, information[..., i, j])
-        return gradient, gram
-
-
-CoefficientLikelihood: TypeAlias = NormalStatistics | CanonicalRows | GeneralRows
+CoefficientLikelihood: TypeAlias = QuadraticRows | GeneralRows
 """The log-likelihood at temperature 1 of all rows, as a function of B, shape (p + 1, C)."""

@@ -13,215 +13,124 @@ $$ \log p(D \mid h) = \log p(D \mid \tilde\zeta, h) - \tfrac12 |\tilde\zeta|^2
 
 from the sufficient statistics, at a cost that does not depend on the number of rows (Gelman et al.
 2013, "Bayesian data analysis", section 15.3): of p^3 operations, less those that
-`subbayes.regression.terms.group_elimination` saves. Beside networks, y is the response less their
-contributions; see `subbayes.semistructured.integrals.collapsed_networks`.
+`subbayes.regression.terms.group_elimination` saves. Any quadratic log-likelihood takes the place of
+that of a normal response. Beside networks, y is the response less their contributions; see
+`subbayes.semistructured.integrals.collapsed_networks`.
+
+All is expanded around a point near the data, where terms do not cancel, but with effects of groups
+of 0, so that coefficients are evaluated with the first group alone, and the gradient in the effects
+of each group is linear in the few other coefficients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
-from subbayes.regression.design.predictor import StructuredPredictor
-from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
-from subbayes.regression.integrals.effect_map import EffectMap, placed_by_predictor
-from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
+from subbayes.regression.integrals.coefficient_likelihood import QuadraticRows
+from subbayes.regression.integrals.effect_map import EffectMap, coefficients_and_thresholds
 from subbayes.regression.shapes import (
-    ByPredictor,
     ColumnValues,
     EffectDraws,
     EffectPoints,
     PointValues,
     RestPoints,
 )
-from subbayes.regression.terms.group_elimination import BlockFactor, block_cholesky, block_solve
+from subbayes.regression.terms.group_elimination import BlockFactor, block_solve
 from subbayes.utils.types import Coordinates, LogDensity
 
-_ELEMENTS = 2**20  # of matrices at once
-_ELEMENTS_OF_GROUPS = 2**18  # of vectors rather, about the size of a cache
-_MANY_GROUPS, _PRODUCTS = 100, 2**24  # from which, and up to which, sums over groups are cheaper
+_ELEMENTS = 2**19  # of matrices at once, about the size of a cache
 
 
-@dataclass(frozen=True)
-class _Coefficients:
-    """Coefficients that are affine in their coordinates given h.
+class _Groups(NamedTuple):
+    r"""Groups, or fewer ones with the same density of h.
 
-    Attributes:
-        structured: the structured predictor.
-        rest: positions of the coordinates h.
-        linear: positions of the others.
-        points: the others at a reference, and one unit of each order away from it.
-    """
-
-    structured: StructuredPredictor
-    rest: Int[Tensor, "d"]
-    linear: Int[Tensor, "c"]
-    points: Float[Tensor, "o c"]
-
-    @cached_property
-    def _places(self) -> Int[Tensor, "P"]:
-        return torch.cat([self.rest, self.linear]).argsort()
-
-    def whole(self, h: Float[Tensor, "*S d"], linear: ColumnValues) -> Float[Tensor, "*S P"]:
-        """All coordinates."""
-        return torch.cat([h, linear], -1).index_select(-1, self._places)
-
-    def coefficients(self, h: RestPoints) -> tuple[Float[Tensor, "o S p"], Float[Tensor, "o S P"]]:
-        """Coefficients at the reference and one unit of each order away, and these points."""
-        points = self.points[:, None].expand(-1, len(h), -1)
-        at = self.whole(h.expand(len(points), *h.shape), points)
-        return self.structured.coefficients(at.flatten(0, 1)).unflatten(0, at.shape[:2]), at
-
-    def of_one_group(self, effects: EffectMap) -> _Coefficients:
-        """The coefficients of a model that has the first group alone."""
-        left = effects.left
-        own = torch.isin(self.linear, left)
-        rest, linear = (torch.searchsorted(left, of) for of in (self.rest, self.linear[own]))
-        return _Coefficients(effects.one, rest, linear, self.points[:, own])
-
-
-class _BesideGroups(NamedTuple):
-    r"""What is known given h, with the effects of groups integrated out.
-
-    Attributes:
-        log_density: log of p(D, h).
-        half_log_det: of P.
-        lower: Cholesky factors of the different blocks of P.
-        factor: F.
-        precision: $1 / \sigma^2$.
-        away: the other coefficients at the reference, less `level`.
-        slopes: their derivative in their coordinates.
-        upper: Cholesky factor of the precision of these coordinates.
-        solved: its inverse times the gradient at the reference.
-    """
-
-    log_density: PointValues
-    half_log_det: PointValues
-    lower: Float[Tensor, "S G q q"]
-    factor: Float[Tensor, "S q q"]
-    precision: PointValues
-    away: Float[Tensor, "S s"]
-    slopes: Float[Tensor, "S r r"]
-    upper: Float[Tensor, "S r r"]
-    solved: Float[Tensor, "S r"]
-
-
-@dataclass(frozen=True)
-class _SumsOfGroups:
-    r"""What the density of h needs of all groups, summed over those with equal blocks.
-
-    With $c_j$ the gradient in the coefficients of group j at a point where these are 0, eliminating
-    the groups takes
+    With $c_j$ the gradient in the coefficients of group j, eliminating the groups takes
 
     $$ \sum_j (B_j, c_j)^\top F (\sigma^2 I + F^\top G_j F)^{-1} F^\top (B_j, c_j) / \sigma^2 $$
 
-    from the matrix and the gradient of the other coefficients: a sum over the different $G_j$, such
-    as the sizes of groups, of products with sums over their groups.
+    from the matrix and the gradient of the other coefficients. Of groups with equal blocks $G_j$,
+    such as those of one size, it is that of the rows of the triangular factor of all their
+    flattened $(B_j, c_j)$.
 
     Attributes:
-        one: the expansion of the coefficients with the first group alone.
-        group: positions of its columns there.
-        others: positions of the other columns there.
-        level: the other coefficients at the point.
-        rest: X'WX of the other columns.
-        cross: X'Wr of the other columns there.
-        residual: r'Wr there.
+        blocks: G.
         border: B.
-        cross_of_groups: c.
-        blocks: the different blocks G.
-        place: which one of these each group has.
-        counts: of their groups.
-        products: sums of products of the columns of (B, c), flattened to (q q, (s + 1)^2).
-        scale: values of the columns of sigma.
-        total: sum of the weights.
-        constant: the terms without coefficients.
+        cross: c, where the other coefficients are at the centre.
+        counts: how many groups each one stands for.
+        place: one with the block of each group.
     """
 
-    one: _Coefficients
-    group: Int[Tensor, "q"]
-    others: Int[Tensor, "s"]
-    level: Float[Tensor, "s"]
-    rest: Float[Tensor, "s s"]
-    cross: Float[Tensor, "s"]
-    residual: float
-    border: Float[Tensor, "J q s"]
-    cross_of_groups: Float[Tensor, "J q"]
-    blocks: Float[Tensor, "G q q"]
+    blocks: Float[Tensor, "K q q"]
+    border: Float[Tensor, "K q s"]
+    cross: Float[Tensor, "*S K q"]
+    counts: Float[Tensor, "K"]
     place: Int[Tensor, "J"]
-    counts: Float[Tensor, "G"]
-    products: Float[Tensor, "m n"]
-    scale: Float[Tensor, "s"]
-    total: float
-    constant: float
 
     @classmethod
-    def around(
-        cls, level: Float[Tensor, "p"], rows: NormalStatistics, one: _Coefficients, left: Tensor
-    ) -> _SumsOfGroups:
-        """Around coefficients, with those of groups set to 0."""
-        gram = rows.gram
-        away = level * rows.location - rows.centre
-        away[gram.groups] = -rows.centre[gram.groups]
-        pulled = gram.times(away)
-        cross = rows.cross - pulled
-        assert isinstance(rows.residual, float)
-        residual = rows.residual + float(away @ (pulled - 2 * rows.cross))
-        blocks, place = torch.unique(gram.blocks, dim=0, return_inverse=True)
-        q, s = gram.groups.shape[1], len(gram.others) + 1
-        columns = torch.cat([gram.border, cross[gram.groups][..., None]], 2)
-        products = columns.new_zeros(len(blocks), q, q, s, s)
-        for i in range(q):
-            for j in range(q):
-                pairs = columns[:, i, :, None] * columns[:, j, None, :]
-                products[:, i, j].index_add_(0, place, pairs)
-        others = gram.others
+    def of(cls, rows: QuadraticRows) -> _Groups:
+        """All groups."""
+        gram, count = rows.gram, len(rows.gram.groups)
+        ones = torch.ones(count, dtype=torch.float64)
         return cls(
-            one,
-            torch.searchsorted(left, gram.groups[0]),
-            torch.searchsorted(left, others),
-            level[others],
-            gram.rest,
-            cross[others],
-            residual,
-            gram.border,
-            cross[gram.groups],
-            blocks,
-            place,
-            torch.bincount(place, minlength=len(blocks)).double(),
-            products.reshape(len(blocks) * q * q, s * s),
-            rows.scale[others],
-            rows.total,
-            rows.constant,
+            gram.blocks, gram.border, rows.cross[..., gram.groups], ones, torch.arange(count)
         )
 
-    def eliminated(
-        self, factor: Float[Tensor, "S q q"], precision: PointValues
-    ) -> tuple[Float[Tensor, "S n n"], Float[Tensor, "S G q q"]]:
-        """What eliminating the groups takes away, and the factors of the different blocks of P."""
-        weight = precision[:, None, None, None]
-        own = factor[:, None]
-        lower = block_cholesky(
-            own.mT @ self.blocks @ own * weight + torch.eye(factor.shape[1], dtype=factor.dtype)
+    def joined(self) -> _Groups:
+        """Fewer groups, where many have equal blocks."""
+        whole = torch.cat([self.border, self.cross[..., None]], 2)
+        shape, width = whole.shape[1:], whole[:1].numel()
+        if not width:
+            return self
+        blocks, kind = torch.unique(self.blocks, dim=0, return_inverse=True)
+        if len(blocks) * width >= len(whole):
+            return self
+        flat = whole.flatten(1)
+        parts = [torch.linalg.qr(flat[kind == k], mode="r").R for k in range(len(blocks))]
+        sizes = torch.tensor([len(part) for part in parts])
+        joined = torch.cat(parts).unflatten(1, shape)
+        counts = torch.bincount(kind) / sizes.double()
+        return _Groups(
+            blocks.repeat_interleave(sizes, 0),
+            joined[..., :-1],
+            joined[..., -1],
+            counts.repeat_interleave(sizes),
+            (sizes.cumsum(0) - sizes)[kind],
         )
-        half = block_solve(lower, own.mT.expand(-1, len(self.blocks), -1, -1)) * weight
-        inner = (half.mT @ half).flatten(1) @ self.products
-        size = len(self.others) + 1
-        return inner.reshape(-1, size, size), lower
 
-    @property
-    def at_once(self) -> int:
-        """Number of points that are evaluated at once."""
-        size = self.level.numel() + 1
-        return max(
-            1, _ELEMENTS_OF_GROUPS // (self.blocks.numel() + size**2 + self.one.points.numel())
-        )
+    def score(self, away: Float[Tensor, "S s"]) -> Float[Tensor, "S K q"]:
+        """The gradient in the effects of groups, where the others are away by so much."""
+        moved = away @ self.border.flatten(0, 1).T
+        return self.cross - moved.reshape(len(away), *self.border.shape[:2])
+
+
+class _Given(NamedTuple):
+    r"""What is known given h.
+
+    Attributes:
+        log_marginal: log of p(D | h).
+        factor: the factor L of P.
+        solved: $L^{-1}$ of the gradient at the reference, in the coordinates but those of groups.
+        groups: the groups of L.
+        slopes: derivatives of the coefficients in the coordinates of each order.
+        precision: $1 / \sigma^2$.
+        away: the other coefficients at the reference, less the centre.
+        half_log_det: of P.
+    """
+
+    log_marginal: PointValues
+    factor: BlockFactor
+    solved: Float[Tensor, "S r"]
+    groups: _Groups
+    slopes: Float[Tensor, "S o m"]
+    precision: PointValues
+    away: Float[Tensor, "S s"]
+    half_log_det: PointValues
 
 
 class CollapsedNormal:
@@ -235,260 +144,169 @@ class CollapsedNormal:
         linear: positions of the coordinates that are integrated out: those of the groups that are
             eliminated block by block, group by group, then the others.
         rest: positions of the others, h.
+        rows: the log-likelihood around a point near the data without effects of groups.
     """
 
-    def __init__(self, effects: EffectMap, rows: NormalStatistics | QuadraticRows) -> None:
-        self.map, self.rows = effects, rows
+    def __init__(self, effects: EffectMap, rows: QuadraticRows) -> None:
         structured, gram = effects.structured, rows.gram
-        self.size, self.groups = structured.size, gram.groups
-        random = [
-            columns
-            for columns in structured.group_columns(everywhere=True)
-            if bool(rows.location[columns].all())
-        ]
-        correlated = [columns for columns in random if columns.shape[1] > 1]
-        linear = {j for j in structured.linear_columns if rows.location[j]}
-        first = self.groups.flatten().tolist()
-        others = sorted(linear - set(first))
-        self.linear = [*first, *others]
-        self.rest = [j for j in range(self.size) if j not in linear]
+        self.map, self.size, self.groups = effects, structured.size, gram.groups
+        self._one, left, kept = structured, torch.arange(self.size), torch.arange(gram.size)
+        if len(self.groups):
+            self._one, left, kept = effects.one, effects.left, effects.kept
+        columns = torch.tensor(structured.linear_columns, dtype=torch.long)
+        is_free = torch.zeros(self.size, dtype=torch.bool)
+        is_free[columns[rows.scale[columns] == 0]] = True
+        rest, first = torch.nonzero(~is_free)[:, 0], self.groups.flatten()
+        is_free[first] = False
+        self._free = torch.nonzero(is_free)[:, 0]
+        linear = torch.cat([first, self._free])
+        self.rest, self.linear = rest.tolist(), linear.tolist()
+        self._places = torch.cat([rest, linear]).argsort()
+        self._others = torch.searchsorted(kept, gram.others)
+        self._own = torch.searchsorted(gram.others, self._free)
         # coordinates with one number in `order` affect different coefficients
-        order = torch.full((self.size,), -1, dtype=torch.long)
-        order[self.linear] = 0
-        for columns in correlated:
-            order[columns] = torch.arange(columns.shape[1]).expand_as(columns)
-        orders = range(max(1, int(order.max()) + 1))
-        of_order = [(order[self.linear] == one).double() for one in orders]
-        self._reference = torch.zeros_like(of_order[0])
-        self._coefficients = _Coefficients(
-            structured,
-            torch.tensor(self.rest, dtype=torch.long),
-            torch.tensor(self.linear, dtype=torch.long),
-            torch.stack([self._reference, *of_order]),
+        order = torch.zeros(self.size, dtype=torch.long)
+        self._blocks = []
+        for own in structured.group_columns(everywhere=True):
+            if own.shape[1] > 1 and not bool(rows.scale[own].any()):
+                order[own] = torch.arange(own.shape[1]).expand_as(own)
+                if bool(is_free[own[0, 0]]):
+                    self._blocks.append(torch.searchsorted(self._free, own))
+        # of the coordinates with one group
+        groups, self._free_of_one = (
+            torch.searchsorted(left, own) for own in (self.groups[:1].flatten(), self._free)
         )
-        self._others = torch.tensor(others, dtype=torch.long)
-        place = {j: i for i, j in enumerate(others)}
-        self._blocks = [
-            torch.tensor([[place[j] for j in row] for row in columns.tolist()])
-            for columns in correlated
-            if columns[0, 0].item() in place
-        ]
-        own = torch.searchsorted(gram.others, self._others)
-        self._gram_groups = gram.blocks
-        self._gram_border = gram.border[..., own]
-        self._gram_others = gram.rest[own][:, own]
-        self._sums: _SumsOfGroups | None = None
-        zero = torch.zeros(1, len(self.rest)).double()
-        point, mean, _ = self._conditional(zero, rows)
-        # quadratics are expanded around a point near the data, where their terms do not cancel
-        near = torch.where(mean[0].isfinite(), mean[0], 0.0)
-        points = self._coefficients.points + (near - self._reference)
-        self._coefficients, self._reference = replace(self._coefficients, points=points), near
-        products = self.groups.numel() * self.groups.shape[1] * (len(gram.others) + 1) ** 2
-        many = len(self.groups) >= _MANY_GROUPS and products <= _PRODUCTS
-        if isinstance(rows, NormalStatistics) and many:
-            with torch.no_grad():
-                level = structured.coefficients(point)[0]
-                level = torch.where(level.isfinite(), level, 0.0)
-                one = self._coefficients.of_one_group(effects)
-                self._sums = _SumsOfGroups.around(level, rows, one, effects.left)
+        varied = torch.cat([groups, self._free_of_one])
+        self._places_of_one = torch.cat([torch.searchsorted(left, rest), varied]).argsort()
+        self._group = groups if len(groups) else torch.zeros(1, dtype=torch.long)  # any, for none
+        orders = torch.arange(-1, 1 + int(order.max()))[:, None]  # of -1 there is none
+        self._steps = (order[left][varied] == orders).double()
+        self._reference = torch.zeros(len(self._free), dtype=torch.float64)
+        centre = rows.centre.clone()
+        centre[self.groups.flatten()] = 0.0
+        self._expand_around(rows.around(centre))
+        with torch.no_grad():
+            zero = torch.zeros(1, len(self.rest), dtype=torch.float64)
+            given = self._given(zero)
+            near = given.factor.backward_rest(given.solved)[0]
+            self._reference = torch.where(near.isfinite(), near, 0.0)
+            level = self._affine(zero)[0][0]
+            centre[gram.others] = torch.where(level.isfinite(), level, 0.0)
+        self._expand_around(rows.around(centre))
+
+    def _expand_around(self, rows: QuadraticRows) -> None:
+        self.rows = rows
+        self._groups = _Groups.of(rows).joined()
 
     def _whole(self, h: RestPoints, linear: ColumnValues) -> EffectPoints:
-        return self._coefficients.whole(h, linear.expand(len(h), -1))
+        return torch.cat([h, linear], -1).index_select(-1, self._places)
 
-    def _affine(self, h: RestPoints) -> tuple[ByPredictor, Float[Tensor, "S o p"]]:
-        """B at the reference, and derivatives of the coefficients in those of each order."""
-        found, at = self._coefficients.coefficients(h)
-        placed = placed_by_predictor(self.map.structured, found[0], at[0])
-        return placed, (found[1:] - found[:1]).transpose(0, 1)
+    def _affine(self, h: RestPoints) -> tuple[Float[Tensor, "S s"], Float[Tensor, "S o m"]]:
+        """The other coefficients at the reference, and derivatives of all of each order."""
+        points = self._steps + F.pad(self._reference, (self._steps.shape[1] - len(self._free), 0))
+        of_order = points[:, None].expand(-1, len(h), -1)
+        at = torch.cat([h.expand(len(points), *h.shape), of_order], -1)
+        at = at.index_select(-1, self._places_of_one)
+        found = coefficients_and_thresholds(self._one, at.flatten(0, 1)).unflatten(0, at.shape[:2])
+        return found[0][:, self._others], (found[1:] - found[:1]).transpose(0, 1)
 
-    def _factorised(
-        self, h: RestPoints, rows: NormalStatistics | QuadraticRows
-    ) -> tuple[Tensor, BlockFactor, tuple[Tensor, Tensor]]:
-        r"""B at the reference, the factor L of P, and $L^{-1} P (\tilde\zeta - \zeta_0)$."""
-        placed, slopes = self._affine(h)
-        score, precision = rows.conditional(placed)
-        gram = self._gram_groups, self._gram_border, self._gram_others[None]
-        return placed, *self._factor(slopes, score, gram, precision, self._reference[None])
+    def _derivative(self, slopes: Float[Tensor, "S o m"]) -> Float[Tensor, "S r _"]:
+        """Of the coefficients of `_free` in their coordinates; a row where it is diagonal."""
+        diagonal = slopes[:, 0, self._free_of_one]
+        if not self._blocks:
+            return diagonal[:, None]
+        dense = torch.diag_embed(diagonal)
+        for block in self._blocks:
+            own = slopes[:, : block.shape[1], self._free_of_one[block]].permute(0, 2, 3, 1)
+            dense[:, block[:, :, None], block[:, None, :]] = own
+        return dense
+
+    def _times(self, matrix: Tensor, derivative: Float[Tensor, "S r _"]) -> Tensor:
+        """The product of matrices with the derivative of the coefficients of `_free`."""
+        if matrix.ndim == 4:
+            derivative = derivative[:, None]
+        return matrix @ derivative if self._blocks else matrix * derivative
 
     def _factor(
         self,
-        slopes: Float[Tensor, "S o p"],
-        score: Float[Tensor, "S p"],
-        gram: tuple[Tensor, Tensor, Tensor],
+        slopes: Float[Tensor, "S o m"],
         precision: PointValues,
-        linear: Float[Tensor, "#S c"],
+        groups: tuple[Tensor, Tensor, Tensor],
+        others: tuple[Tensor, Tensor],
+        linear: tuple[Tensor | float, Tensor],
     ) -> tuple[BlockFactor, tuple[Tensor, Tensor]]:
         """The factor L of P, and L^-1 of the gradient in the linear coordinates.
 
         Args:
             slopes: derivatives of the coefficients in the coordinates of each order.
-            score: derivative of the log-likelihood in the coefficients, over the precision.
-            gram: its negative second derivative, over the precision: the blocks of groups, those
-                beside the others, and the others.
             precision: 1 / sigma^2.
-            linear: where the gradient is taken.
+            groups: negative second derivatives of the log-likelihood in the coefficients of each
+                group, and of these and the others, and the gradient, over the precision.
+            others: negative second derivative in the others, and the gradient, over the precision.
+            linear: coordinates of the groups and the others where the gradient is taken.
         """
-        of_groups, of_border, of_others = gram
-        times = self._times_others(slopes, self._others)
-        weight = precision[:, None, None]
-        rest = times(times(of_others).mT) * weight
-        rest = rest + torch.eye(len(self._others), dtype=slopes.dtype)
-        first = self.groups.numel()
-        right_others = times(score[:, None, self._others])[:, 0] * precision[:, None]
-        right_others = right_others - linear[:, first:]
-        if not len(self.groups):
-            blocks = slopes.new_zeros(len(slopes), 0, 1, 1)
-            factor = BlockFactor.of(blocks, blocks.expand(-1, -1, -1, len(self._others)), rest)
-            return factor, factor.forward(blocks[..., 0], right_others)
-        q = self.groups.shape[1]
-        inner = slopes[:, :q, self.groups[0]].mT[:, None]  # of each group: (S, 1, q, q)
+        blocks, border, score_of_groups = groups
+        gram, score = others
+        derivative, weight = self._derivative(slopes), precision[:, None, None]
+        rest = self._times(self._times(gram, derivative).mT, derivative) * weight
+        rest = rest + torch.eye(len(self._free), dtype=slopes.dtype)
+        right = self._times(score[:, None], derivative)[:, 0] * precision[:, None] - linear[1]
+        q = len(self._group)
+        inner = slopes[:, :q, self._group].mT[:, None]  # of each group: (S, 1, q, q)
         weighted = inner.mT * weight[..., None]
         product = torch.mul if q == 1 else torch.matmul
-        blocks = product(product(weighted, of_groups), inner)
-        blocks = blocks + torch.eye(q, dtype=slopes.dtype)
-        border = product(weighted, times(of_border if of_border.ndim == 4 else of_border[None]))
+        blocks = product(product(weighted, blocks), inner) + torch.eye(q, dtype=slopes.dtype)
+        border = product(weighted, self._times(border, derivative))
         factor = BlockFactor.of(blocks, border, rest)
-        right = product(weighted, score[:, self.groups, None])[..., 0]
-        right = right - linear[:, :first].reshape(-1, *self.groups.shape)
-        return factor, factor.forward(right, right_others)
+        right_of_groups = product(weighted, score_of_groups[..., None])[..., 0] - linear[0]
+        return factor, factor.forward(right_of_groups, right)
 
-    def _conditional(
-        self, h: RestPoints, rows: NormalStatistics | QuadraticRows
-    ) -> tuple[Tensor, Tensor, BlockFactor]:
-        """Coordinates with the conditional means, these means, and the factor of P."""
-        _, factor, solved = self._factorised(h, rows)
-        means = factor.backward(*solved)
-        mean = self._reference + torch.cat([means[0].flatten(1), means[1]], 1)
-        return self._whole(h, mean), mean, factor
+    def _given(self, h: RestPoints, rows: QuadraticRows | None = None) -> _Given:
+        """The density given h, with the rows of this or with other ones at each point."""
+        groups = self._groups if rows is None else _Groups.of(rows)
+        rows = self.rows if rows is None else rows
+        level, slopes = self._affine(h)
+        others, own, gram = rows.gram.others, self._own, rows.gram.rest
+        away, log_sigma = level - rows.centre[others], level @ rows.scale[others]
+        precision, cross = (-2 * log_sigma).exp(), rows.cross[..., others]
+        pulled = away @ gram
+        squares = (rows.residual + (away * (pulled - 2 * cross)).sum(1)) * precision
+        factor, solved = self._factor(
+            slopes,
+            precision,
+            (groups.blocks, groups.border[None, ..., own], groups.score(away)),
+            (gram[own][None, :, own], (cross - pulled)[:, own]),
+            (0.0, self._reference),
+        )
+        gained = solved[0].square().sum((1, 2)) + solved[1].square().sum(1)
+        squares = squares - gained + self._reference.square().sum()
+        half_log_det = factor.half_log_det(groups.counts)
+        value = rows.constant - rows.total * log_sigma - 0.5 * squares.clamp_min(rows.least)
+        return _Given(
+            value - half_log_det, factor, solved[1], groups, slopes, precision, away, half_log_det
+        )
 
-    def _times_others(
-        self, slopes: Float[Tensor, "S o p"], others: Int[Tensor, "s"]
-    ) -> Callable[[Tensor], Tensor]:
-        """The product of matrices with the derivatives of the coefficients of `_others`.
-
-        Args:
-            slopes: derivatives of the coefficients in the coordinates of each order.
-            others: positions of the columns of `_others` in them.
-        """
-        diagonal = slopes[:, 0, others]
-        if not self._blocks:
-
-            def scaled(matrix: Tensor) -> Tensor:
-                middle = [1] * (matrix.ndim - 2)
-                return matrix * diagonal.reshape(len(diagonal), *middle, diagonal.shape[1])
-
-            return scaled
-        dense = torch.diag_embed(diagonal)
-        for block in self._blocks:
-            own = slopes[:, : block.shape[1], others[block]].permute(0, 2, 3, 1)
-            dense[:, block[:, :, None], block[:, None, :]] = own
-        return lambda matrix: matrix @ (dense[:, None] if matrix.ndim == 4 else dense)
-
-    @property
-    def at_once(self) -> int:
-        """Number of points that are evaluated at once, to bound the memory."""
-        most = _ELEMENTS if len(self.groups) < _MANY_GROUPS else _ELEMENTS_OF_GROUPS
-        return max(1, most // max(1, self._elements()))
-
-    def _elements(self) -> int:
-        """Numbers of each point."""
-        (groups, q), others = self.groups.shape, len(self._others)
-        if self._sums is not None:
-            return self.size * q
-        return others**2 + groups * q * (q + others) + self.size * q
+    def at_once(self, groups: int | None = None) -> int:
+        """Number of points that are evaluated at once, with so many groups, by default all."""
+        (count, q), others = self.groups.shape, len(self._others)
+        count = count if groups is None else groups
+        numbers = others**2 + count * q * (q + others) + self._one.size * len(self._steps)
+        return max(1, _ELEMENTS // max(1, numbers))
 
     def log_density(self, h: Coordinates) -> LogDensity:
         """Log of p(D | h) p(h), with standard normal priors up to their constant."""
-        points, sums = torch.from_numpy(h), self._sums
+        points = torch.from_numpy(h)
+        step = self.at_once(len(self._groups.counts))
         with torch.no_grad():
-            if sums is None:
-                parts = [self._log_density(part) for part in points.split(self.at_once)]
-            else:
-                split = points.split(sums.at_once)
-                parts = [self._beside_groups(part, sums).log_density for part in split]
-        return torch.cat(parts).numpy()
+            found = torch.cat([self.log_marginal(part) for part in points.split(step)])
+        return (found - 0.5 * points.square().sum(1)).numpy()
 
-    def _log_density(self, h: Tensor) -> Tensor:
-        zeta, mean, factor = self._conditional(h, self.rows)
-        found = self._value(zeta) - 0.5 * mean.square().sum(1) - factor.half_log_det()
-        return found - 0.5 * h.square().sum(1)
-
-    def _value(self, zeta: EffectPoints) -> PointValues:
-        """The log-likelihood at all coordinates."""
-        return self.rows.value(self.map.coefficients(zeta))
-
-    def _beside_groups(self, h: RestPoints, sums: _SumsOfGroups) -> _BesideGroups:
-        """The density, at a cost for each point that depends on the different blocks alone.
-
-        Quadratics are expanded around a point with effects of groups of 0, so that the gradient in
-        the effects of each group is linear in the few other coefficients.
-        """
-        found, _ = sums.one.coefficients(h)
-        slopes = (found[1:] - found[:1]).transpose(0, 1)
-        q, own = self.groups.shape[1], torch.searchsorted(self.rows.gram.others, self._others)
-        away = found[0][:, sums.others] - sums.level
-        factor = slopes[:, :q, sums.group].mT
-        log_sigma = found[0][:, sums.others] @ sums.scale
-        precision = (-2 * log_sigma).exp()
-        inner, lower = sums.eliminated(factor, precision)
-        times, weight = self._times_others(slopes, sums.others[own]), precision[:, None, None]
-
-        pulled = away @ sums.rest
-        score = sums.cross - pulled
-        squares = sums.residual + (away * (pulled - 2 * sums.cross)).sum(1)
-        # what the effects of groups take from the slope, and add to the value
-        along = inner[:, :-1, -1] - (inner[:, :-1, :-1] @ away[..., None])[..., 0]
-        gained = inner[:, -1, -1] - (away * (inner[:, :-1, -1] + along)).sum(1)
-
-        eye = torch.eye(len(own), dtype=h.dtype)
-        joint = sums.rest[own][:, own] * weight - inner[:, own][:, :, own]
-        upper, failed = torch.linalg.cholesky_ex(times(times(joint).mT) + eye)
-        right = times((score * precision[:, None] - along)[:, None, own])[:, 0]
-        reference = self._reference[self.groups.numel() :]
-        right = (right - reference)[..., None]
-        solved = torch.linalg.solve_triangular(upper, right, upper=False)[..., 0]
-        log_det = upper.diagonal(dim1=1, dim2=2).log().sum(1)
-        log_det = log_det + lower.diagonal(dim1=2, dim2=3).log().sum(2) @ sums.counts
-        value = sums.constant - sums.total * log_sigma - 0.5 * squares * precision
-        squares = gained + solved.square().sum(1) - reference.square().sum() - h.square().sum(1)
-        value = torch.where(failed > 0, torch.nan, value + 0.5 * squares - log_det)
-        return _BesideGroups(
-            value, log_det, lower, factor, precision, away, times(eye[None]), upper, solved
-        )
-
-    def _with_groups(
-        self, h: RestPoints, eps: Float[Tensor, "S c"], sums: _SumsOfGroups
-    ) -> tuple[EffectPoints, PointValues]:
-        """The `coordinates` with the effects of groups drawn given the other coefficients."""
-        given, first = self._beside_groups(h, sums), self.groups.numel()
-        noise = (given.solved + eps[:, first:])[..., None]
-        moved = torch.linalg.solve_triangular(given.upper.mT, noise, upper=True)
-        own = torch.searchsorted(self.rows.gram.others, self._others)
-        away = given.away.index_add(1, own, (given.slopes @ moved)[..., 0])
-        score = (away @ sums.border.flatten(0, 1).T).unflatten(1, self.groups.shape)
-        score = (sums.cross_of_groups - score) * given.precision[:, None, None]
-        inner = given.factor.mT[:, None]
-        right = score[..., None] * inner if inner.shape[-1] == 1 else inner @ score[..., None]
-        lower = given.lower.index_select(1, sums.place)
-        whitened = block_solve(lower, right) + eps[:, :first].reshape(right.shape)
-        effects = block_solve(lower, whitened, transposed=True).flatten(1)
-        others = self._reference[first:] + moved[..., 0]
-        return self._whole(h, torch.cat([effects, others], 1)), -given.half_log_det
-
-    def log_marginal(self, h: RestPoints, rows: NormalStatistics) -> PointValues:
-        """Log of p(D | h) with other statistics of the rows at each point; differentiable."""
-        placed, factor, (groups, others) = self._factorised(h, rows)
-        squares = groups.square().sum((1, 2)) + others.square().sum(1)
-        squares = squares - self._reference.square().sum()
-        value = rows.value(placed) + 0.5 * squares  # rounded, where sigma is small
-        return value.minimum(rows.bound(placed)) - factor.half_log_det()
+    def log_marginal(self, h: RestPoints, rows: QuadraticRows | None = None) -> PointValues:
+        """Log of p(D | h), with these or other statistics of the rows; differentiable."""
+        return self._given(h, rows).log_marginal
 
     def coordinates(
-        self,
-        h: RestPoints,
-        eps: Float[Tensor, "S c"],
-        rows: NormalStatistics | QuadraticRows | None = None,
+        self, h: RestPoints, eps: Float[Tensor, "S c"], rows: QuadraticRows | None = None
     ) -> tuple[EffectPoints, PointValues]:
         """All coordinates, from h and standard normal numbers for the others.
 
@@ -500,25 +318,30 @@ class CollapsedNormal:
         Returns:
             The coordinates, and the log determinant of their derivative in those numbers.
         """
-        if rows is None and self._sums is not None:
-            return self._with_groups(h, eps, self._sums)
-        _, mean, factor = self._conditional(h, self.rows if rows is None else rows)
-        first = self.groups.numel()
-        blocks = eps[:, :first].reshape(len(eps), *self.groups.shape)
-        spread = factor.backward(blocks, eps[:, first:])
-        found = self._whole(h, mean + torch.cat([spread[0].flatten(1), spread[1]], 1))
-        return found, -factor.half_log_det()
+        given, first = self._given(h, rows), self.groups.numel()
+        moved = given.factor.backward_rest(given.solved + eps[:, first:])
+        others = self._reference + moved
+        if not first:
+            return self._whole(h, others), -given.half_log_det
+        derivative = self._derivative(given.slopes)
+        turned = self._times(moved[:, None], derivative.mT if self._blocks else derivative)[:, 0]
+        away = given.away.index_add(1, self._own, turned)
+        groups = _Groups.of(self.rows if rows is None else rows)
+        score = groups.score(away)[..., None] * given.precision[:, None, None, None]
+        inner = given.slopes[:, None, : len(self._group), self._group]
+        lower = given.factor.blocks.index_select(1, given.groups.place)
+        right = inner * score if inner.shape[-1] == 1 else inner @ score
+        whitened = block_solve(lower, right) + eps[:, :first].reshape(right.shape)
+        effects = block_solve(lower, whitened, transposed=True).flatten(1)
+        return self._whole(h, torch.cat([effects, others], 1)), -given.half_log_det
 
     def with_coefficients(
         self, h: Coordinates, eps: Float[np.ndarray, "S c"]
     ) -> tuple[EffectDraws, LogDensity]:
         """The `coordinates` of points and their log determinants, a few points at a time."""
-        at, noise = torch.from_numpy(h), torch.from_numpy(eps)
-        step = self.at_once
+        step = self.at_once()
+        parts = zip(torch.from_numpy(h).split(step), torch.from_numpy(eps).split(step), strict=True)
         with torch.no_grad():
-            found = [
-                self.coordinates(*part)
-                for part in zip(at.split(step), noise.split(step), strict=True)
-            ]
+            found = [self.coordinates(*part) for part in parts]
         points, determinants = (torch.cat(part).numpy() for part in zip(*found, strict=True))
         return points, determinants

@@ -17,12 +17,12 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from typing_extensions import override
 
-from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows, GeneralRows
+from subbayes.regression.integrals.coefficient_likelihood import GeneralRows, QuadraticRows
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
-from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
-from subbayes.regression.shapes import EffectPoints, PointValues
+from subbayes.regression.shapes import EffectPoints, PointValues, RestPoints
 from subbayes.regression.terms.group_elimination import BlockFactor
 
 __all__ = ["ConditionalNormal"]
@@ -42,22 +42,20 @@ class ConditionalNormal(CollapsedNormal):
 
     def __init__(self, likelihood: EffectsLikelihood, mode: Float[Tensor, "P"]) -> None:
         self.likelihood = likelihood
-        placement = likelihood.map.structured.placement
-        self._predictors = placement.argmax(1)
-        super().__init__(likelihood.map, QuadraticRows.around(likelihood, mode[None]))
+        self._predictors = likelihood.map.structured.placement.argmax(1)
+        super().__init__(likelihood.map, likelihood.quadratic(mode[None]))
 
     @staticmethod
     def applies_to(likelihood: EffectsLikelihood) -> bool:
         """Whether the rows are few enough for a curvature at each point."""
-        columns, rows = len(likelihood.map.structured.placement), likelihood.rows
-        known = isinstance(rows, (CanonicalRows, GeneralRows))
-        return known and likelihood.n_rows * columns**2 <= _MOST_PRODUCTS
+        columns = len(likelihood.map.structured.placement)
+        few = likelihood.n_rows * columns**2 <= _MOST_PRODUCTS
+        return few and isinstance(likelihood.rows, GeneralRows)
 
-    def _conditional(self, h: Tensor, rows: object) -> tuple[Tensor, Tensor, BlockFactor]:
+    def _modes(self, h: RestPoints) -> tuple[EffectPoints, Float[Tensor, "S c"], BlockFactor]:
         """Coordinates with the conditional modes, these modes, and the factor of P there."""
-        assert isinstance(self.rows, QuadraticRows)
-        _, mode, _ = super()._conditional(h, self.rows)
-        slopes = self._affine(h)[1]
+        zeta, _ = super().coordinates(h, h.new_zeros(len(h), len(self.linear)))
+        mode, (_, slopes) = zeta[:, self.linear], self._affine(h)
         for _ in range(_STEPS):
             factor, right = self._expansion(h, mode, slopes)
             step = torch.cat([part.flatten(1) for part in factor.backward(*right)], 1)
@@ -66,24 +64,46 @@ class ConditionalNormal(CollapsedNormal):
         return self._whole(h, mode), mode, self._expansion(h, mode, slopes)[0]
 
     def _expansion(
-        self, h: Tensor, linear: Float[Tensor, "S c"], slopes: Tensor
+        self, h: RestPoints, linear: Float[Tensor, "S c"], slopes: Tensor
     ) -> tuple[BlockFactor, tuple[Tensor, Tensor]]:
         """The factor L of P at each point, and L^-1 of the gradient."""
-        assert isinstance(self.likelihood.rows, (CanonicalRows, GeneralRows))
+        assert isinstance(self.likelihood.rows, GeneralRows)
         b = self.map.coefficients(self._whole(h, linear))
-        score, whole = self.likelihood.rows.expansion(b, self._predictors)
-        groups, others = self.groups, self._others
-        gram = (
-            whole[:, groups[:, :, None], groups[:, None, :]],
-            whole[:, groups[:, :, None], others],
-            whole[:, others][:, :, others],
+        score, gram = self.likelihood.rows.expansion(b, self._predictors)
+        groups, free = self.groups, self._free
+        return self._factor(
+            slopes,
+            h.new_ones(len(h)),
+            (
+                gram[:, groups[:, :, None], groups[:, None, :]],
+                gram[:, groups][..., free],
+                score[:, groups],
+            ),
+            (gram[:, free][..., free], score[:, free]),
+            (
+                linear[:, : groups.numel()].reshape(len(h), *groups.shape),
+                linear[:, groups.numel() :],
+            ),
         )
-        return self._factor(slopes, score, gram, h.new_ones(len(h)), linear)
 
-    def _value(self, zeta: EffectPoints) -> PointValues:
-        return self.likelihood.value(zeta)
+    @override
+    def log_marginal(self, h: RestPoints, rows: QuadraticRows | None = None) -> PointValues:
+        zeta, mode, factor = self._modes(h)
+        value = self.likelihood.value(zeta) - 0.5 * mode.square().sum(1)
+        return value - factor.half_log_det()
 
-    def _elements(self) -> int:
-        """Numbers of each point."""
-        predictors = self.likelihood.map.structured.placement.shape[1]
-        return super()._elements() + self.likelihood.n_rows * predictors**2 + self.size**2
+    @override
+    def coordinates(
+        self, h: RestPoints, eps: Float[Tensor, "S c"], rows: QuadraticRows | None = None
+    ) -> tuple[EffectPoints, PointValues]:
+        _, mode, factor = self._modes(h)
+        first = self.groups.numel()
+        spread = factor.backward(eps[:, :first].reshape(len(h), *self.groups.shape), eps[:, first:])
+        zeta = self._whole(h, mode + torch.cat([spread[0].flatten(1), spread[1]], 1))
+        return zeta, -factor.half_log_det()
+
+    @override
+    def at_once(self, groups: int | None = None) -> int:
+        columns, predictors = self.likelihood.map.structured.placement.shape
+        numbers = self.likelihood.n_rows * predictors**2 + columns**2
+        return max(1, min(super().at_once(), 2**20 // numbers))

@@ -12,7 +12,7 @@ of the proposals by $\ell - \ell_2$ and by how well h is proposed. Proposals of 
 around a mode would not fit: the scale of the coefficients of a smooth or a group depends on its
 standard deviation.
 
-$\ell_2$ is refined by means over its own draws: see `QuadraticRows.around`.
+$\ell_2$ is refined by means over its own draws: see `EffectsLikelihood.quadratic`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from subbayes.inference.importance_sampling import pareto_k
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.integrals.conditional_normal import ConditionalNormal
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
-from subbayes.regression.integrals.given_coordinates import with_fixed
+from subbayes.regression.integrals.given_coordinates import FreeCoordinates
 from subbayes.regression.integrals.independence_metropolis import (
     independence_chains,
     proposals_per_draw,
@@ -42,7 +42,6 @@ from subbayes.regression.integrals.proposals import (
     pilot_generator,
     standard_proposals,
 )
-from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
 from subbayes.regression.shapes import ChainDraws, EffectDraws, EffectPoint
 from subbayes.utils.types import Coordinates, LogDensity, RowNumbers
 
@@ -167,19 +166,16 @@ def _of_normal(
     centre: EffectPoint,
 ) -> CorrectedProposals | None:
     """Proposals of an approximation near a point; None where it has few or no uses."""
-    free = [i for i, j in enumerate(collapsed.rest) if j not in fixed]
-    if not collapsed.linear or len(free) > _MOST_BESIDE_COEFFICIENTS:
+    given = FreeCoordinates.of(mode, collapsed.rest, fixed)
+    if not collapsed.linear or len(given.free) > _MOST_BESIDE_COEFFICIENTS:
         return None
-    at, of_h = mode[collapsed.rest], None
-    at[free] = centre[collapsed.rest][free]
+    of_h, free = None, len(given.free)
     if free:
-        of_h, _ = fitted_proposals(
-            lambda h: collapsed.log_density(with_fixed(at, free, h)), at[free]
-        )
+        given.point[given.free] = centre[collapsed.rest][given.free]
+        of_h, _ = fitted_proposals(lambda h: collapsed.log_density(given.whole(h)), given.start)
 
     def effects(z: Coordinates) -> tuple[EffectDraws, LogDensity]:
-        h = with_fixed(at, free, z[:, : len(free)])
-        return collapsed.with_coefficients(h, z[:, len(free) :].copy())
+        return collapsed.with_coefficients(given.whole(z[:, :free]), z[:, free:].copy())
 
     return CorrectedProposals(likelihood, _Approximation(of_h, len(collapsed.linear)), effects)
 
@@ -207,7 +203,7 @@ def _refined(
     best, found, rng = 0.0, None, pilot_generator(2)
     for step in range(_REFINEMENTS):
         try:
-            collapsed = CollapsedNormal(likelihood.map, QuadraticRows.around(likelihood, points))
+            collapsed = CollapsedNormal(likelihood.map, likelihood.quadratic(points))
             new = _of_normal(likelihood, collapsed, mode, fixed, points.mean(0).numpy())
         except np.linalg.LinAlgError:  # densities or slopes that are not finite
             break

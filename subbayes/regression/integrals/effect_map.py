@@ -7,11 +7,12 @@ derivative: they do not depend on the number of rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.shapes import ByPredictor, EffectPoints, Groups, RowValues
@@ -21,32 +22,14 @@ _ELEMENTS = 2**20  # of copies of a point at once
 _DENSE, _FEW = 256, 0.05  # coordinates, and share of entries, from which on matrices are sparse
 
 
-def coefficients_by_predictor(
+def coefficients_and_thresholds(
     structured: StructuredPredictor, zeta: Float[Tensor, "*S P"]
-) -> Float[Tensor, "*S q C"]:
-    """B at each point, with q = p + 1: coefficients by predictor, then constants."""
-    return placed_by_predictor(structured, structured.coefficients(zeta), zeta)
-
-
-def placed_by_predictor(
-    structured: StructuredPredictor, beta: Float[Tensor, "*S p"], zeta: Float[Tensor, "*S P"]
-) -> Float[Tensor, "*S q C"]:
-    """B of given coefficients, and of thresholds at each point."""
-    placed = beta.unsqueeze(-1) * structured.placement
+) -> Float[Tensor, "*S m"]:
+    """u at each point: the coefficients, then the thresholds."""
+    beta = structured.coefficients(zeta)
     if not structured.thresholds:
-        return nn.functional.pad(placed, (0, 0, 0, 1))
-    cuts = structured.threshold_values(zeta)
-    whole = nn.functional.pad(placed, (0, cuts.shape[-1], 0, 1))
-    below = nn.functional.pad(cuts, (placed.shape[-1], 0)).unsqueeze(-2)
-    return whole + nn.functional.pad(below, (0, 0, placed.shape[-2], 0))
-
-
-def _entries(structured: StructuredPredictor) -> Int[Tensor, "m"]:
-    """Places in B, flattened, of the coefficients and then the thresholds."""
-    p, known = structured.placement.shape
-    width = known + len(structured.thresholds)
-    of_columns = torch.arange(p) * width + structured.placement.argmax(1)
-    return torch.cat([of_columns, p * width + torch.arange(known, width)])
+        return beta
+    return torch.cat([beta, structured.threshold_values(zeta)], -1)
 
 
 class EffectMap:
@@ -61,6 +44,7 @@ class EffectMap:
         one: the structured predictor with the first of the groups alone, on whose coordinates no
             coefficient of another group depends.
         left: positions of its coordinates in those of all groups.
+        kept: positions of its coefficients and thresholds.
         is_affine: whether each coefficient is affine in a coordinate of its own.
     """
 
@@ -69,13 +53,19 @@ class EffectMap:
         self.one, self.left = structured, torch.arange(structured.size)
         if len(groups):
             self.one, self.left = structured.with_one_group(int(groups[0, 0]))
-        self.entries = _entries(structured)
-        self.columns = len(structured.design.names)
-        self.is_affine = structured.size == self.columns == len(structured.linear_columns)
+        columns, known = structured.placement.shape
+        self.shape = columns + 1, known + len(structured.thresholds)
+        of_columns = torch.arange(columns) * self.shape[1] + structured.placement.argmax(1)
+        thresholds = columns * self.shape[1] + torch.arange(known, self.shape[1])
+        self.entries = torch.cat([of_columns, thresholds])
+        self.kept = torch.nonzero(~torch.isin(torch.arange(len(self.entries)), groups[1:]))[:, 0]
+        self.is_affine = structured.size == columns == len(structured.linear_columns)
 
     def coefficients(self, zeta: EffectPoints) -> ByPredictor:
-        """B at each point, with q = p + 1."""
-        return coefficients_by_predictor(self.structured, zeta)
+        """B at each point: coefficients by predictor, then constants."""
+        u = coefficients_and_thresholds(self.structured, zeta)
+        empty = u.new_zeros(len(u), math.prod(self.shape))
+        return empty.index_copy(1, self.entries, u).unflatten(1, self.shape)
 
     def curvature(
         self, zeta: Float[Tensor, "P"], cotangent: Float[Tensor, "q C"], inner: GroupedMatrix
@@ -90,9 +80,7 @@ class EffectMap:
         groups, few = self.groups, zeta[self.left]
         found = GroupedMatrix.zeros(groups, len(zeta), zeta)
         others = torch.searchsorted(self.left, found.others)  # coordinates
-        of_one = ~torch.isin(torch.arange(len(self.entries)), groups[1:])
-        left = torch.nonzero(of_one)[:, 0]  # coefficients and thresholds
-        own = self._jacobian(few, torch.searchsorted(left, inner.others))[:, others]
+        own = self._jacobian(few, torch.searchsorted(self.kept, inner.others))[:, others]
         if len(zeta) > _DENSE and float((own != 0).double().mean()) < _FEW:
             pull = own.T.to_sparse()  # each effect has coordinates of its own
             rest = pull @ (pull @ inner.rest.T).T
@@ -113,16 +101,14 @@ class EffectMap:
             border[..., scales] -= torch.einsum("akl,jk->jla", slopes, slope[groups])
             mixed = slope[groups].T @ zeta[groups]
         if not self.is_affine:
-            rest = rest - self._bend(few, slope[left], mixed, others)
+            rest = rest - self._bend(few, slope[self.kept], mixed, others)
         return GroupedMatrix(groups, found.others, blocks, border, (rest + rest.T) / 2)
 
     def _jacobian(self, few: Float[Tensor, "m"], chosen: Int[Tensor, "r"]) -> Float[Tensor, "r m"]:
         """The derivative of some coefficients and thresholds of `one`, from copies of the point."""
-        places = _entries(self.one)[chosen]
 
         def entries_of(points: Float[Tensor, "c m"], part: slice) -> Tensor:
-            found = coefficients_by_predictor(self.one, points).flatten(1)
-            return found[:, places[part]].diagonal()
+            return coefficients_and_thresholds(self.one, points)[:, chosen[part]].diagonal()
 
         return self._rows_of_gradients(few, len(chosen), entries_of)
 
@@ -158,14 +144,13 @@ class EffectMap:
             mixed: products of slopes and coordinates of the groups, summed over all of them.
             chosen: the coordinates.
         """
-        places, first = _entries(self.one), len(self.groups) and int(self.groups[0, 0])
+        first = len(self.groups) and int(self.groups[0, 0])
         if mixed is not None:  # in place of the first group by itself
             slope = slope.clone()
             slope[first : first + len(mixed)] = 0.0
 
         def slopes(points: Float[Tensor, "c m"], part: slice) -> Tensor:
-            entries = coefficients_by_predictor(self.one, points).flatten(1)[:, places]
-            value = (entries * slope).sum()
+            value = (coefficients_and_thresholds(self.one, points) * slope).sum()
             if mixed is not None:
                 value = value + (self.one.factor_of_groups(first, points) * mixed).sum()
             (found,) = torch.autograd.grad(value, points, create_graph=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -14,6 +15,7 @@ from subbayes.likelihoods.families import Family
 from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.integrals.coefficient_likelihood import (
     CoefficientLikelihood,
+    QuadraticRows,
     coefficient_likelihood,
 )
 from subbayes.regression.integrals.effect_map import EffectMap
@@ -35,7 +37,12 @@ class EffectsLikelihood:
         design: the training rows, as `Design.rows` has them.
         offset: their offsets.
         y: their targets.
+
+    Attributes:
+        join: whether equal rows may be one row.
     """
+
+    join: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -44,15 +51,13 @@ class EffectsLikelihood:
         design: StoredRows,
         offset: RowPredictors,
         y: Targets,
-        *,
-        join: bool = True,
     ) -> None:
         groups = eliminated_groups(structured.group_columns())
         self.map, self.n_rows = EffectMap(structured, groups), len(design)
         self.structured, self.family, self.design = structured, family, design
         self.offset, self.y = offset, y
         self._rows_of = partial(coefficient_likelihood, family, structured.layout, groups, design)
-        self.rows: CoefficientLikelihood = self._rows_of(offset, y, join=join)
+        self.rows: CoefficientLikelihood = self._rows_of(offset, y, join=self.join)
 
     def shifted(self, contributions: RowPredictors) -> EffectsLikelihood:
         """The likelihood beside something that is added to the predictors of the rows."""
@@ -85,6 +90,33 @@ class EffectsLikelihood:
             _, slope = self.rows.value_and_grad(b)
             inner = self.rows.curvature(b[0])
             return self.map.curvature(zeta, slope[0], inner)
+
+    def quadratic(self, points: EffectPoints) -> QuadraticRows:
+        """A quadratic approximation around one point, or the mean of many.
+
+        Slope and curvature are means over the points: means over a distribution close to the
+        posterior make the best normal approximation of it (Opper and Archambeau 2009, "The
+        variational Gaussian approximation revisited", eq. 16).
+
+        Raises:
+            LinAlgError: a curvature that is not finite.
+        """
+        entries, b = self.map.entries, self.map.coefficients(points)
+        with torch.no_grad():
+            value, slope = self.rows.value_and_grad(b)
+            hessian = self.rows.curvature(b[0])
+            for one in b[1:]:
+                hessian = hessian + self.rows.curvature(one)
+        return QuadraticRows(
+            entries,
+            # with negative eigenvalues it would not be a density for large standard deviations
+            hessian.scaled(1 / len(b)).without_negative(),
+            b.flatten(1)[:, entries].mean(0),
+            slope.flatten(1)[:, entries].mean(0),
+            torch.zeros((), dtype=torch.float64),
+            float(value.mean()),
+            torch.zeros(len(entries), dtype=torch.float64),
+        )
 
     def mode(
         self, start: Float[Tensor, "P"], fixed: Sequence[int] = ()

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,16 +29,12 @@ from subbayes.distributed.processes import current
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.nuts import NUTS
-from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows, NormalStatistics
+from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows, NormalRows
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.integrals.corrected_draws import CorrectedProposals, corrected_proposals
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
-from subbayes.regression.integrals.empirical_bayes import (
-    reml_of_collapsed,
-    reml_of_rows,
-    smoothing_coordinates,
-)
-from subbayes.regression.integrals.given_coordinates import GivenCoordinates, with_fixed
+from subbayes.regression.integrals.empirical_bayes import restricted_maximum, smoothing_coordinates
+from subbayes.regression.integrals.given_coordinates import FreeCoordinates, GivenCoordinates
 from subbayes.regression.integrals.grouped_importance import (
     MOST_BESIDE_GROUPS,
     GroupedImportance,
@@ -89,24 +85,37 @@ def draw_effects(
     count = sampling.chains * sampling.draws
     what = f"{count:,} draws of {structured.size:,} effects"
     check_memory("draws", what, 8 * count * structured.size, "Use fewer draws")
-    scales = smoothing_coordinates(structured)
-    if smooth == "reml" and not scales:
-        fail("smooth", "'bayes' for a formula without smooths and random effects", "'reml'")
-    if isinstance(likelihood.rows, NormalStatistics):
-        return _collapsed_draws(likelihood, start, sampling, smooth)
+    fixed: list[int] = []
     if smooth == "reml":
-        return _draws_of_the_others(likelihood, reml_of_rows(likelihood, start), sampling)
-    attempts = _attempts(likelihood, start, sampling)
-    return next((draws for draws in attempts if draws is not None), None)
+        fixed = smoothing_coordinates(structured)
+        if not fixed:
+            fail("smooth", "'bayes' for a formula without smooths and random effects", "'reml'")
+        start = restricted_maximum(likelihood, start)
+    for attempt in _attempts(likelihood, start, sampling, fixed):
+        draws = None if attempt is None else _until_mixed(likelihood, sampling, attempt)
+        if draws is not None:
+            return draws
+    return _by_nuts(likelihood, start, sampling, fixed) if fixed else None
+
+
+class _Attempt(NamedTuple):
+    """A kind of independent proposals.
+
+    Attributes:
+        draw: draws of all coordinates with a number of proposals each.
+        repeats: the first number.
+        numbers: of each proposal.
+    """
+
+    draw: Callable[[int], Draws]
+    repeats: int
+    numbers: int
 
 
 def _attempts(
-    likelihood: EffectsLikelihood,
-    start: EffectPoint,
-    sampling: Sampling,
-    fixed: Collection[int] = (),
-) -> Iterator[Draws | None]:
-    """Draws by each kind of independent proposals, the best first; None where these do not fit.
+    likelihood: EffectsLikelihood, start: EffectPoint, sampling: Sampling, fixed: Collection[int]
+) -> Iterator[_Attempt | None]:
+    """Each kind of independent proposals, the best first; None where these do not fit.
 
     Args:
         likelihood: the log-likelihood.
@@ -114,19 +123,24 @@ def _attempts(
         sampling: the settings.
         fixed: positions of coordinates that keep their values.
     """
+    if isinstance(likelihood.rows, NormalRows):
+        yield _collapsed(likelihood, start, sampling, fixed)
+        if not fixed:
+            return
+        start = likelihood.mode(torch.from_numpy(start.copy()), sorted(fixed))[0].numpy()
     structured = likelihood.map.structured
     others = structured.size - len(structured.design.names) - len(structured.thresholds)
     groups = has_groups(likelihood, MOST_BESIDE_GROUPS + len(fixed))
     groups_first = not fixed and are_groups_alone(likelihood)
     if groups_first:
-        yield _grouped_draws(GroupedImportance(likelihood), start, sampling)
+        yield _beside_groups(likelihood, start, sampling, fixed)
     if others or len(start) > _MOST_COORDINATES:
-        yield _corrected_draws(likelihood, start, sampling, fixed)
-        yield _corrected_draws(likelihood, start, sampling, fixed, conditional=True)
+        for conditional in (False, True):
+            yield _corrected(likelihood, start, sampling, fixed, conditional)
     if groups and not groups_first:
-        yield _grouped_draws(GroupedImportance(likelihood), start, sampling, fixed)
+        yield _beside_groups(likelihood, start, sampling, fixed)
     if not fixed and len(start) <= _MOST_COORDINATES:
-        yield _draws_around_the_mode(likelihood, start, sampling)
+        yield from _around_the_mode(likelihood, start, sampling)
 
 
 def are_groups_alone(likelihood: EffectsLikelihood) -> bool:
@@ -143,21 +157,9 @@ def are_groups_alone(likelihood: EffectsLikelihood) -> bool:
 
 
 def _until_mixed(
-    likelihood: EffectsLikelihood,
-    sampling: Sampling,
-    draw: Callable[[int], Draws],
-    repeats: int,
-    numbers: int,
+    likelihood: EffectsLikelihood, sampling: Sampling, attempt: _Attempt
 ) -> Draws | None:
-    """Draws with enough proposals each that the effects have mixed; None if there would be many.
-
-    Args:
-        likelihood: the log-likelihood.
-        sampling: the settings.
-        draw: draws of all coordinates with a number of proposals each.
-        repeats: the first number.
-        numbers: of each proposal.
-    """
+    """Draws with enough proposals each that the effects have mixed; None if there would be many."""
     structured = likelihood.map.structured
 
     def has_mixed(draws: Draws) -> bool:
@@ -167,48 +169,44 @@ def _until_mixed(
         return have_mixed({name: v.reshape(shape) for name, v in effects.items()}, among)
 
     count = sampling.chains * sampling.draws * sampling.thin
-    most = max(1, min(_MOST_REPEATS, _MOST_NUMBERS // (count * max(1, numbers))))
-    return mixed_draws(draw, has_mixed, repeats, most)
+    most = max(1, min(_MOST_REPEATS, _MOST_NUMBERS // (count * max(1, attempt.numbers))))
+    return mixed_draws(attempt.draw, has_mixed, attempt.repeats, most)
 
 
-def _draws_around_the_mode(
+def _around_the_mode(
     likelihood: EffectsLikelihood, start: EffectPoint, sampling: Sampling
-) -> Draws | None:
-    """Draws of all coordinates by independent proposals around the mode, of few or many pilots."""
+) -> Iterator[_Attempt]:
+    """Proposals of all coordinates around the mode, of few or many pilots."""
     mode, precision = likelihood.mode(torch.from_numpy(start.copy()))
     laplace = Proposals.of_precision(mode.numpy(), precision.dense().numpy())
     own = CorrectedProposals(likelihood, laplace, lambda zeta: (zeta, np.zeros(len(zeta))))
     for pilots, patient in ((PILOT, False), (_PATIENT_PILOT, True)):
-        own.distribution, efficiency = laplace.adapted(own.log_density, pilot_generator(), pilots)
-        own.efficiency = efficiency
-        own.repeats = proposals_per_draw(efficiency, cheap=patient, patient=patient)
-        if not patient and own.repeats > 1:
-            continue
-        draws = _proposed(own, start, sampling)
-        if draws is not None:
-            return draws
-    return None
+        own.distribution, own.efficiency = laplace.adapted(
+            own.log_density, pilot_generator(), pilots
+        )
+        own.repeats = proposals_per_draw(own.efficiency, cheap=patient, patient=patient)
+        if patient or own.repeats == 1:
+            yield _proposed(own, sampling, len(start))
 
 
-def _collapsed_draws(
-    likelihood: EffectsLikelihood, start: EffectPoint, sampling: Sampling, smooth: str
-) -> Draws | None:
-    """Draws of h by independent proposals, and of the other coordinates given them."""
-    assert isinstance(likelihood.rows, NormalStatistics)
+def _collapsed(
+    likelihood: EffectsLikelihood, start: EffectPoint, sampling: Sampling, fixed: Collection[int]
+) -> _Attempt | None:
+    """Proposals of h, and draws of the other coordinates given them."""
+    assert isinstance(likelihood.rows, NormalRows)
     collapsed = CollapsedNormal(likelihood.map, likelihood.rows)
-    at, free = start[collapsed.rest], list(range(len(collapsed.rest)))
-    if smooth == "reml":
-        at = reml_of_collapsed(collapsed, at)
-        fixed = set(smoothing_coordinates(likelihood.map.structured))
-        free = [i for i, j in enumerate(collapsed.rest) if j not in fixed]
-    whole = partial(with_fixed, at, free)
+    given = FreeCoordinates.of(start, collapsed.rest, fixed)
+    if len(given.free) > _MOST_COORDINATES:
+        return None
 
     def target(h: Coordinates) -> LogDensity:
-        return collapsed.log_density(whole(h))
+        return collapsed.log_density(given.whole(h))
+
+    proposals, efficiency = fitted_proposals(target, given.start)
 
     def draw(repeats: int) -> Draws:
         draws = independence_chains(target, proposals, sampling, repeats, efficiency)
-        points, value = whole(draws.z), draws.stats["log_density"].copy()
+        points, value = given.whole(draws.z), draws.stats["log_density"].copy()
         zeta, count = np.empty((*value.shape, collapsed.size)), len(collapsed.linear)
         step = max(1, _AT_ONCE // collapsed.size)
         for chain, h in enumerate(points):
@@ -223,82 +221,56 @@ def _collapsed_draws(
                 value[chain, rows] += 0.5 * squares - log_det
         return _with_densities(draws, zeta, value, "coefficients")
 
-    draws = None
-    if len(free) <= _MOST_COORDINATES:
-        proposals, efficiency = fitted_proposals(target, at[free])
-        repeats = proposals_per_draw(efficiency, cheap=True)
-        draws = _until_mixed(likelihood, sampling, draw, repeats, len(at))
-    if draws is None and smooth == "reml":
-        point = start.copy()
-        point[collapsed.rest] = at
-        mode = likelihood.mode(torch.from_numpy(point), sorted(fixed))[0]
-        return _draws_of_the_others(likelihood, mode.numpy(), sampling)
-    return draws
+    return _Attempt(draw, proposals_per_draw(efficiency, cheap=True), len(collapsed.rest))
 
 
-def _corrected_draws(
+def _corrected(
     likelihood: EffectsLikelihood,
     start: EffectPoint,
     sampling: Sampling,
-    fixed: Collection[int] = (),
-    *,
-    conditional: bool = False,
-) -> Draws | None:
-    """Draws by proposals from a quadratic log-likelihood; see `corrected_proposals`."""
+    fixed: Collection[int],
+    conditional: bool,
+) -> _Attempt | None:
+    """Proposals from a quadratic log-likelihood; see `corrected_proposals`."""
     corrected = corrected_proposals(likelihood, start, sampling, fixed, conditional=conditional)
     if corrected is None:
         return None
     how = "around their modes" if conditional else "corrected"
-    return _proposed(corrected, start, sampling, f"coefficients, {how}")
+    return _proposed(corrected, sampling, len(start), f"coefficients, {how}")
 
 
 def _proposed(
-    proposals: CorrectedProposals,
-    start: EffectPoint,
-    sampling: Sampling,
-    integrated_out: str | None = None,
-) -> Draws | None:
-    """Draws of all coordinates by proposals; None if there would be many of them."""
+    proposals: CorrectedProposals, sampling: Sampling, size: int, integrated_out: str | None = None
+) -> _Attempt:
+    """Proposals of as many numbers as there are coordinates."""
 
     def draw(repeats: int) -> Draws:
         return _with_densities(*proposals.draw(sampling, repeats), integrated_out)
 
-    return _until_mixed(proposals.likelihood, sampling, draw, proposals.repeats, len(start))
+    return _Attempt(draw, proposals.repeats, size)
 
 
-def _draws_of_the_others(
-    likelihood: EffectsLikelihood, at: EffectPoint, sampling: Sampling
+def _by_nuts(
+    likelihood: EffectsLikelihood, start: EffectPoint, sampling: Sampling, fixed: Collection[int]
 ) -> Draws:
-    """Draws of all coordinates but those of smoothing, from the mode given these."""
-    fixed = smoothing_coordinates(likelihood.map.structured)
-    for draws in _attempts(likelihood, at, sampling, fixed):
-        if draws is not None:
-            return draws
+    """Draws of all coordinates but those that keep their values, from the mode given these."""
     say("few independent proposals would be accepted: sampling by nuts", sampling.progress)
-    free = [j for j in range(len(at)) if j not in fixed]
-    given = GivenCoordinates(likelihood, at, tuple(free))
-    initial = np.tile(at[free], (sampling.chains, 1))
-    found = NUTS().run(given, replace(sampling, initial=initial))
-    z = with_fixed(at, free, found.z)
-    value = likelihood.value(torch.from_numpy(z.reshape(-1, len(at)))).numpy()
-    return _with_densities(found, z, value.reshape(z.shape[:2]))
+    mode = likelihood.mode(torch.from_numpy(start.copy()), sorted(fixed))[0].numpy()
+    given = FreeCoordinates.of(mode, range(len(mode)), fixed)
+    initial = np.tile(given.start, (sampling.chains, 1))
+    density = GivenCoordinates(likelihood, given)
+    found = NUTS().run(density, replace(sampling, initial=initial))
+    value = density.log_likelihood(found.flat())
+    return _with_densities(found, given.whole(found.z), value.reshape(found.z.shape[:2]))
 
 
-def _grouped_draws(
-    grouped: GroupedImportance, start: EffectPoint, sampling: Sampling, fixed: Collection[int] = ()
-) -> Draws | None:
-    """Draws of h by independent proposals, and of the effects of groups by their weights.
-
-    Args:
-        grouped: the likelihood.
-        start: of all coordinates.
-        sampling: the settings.
-        fixed: positions of coordinates that keep their values.
-    """
-    at = start[grouped.rest]
-    free = [i for i, j in enumerate(grouped.rest) if j not in fixed]
-    whole = partial(with_fixed, at, free)
-    fitted, efficiency = proposals_beside_groups(grouped, at[free], whole)
+def _beside_groups(
+    likelihood: EffectsLikelihood, start: EffectPoint, sampling: Sampling, fixed: Collection[int]
+) -> _Attempt:
+    """Proposals of h, and draws of the effects of groups by their weights."""
+    grouped = GroupedImportance(likelihood)
+    given = FreeCoordinates.of(start, grouped.rest, fixed)
+    fitted, efficiency = proposals_beside_groups(grouped, given)
     first, size = int(grouped.groups[0, 0]), grouped.groups.numel()
 
     def draw(repeats: int) -> Draws:
@@ -306,7 +278,7 @@ def _grouped_draws(
         shape = sampling.chains, sampling.draws
         zeta, log_likelihood = np.zeros((*shape, grouped.size)), np.zeros(shape)
         draws = independence_chains(
-            lambda h: grouped.estimate(whole(h), rngs),
+            lambda h: grouped.estimate(given.whole(h), rngs),
             fitted,
             sampling,
             repeats,
@@ -315,11 +287,10 @@ def _grouped_draws(
             (zeta[..., first : first + size], log_likelihood),
             block=max(1, _AT_ONCE // size),
         )
-        zeta[..., grouped.rest] = whole(draws.z)
+        zeta[..., grouped.rest] = given.whole(draws.z)
         return _with_densities(draws, zeta, log_likelihood, "groups")
 
-    repeats = proposals_per_draw(efficiency, cheap=True)
-    return _until_mixed(grouped.likelihood, sampling, draw, repeats, len(free))
+    return _Attempt(draw, proposals_per_draw(efficiency, cheap=True), len(given.free))
 
 
 def _with_densities(

@@ -18,20 +18,18 @@ maximum is that of REML up to their width.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from scipy import optimize
-from torch import Tensor
 
 from subbayes.regression.design.predictor import StructuredPredictor
-from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
+from subbayes.regression.integrals.coefficient_likelihood import NormalRows
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
-from subbayes.regression.integrals.given_coordinates import with_fixed
+from subbayes.regression.integrals.given_coordinates import FreeCoordinates
 from subbayes.regression.integrals.proposals import LogDensityFunction
-from subbayes.regression.integrals.quadratic_likelihood import QuadraticRows
 from subbayes.regression.priors.prior import EffectPrior
 from subbayes.regression.shapes import EffectPoint, Point
 from subbayes.utils.types import Coordinates, LogDensity
@@ -70,9 +68,9 @@ def with_default_smoothing(
     return dict(priors) | {name: defaults[name] for name in own}, unused
 
 
-def _largest(name: str) -> float:
-    """The largest value of a coordinate, which is searched if the maximum is not below 6."""
-    return _LARGEST_SD if name.startswith("sd(") else _FURTHEST
+def _largest(structured: StructuredPredictor, positions: Sequence[int]) -> list[float]:
+    """The largest values of coordinates, which are searched if the maximum is not below 6."""
+    return [_LARGEST_SD if structured.names[j].startswith("sd(") else _FURTHEST for j in positions]
 
 
 def singular_warnings(structured: StructuredPredictor, zeta: EffectPoint) -> list[str]:
@@ -83,9 +81,10 @@ def singular_warnings(structured: StructuredPredictor, zeta: EffectPoint) -> lis
         zeta: the coordinates at the maximum.
     """
     found, limits = [], []
-    for j in smoothing_coordinates(structured):
+    scales = smoothing_coordinates(structured)
+    for j, largest in zip(scales, _largest(structured, scales), strict=True):
         name, is_length = structured.names[j], structured.names[j].startswith("length(")
-        at_end = zeta[j] > _largest(name) - _NEAR or (is_length and zeta[j] < _NEAR - _FURTHEST)
+        at_end = zeta[j] > largest - _NEAR or (is_length and zeta[j] < _NEAR - _FURTHEST)
         if at_end and not name.startswith("cor("):
             value = structured.priors[name].from_standard(torch.tensor([zeta[j]]).double())
             limits.append(f"{name} is {float(value):.4g}")
@@ -108,41 +107,62 @@ def singular_warnings(structured: StructuredPredictor, zeta: EffectPoint) -> lis
     return lines
 
 
-def reml_of_collapsed(collapsed: CollapsedNormal, start: Point) -> Point:
-    """The coordinates h at the maximum, of a normal response.
+def restricted_maximum(likelihood: EffectsLikelihood, start: EffectPoint) -> EffectPoint:
+    """All coordinates with those of smoothing at the maximum.
 
     Args:
-        collapsed: the density with coefficients integrated out.
+        likelihood: the log-likelihood.
         start: where the search starts.
     """
-    structured = collapsed.map.structured
-    assert isinstance(collapsed.rows, NormalStatistics)
+    if isinstance(likelihood.rows, NormalRows):
+        return _of_collapsed(likelihood, start)
+    return _of_rows(likelihood, start)
+
+
+def _of_collapsed(likelihood: EffectsLikelihood, start: EffectPoint) -> EffectPoint:
+    """The maximum of the exact density of a normal response, of sigma too."""
+    assert isinstance(likelihood.rows, NormalRows)
+    collapsed = CollapsedNormal(likelihood.map, likelihood.rows)
+    structured, rest = likelihood.map.structured, collapsed.rest
     sigma = torch.nonzero(collapsed.rows.scale).flatten().tolist()
-    flat = {*smoothing_coordinates(structured), *sigma}
-    without_prior = np.array([float(j in flat) for j in collapsed.rest])
-    names = structured.names
-    largest = [_LARGEST_SIGMA if j in sigma else _largest(names[j]) for j in collapsed.rest]
+    without_prior = np.isin(rest, [*smoothing_coordinates(structured), *sigma])
+    largest = np.where(np.isin(rest, sigma), _LARGEST_SIGMA, _largest(structured, rest))
 
     def target(h: Coordinates) -> LogDensity:
         return collapsed.log_density(h) + 0.5 * np.square(h) @ without_prior
 
-    return _maximum(target, start, largest)
+    found = start.copy()
+    found[rest] = _maximum(target, start[rest], largest.tolist())
+    return found
 
 
-def reml_of_rows(likelihood: EffectsLikelihood, start: EffectPoint) -> EffectPoint:
-    """All coordinates at the maximum of the Laplace approximation, of other responses.
+def _without_prior(
+    collapsed: CollapsedNormal, given: FreeCoordinates, tau: Coordinates
+) -> LogDensity:
+    return collapsed.log_density(given.whole(tau)) + 0.5 * np.square(tau).sum(1)
+
+
+def _of_rows(likelihood: EffectsLikelihood, start: EffectPoint) -> EffectPoint:
+    """The maximum of the Laplace approximation, of other responses.
 
     The search starts at the maximum for quadratic approximations of the log-likelihood around the
     mode, each at the maximum for the last.
     """
     fixed = smoothing_coordinates(likelihood.map.structured)
+    largest = _largest(likelihood.map.structured, fixed)
     at = torch.from_numpy(start.copy())
     for _ in range(_ROUNDS):
         before = at[fixed]
         try:
-            at[fixed] = torch.from_numpy(_maximum_near(likelihood, at, fixed))
+            collapsed = CollapsedNormal(likelihood.map, likelihood.quadratic(at[None]))
         except np.linalg.LinAlgError:  # a curvature that is not finite
             break
+        given = FreeCoordinates(
+            at.numpy()[collapsed.rest], [collapsed.rest.index(j) for j in fixed]
+        )
+
+        target = partial(_without_prior, collapsed, given)
+        at[fixed] = torch.from_numpy(_maximum(target, given.start, largest))
         at, _ = likelihood.mode(at, fixed)
         if float((at[fixed] - before).abs().max()) < _NEAR:
             break
@@ -155,26 +175,11 @@ def reml_of_rows(likelihood: EffectsLikelihood, start: EffectPoint) -> EffectPoi
         squares = float(at.square().sum()) - float(np.square(tau).sum())
         return float(likelihood.value(at[None])) - 0.5 * squares - 0.5 * log_det
 
-    def target(tau: Coordinates) -> LogDensity:
-        return np.array([value(row) for row in tau])
-
-    largest = [_largest(likelihood.map.structured.names[j]) for j in fixed]
-    best = _maximum(target, at[fixed].numpy().copy(), largest, others=())
+    best = _maximum(
+        lambda tau: np.array([value(row) for row in tau]), at[fixed].numpy().copy(), largest, ()
+    )
     value(best)
     return at.numpy()
-
-
-def _maximum_near(likelihood: EffectsLikelihood, at: Float[Tensor, "P"], fixed: list[int]) -> Point:
-    """The maximum for the quadratic approximation around a point, with all else as there."""
-    collapsed = CollapsedNormal(likelihood.map, QuadraticRows.around(likelihood, at[None]))
-    h = at.numpy()[collapsed.rest]
-    place = [collapsed.rest.index(j) for j in fixed]
-
-    def target(tau: Coordinates) -> LogDensity:
-        return collapsed.log_density(with_fixed(h, place, tau)) + 0.5 * np.square(tau).sum(1)
-
-    largest = [_largest(likelihood.map.structured.names[j]) for j in fixed]
-    return _maximum(target, h[place], largest)
 
 
 def _maximum(

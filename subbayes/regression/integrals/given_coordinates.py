@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,17 +12,38 @@ from jaxtyping import Float
 from subbayes.artifacts.tensors import fingerprint
 from subbayes.priors import Normal
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
-from subbayes.regression.shapes import EffectPoint, Point
+from subbayes.regression.shapes import Point
 from subbayes.utils.types import Coordinates, LogDensity
 
 
-def with_fixed(
-    at: Point, free: list[int], h: Float[np.ndarray, "*S f"]
-) -> Float[np.ndarray, "*S d"]:
-    """Points with the coordinates `free`, and others as at a point."""
-    found = np.broadcast_to(at, (*h.shape[:-1], len(at))).copy()
-    found[..., free] = h
-    return found
+@dataclass(frozen=True)
+class FreeCoordinates:
+    """Points of which some coordinates keep their values.
+
+    Attributes:
+        point: the values.
+        free: positions of the coordinates that do not.
+    """
+
+    point: Point
+    free: list[int]
+
+    @classmethod
+    def of(cls, point: Point, positions: Sequence[int], fixed: Collection[int]) -> FreeCoordinates:
+        """Some coordinates of a point, of which those of `fixed` keep their values."""
+        free = [i for i, j in enumerate(positions) if j not in fixed]
+        return cls(point[positions], free)
+
+    @property
+    def start(self) -> Float[np.ndarray, "f"]:
+        """The free coordinates at the point."""
+        return self.point[self.free]
+
+    def whole(self, h: Float[np.ndarray, "*S f"]) -> Float[np.ndarray, "*S d"]:
+        """All coordinates of points with these free ones."""
+        found = np.broadcast_to(self.point, (*h.shape[:-1], len(self.point))).copy()
+        found[..., self.free] = h
+        return found
 
 
 @dataclass
@@ -30,20 +52,18 @@ class GivenCoordinates:
 
     Attributes:
         likelihood: of all coordinates.
-        at: their values.
-        free: positions of the coordinates of the density.
+        coordinates: those of the density, and the values of the others.
     """
 
     likelihood: EffectsLikelihood
-    at: EffectPoint
-    free: tuple[int, ...]
+    coordinates: FreeCoordinates
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        self.rank, self.prior = len(self.free), Normal(1.0)
+        self.rank, self.prior = len(self.coordinates.free), Normal(1.0)
 
     def _whole(self, h: Coordinates) -> torch.Tensor:
-        return torch.from_numpy(with_fixed(self.at, list(self.free), h))
+        return torch.from_numpy(self.coordinates.whole(h))
 
     def log_likelihood(self, z: Coordinates) -> LogDensity:
         """The log-likelihood at each point."""
@@ -53,8 +73,9 @@ class GivenCoordinates:
         """The log density and its gradient."""
         value, gradient = self.likelihood.value_and_grad(self._whole(z))
         prior = self.prior.log_prob(z)
-        return value.numpy() + prior, gradient.numpy()[:, self.free] - z
+        return value.numpy() + prior, gradient.numpy()[:, self.coordinates.free] - z
 
     def fingerprint(self) -> str:
         """A digest of the values that are kept."""
-        return fingerprint({"at": self.at, "free": np.array(self.free)}, {})
+        given = self.coordinates
+        return fingerprint({"at": given.point, "free": np.array(given.free)}, {})

@@ -22,7 +22,7 @@ linear in rows and groups.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ from torch.nn import functional as F
 
 from subbayes.regression.integrals.coefficient_likelihood import CanonicalRows, mean_and_variance
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
+from subbayes.regression.integrals.given_coordinates import FreeCoordinates
 from subbayes.regression.integrals.proposals import (
     MIDDLE_PILOT,
     Distribution,
@@ -171,13 +172,14 @@ class GroupedImportance:
         self._codes, self._loadings = codes[order], loadings[order]
         self._design = layout.columns(rows.design, others)[order].numpy()
         self._cells: csr_array | None = None
-        self._constant = rows.constant
-        self._offset = rows.offset[order, None]
-        self._weights = None if rows.weights is None else rows.weights[order, None]
+        self._constant = rows.constant + float(rows.response @ rows.offset[:, 0])
+        self._offset = rows.offset[order]
+        unweighted = bool((rows.weights == 1).all())
+        self._weights = None if unweighted else rows.weights[order, None]
         self._response = rows.response[order]
         if rows.link == "log":
             self._join()
-        self._fixed = rows.statistic[others]
+        self._fixed = layout.pulled(rows.design, rows.response[:, None])[others, 0]
         self._one_cell_each = torch.equal(self._codes, torch.arange(len(self.groups)))
         self._members = _sums_over(self._codes, len(self.groups))
         self._tangent: _Tangent | None = None
@@ -500,29 +502,25 @@ def _entries(table: Float[Tensor, "m"], places: Int[Tensor, "J S"]) -> GroupValu
 
 
 def proposals_beside_groups(
-    grouped: GroupedImportance,
-    at: Float[np.ndarray, "f"],
-    whole: Callable[[Float[np.ndarray, "*S f"]], Float[np.ndarray, "*S d"]],
+    grouped: GroupedImportance, given: FreeCoordinates
 ) -> tuple[Distribution, float]:
     """Proposals of coordinates h, which `grouped` starts near to from now on.
 
     Args:
         grouped: the likelihood of h.
-        at: where the mode is looked for.
-        whole: all coordinates h from those that are proposed.
+        given: those that are proposed, where the mode is looked for, and the values of the others.
 
     Returns:
         The proposals, and the efficiency of their weights.
     """
-    proposals = laplace_proposals(lambda h: grouped.laplace(whole(h)), at)
-    grouped.start_near(whole(proposals.mean))
-    pilot = [pilot_generator()]
+    proposals = laplace_proposals(lambda h: grouped.laplace(given.whole(h)), given.start)
+    grouped.start_near(given.whole(proposals.mean))
+    rng = pilot_generator()
 
     def estimate(h: Coordinates) -> LogDensity:
-        return grouped.estimate(whole(h), pilot, choose=False)
+        return grouped.estimate(given.whole(h), [rng], choose=False)
 
-    one, efficiency = proposals.adapted(estimate, pilot[0])
-    fitted: Distribution = one
+    one, efficiency = proposals.adapted(estimate, rng)
     if one.has_large_weights(estimate):
-        fitted, efficiency = mixture_around(one, efficiency, estimate, pilot[0], MIDDLE_PILOT)
-    return fitted, efficiency
+        return mixture_around(one, efficiency, estimate, rng, MIDDLE_PILOT)
+    return one, efficiency

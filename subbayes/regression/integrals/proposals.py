@@ -290,20 +290,18 @@ def difference_modes(
     """
     modes, d = starts.copy(), starts.shape[1]
     precisions = np.tile(np.eye(d), (len(modes), 1, 1))
-    pairs = [(i, j) for i in range(d) for j in range(i)]
-    steps, signs = _DIFFERENCE * np.eye(d), ((1, 1), (1, -1), (-1, 1), (-1, -1))
-    corners = [a * steps[i] + b * steps[j] for i, j in pairs for a, b in signs]
-    shifts = np.concatenate([np.zeros((1, d)), steps, -steps, np.reshape(corners, (-1, d))])
+    steps = _DIFFERENCE * np.eye(d)
+    corners = (steps[:, None] + steps).reshape(-1, d)  # of all pairs of coordinates
+    shifts = np.concatenate([np.zeros((1, d)), steps, -steps, corners, -corners])
     shares, left = 0.5 ** np.array([0, 1, 2, 5, 11]), np.arange(len(modes))
     for _ in range(_MAX_STEPS):
         h = modes[left, None]
         value = targets(h + shifts, left)
         centre, ahead, behind = value[:, :1], value[:, 1 : 1 + d], value[:, 1 + d : 1 + 2 * d]
         gradient = (ahead - behind) / (2 * _DIFFERENCE)
-        hessian = np.eye(d) * ((ahead + behind - 2 * centre) / _DIFFERENCE**2)[:, None]
-        for k, (i, j) in enumerate(pairs):
-            corner = value[:, 1 + 2 * d + 4 * k :][:, :4] @ [1, -1, -1, 1]
-            hessian[:, i, j] = hessian[:, j, i] = corner / (4 * _DIFFERENCE**2)
+        sides = ahead + behind - centre
+        hessian = value[:, 1 + 2 * d :].reshape(-1, 2, d, d).sum(1)
+        hessian = (hessian - sides[:, :, None] - sides[:, None]) / (2 * _DIFFERENCE**2)
         values, vectors = np.linalg.eigh(-hessian)
         scaled = vectors * np.maximum(np.abs(values), 1e-3)[:, None]
         precisions[left] = scaled @ vectors.transpose(0, 2, 1)

@@ -229,46 +229,43 @@ class BlockFactor:
         rest: Float[Tensor, "S s s"],
     ) -> BlockFactor:
         """The factor of the matrix with P_E, P_ER and P_R; NaN if not positive definite."""
-        own, w = blocks, border
-        if blocks.shape[1]:
-            own = block_cholesky(blocks)
-            w = block_solve(own, border)
-            flat = w.flatten(1, 2)
-            rest = rest - flat.mT @ flat
-        factor, failed = torch.linalg.cholesky_ex(rest)
+        own = block_cholesky(blocks)
+        w = block_solve(own, border)
+        flat = w.flatten(1, 2)
+        factor, failed = torch.linalg.cholesky_ex(rest - flat.mT @ flat)
         return cls(own, w, torch.where(failed[:, None, None] > 0, torch.nan, factor))
 
     def is_finite(self) -> bool:
         """Whether the matrices were positive definite."""
         return bool(self.rest.isfinite().all()) and bool(self.blocks.isfinite().all())
 
-    def half_log_det(self) -> PointValues:
-        r"""$\log \det L$."""
-        found = self.rest.diagonal(dim1=1, dim2=2).log().sum(1)
-        if not self.blocks.shape[1]:
-            return found
-        return found + self.blocks.diagonal(dim1=2, dim2=3).log().sum((1, 2))
+    def half_log_det(self, counts: Float[Tensor, "J"] | None = None) -> PointValues:
+        r"""$\log \det L$, with so many blocks as each, by default one."""
+        of_blocks = self.blocks.diagonal(dim1=2, dim2=3).log().sum(2)
+        of_blocks = of_blocks.sum(1) if counts is None else of_blocks @ counts
+        return self.rest.diagonal(dim1=1, dim2=2).log().sum(1) + of_blocks
 
     def forward(
         self, blocks: Float[Tensor, "S J q"], rest: Float[Tensor, "S s"]
     ) -> tuple[Float[Tensor, "S J q"], Float[Tensor, "S s"]]:
         r"""$L^{-1} v$."""
-        own = blocks[..., None]
-        if blocks.shape[1]:
-            own = block_solve(self.blocks, own)
-            rest = rest - (self.border.flatten(1, 2).mT @ own.flatten(1, 2))[..., 0]
-        solved = torch.linalg.solve_triangular(self.rest, rest[..., None], upper=False)
+        own = block_solve(self.blocks, blocks[..., None])
+        right = rest[..., None] - self.border.flatten(1, 2).mT @ own.flatten(1, 2)
+        solved = torch.linalg.solve_triangular(self.rest, right, upper=False)
         return own[..., 0], solved[..., 0]
+
+    def backward_rest(self, rest: Float[Tensor, "S s"]) -> Float[Tensor, "S s"]:
+        r"""The last part of $L^{-\top} v$, which does not depend on the first."""
+        return torch.linalg.solve_triangular(self.rest.mT, rest[..., None], upper=True)[..., 0]
 
     def backward(
         self, blocks: Float[Tensor, "S J q"], rest: Float[Tensor, "S s"]
     ) -> tuple[Float[Tensor, "S J q"], Float[Tensor, "S s"]]:
         r"""$L^{-\top} v$."""
-        solved = torch.linalg.solve_triangular(self.rest.mT, rest[..., None], upper=True)
-        if not blocks.shape[1]:
-            return blocks, solved[..., 0]
-        right = blocks[..., None] - (self.border.flatten(1, 2) @ solved).reshape(*blocks.shape, 1)
-        return block_solve(self.blocks, right, transposed=True)[..., 0], solved[..., 0]
+        solved = self.backward_rest(rest)
+        moved = self.border.flatten(1, 2) @ solved[..., None]
+        right = blocks[..., None] - moved.reshape(*blocks.shape, 1)
+        return block_solve(self.blocks, right, transposed=True)[..., 0], solved
 
 
 def block_cholesky(matrix: Float[Tensor, "*S q q"]) -> Float[Tensor, "*S q q"]:

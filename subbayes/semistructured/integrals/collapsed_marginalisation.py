@@ -16,11 +16,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
+from subbayes.regression.integrals.coefficient_likelihood import NormalRows
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
 from subbayes.regression.integrals.proposals import difference_modes
 from subbayes.regression.shapes import EffectPoints, NetworkValues, RestPoints
-from subbayes.semistructured.integrals.collapsed_networks import ResponseRows
 from subbayes.semistructured.integrals.effect_density import EffectDensity
 
 _MOST = 12  # coordinates h, for differences of all pairs of them
@@ -35,9 +34,8 @@ class CollapsedDensity:
     """
 
     def __init__(self, density: EffectDensity, collapsed: CollapsedNormal) -> None:
-        assert isinstance(collapsed.rows, NormalStatistics)
-        self.collapsed = collapsed
-        self.rows = ResponseRows.of(collapsed.rows, density)
+        assert isinstance(collapsed.rows, NormalRows)
+        self.collapsed, self.rows = collapsed, collapsed.rows
         self.size = len(collapsed.rest)
         self.start = torch.zeros(self.size, dtype=torch.float64)
         self.start = self.find(torch.zeros(1, *density.offset.shape, dtype=torch.float64))[0][0]
@@ -45,9 +43,7 @@ class CollapsedDensity:
     @staticmethod
     def of(density: EffectDensity) -> CollapsedDensity | None:
         """The density of h; None where coefficients have no closed form, or h is large."""
-        if density.design.device.type != "cpu":
-            return None
-        if not isinstance(density.rows, NormalStatistics):
+        if density.design.device.type != "cpu" or not isinstance(density.rows, NormalRows):
             return None
         collapsed = CollapsedNormal(density.map, density.rows)
         if not collapsed.linear or not 0 < len(collapsed.rest) <= _MOST:
@@ -56,26 +52,27 @@ class CollapsedDensity:
 
     def log_joint(self, h: Float[Tensor, "S m d"], deep: NetworkValues) -> Float[Tensor, "S m"]:
         """Log of p(y - f | h) p(h), up to the prior's constant."""
-        return self._log_joint(h, self.rows.beside(deep[..., 0]))
+        return self._log_joint(h, self.rows.shifted(deep[..., 0]), torch.arange(len(h)))
 
-    def _log_joint(self, h: Float[Tensor, "S m d"], rows: NormalStatistics) -> Tensor:
-        networks = torch.arange(len(h)).repeat_interleave(h.shape[1])
-        points = h.flatten(0, 1)
-        size = self.collapsed.at_once
+    def _log_joint(
+        self, h: Float[Tensor, "S m d"], rows: NormalRows, networks: Int[Tensor, "S"]
+    ) -> Float[Tensor, "S m"]:
+        each = networks.repeat_interleave(h.shape[1])
+        size = self.collapsed.at_once()
         values = [
             self.collapsed.log_marginal(part, rows.at_points(own))
-            for part, own in zip(points.split(size), networks.split(size), strict=True)
+            for part, own in zip(h.flatten(0, 1).split(size), each.split(size), strict=True)
         ]
         return torch.cat(values).reshape(h.shape[:2]) - 0.5 * h.square().sum(-1)
 
     def find(self, deep: NetworkValues) -> tuple[RestPoints, Float[Tensor, "S d d"]]:
         """The mode of h, and a factor of the covariance there, for each contribution."""
-        rows = self.rows.beside(deep[..., 0])
+        rows = self.rows.shifted(deep[..., 0])
 
         def targets(
             h: Float[np.ndarray, "S m d"], which: Int[np.ndarray, "S"]
         ) -> Float[np.ndarray, "S m"]:
-            return self._log_joint(torch.from_numpy(h), rows.at_points(torch.tensor(which))).numpy()
+            return self._log_joint(torch.from_numpy(h), rows, torch.from_numpy(which)).numpy()
 
         modes, precisions = difference_modes(targets, self.start.repeat(len(deep), 1).numpy())
         factors = np.linalg.cholesky(np.linalg.inv(precisions))
@@ -86,4 +83,4 @@ class CollapsedDensity:
     ) -> EffectPoints:
         """All coordinates of the effects, the coefficients drawn exactly given h."""
         eps = torch.from_numpy(rng.standard_normal((len(h), len(self.collapsed.linear))))
-        return self.collapsed.coordinates(h, eps, self.rows.beside(deep[..., 0]))[0]
+        return self.collapsed.coordinates(h, eps, self.rows.shifted(deep[..., 0]))[0]

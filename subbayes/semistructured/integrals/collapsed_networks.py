@@ -14,7 +14,7 @@ $\varphi$ and h.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,51 +25,15 @@ from torch import Tensor
 from subbayes.draws import Draws
 from subbayes.networks.tracing.tracer import Tracer
 from subbayes.priors import Normal
-from subbayes.regression.integrals.coefficient_likelihood import NormalStatistics
+from subbayes.regression.integrals.coefficient_likelihood import NormalRows
 from subbayes.regression.integrals.collapsed_normal import CollapsedNormal
-from subbayes.regression.shapes import PointValues, RestPoints, RowValues, StoredRows
-from subbayes.semistructured.integrals.effect_density import EffectDensity
+from subbayes.regression.shapes import PointValues, RestPoints
 from subbayes.utils.checks import fail
 from subbayes.utils.modes import Mode
 from subbayes.utils.types import Coordinates, LogDensity
 
 _AT_ONCE = 64  # points
 _MOST_PREDICTORS = 2**20  # of all rows and points at once, to bound the memory of gradients
-
-
-@dataclass(frozen=True)
-class ResponseRows:
-    """The statistics of responses, and what those of responses less contributions follow from.
-
-    Attributes:
-        statistics: without networks.
-        rows: of the design matrix.
-        residual: of the least-squares coefficients.
-        weights: of the rows.
-    """
-
-    statistics: NormalStatistics
-    rows: StoredRows
-    residual: RowValues
-    weights: RowValues
-
-    @classmethod
-    def of(cls, statistics: NormalStatistics, density: EffectDensity) -> ResponseRows:
-        """Those of all responses of a model."""
-        y, weights = (density.y, None) if isinstance(density.y, Tensor) else density.y[:2]
-        w = (-2 * density.offset[:, 1]).exp()
-        w = w if weights is None else w * weights.double()
-        centre = (statistics.location * statistics.centre)[None, :, None]
-        predicted = statistics.layout.product(density.design, centre)[0, :, 0]
-        residual = y.double() - density.offset[:, 0] - predicted
-        return cls(statistics, density.design, residual, w)
-
-    def beside(self, f: Float[Tensor, "S n"]) -> NormalStatistics:
-        """The statistics of the responses less each of S contributions."""
-        statistics, left = self.statistics, self.residual - f
-        squares = (left.square() @ self.weights).contiguous()
-        pulled = statistics.layout.pulled(self.rows, (f * self.weights).T).T * statistics.location
-        return replace(statistics, cross=statistics.cross - pulled, residual=squares)
 
 
 class CollapsedNetworks:
@@ -80,7 +44,6 @@ class CollapsedNetworks:
             location, (S, n), in float64; differentiable.
         networks: number of coordinates k of the networks.
         collapsed: the density without networks.
-        density: responses and design matrix.
         prior: of all coordinates, those of the networks first.
         model_fingerprint: a digest of the model.
         mode: how the density is evaluated, as for `Posterior`.
@@ -99,20 +62,19 @@ class CollapsedNetworks:
         contributions: Callable[[Tensor], Tensor],
         networks: int,
         collapsed: CollapsedNormal,
-        density: EffectDensity,
         prior: Normal,
         model_fingerprint: str,
         mode: Mode = "trace",
     ) -> None:
-        assert isinstance(collapsed.rows, NormalStatistics)
+        assert isinstance(collapsed.rows, NormalRows)
         self.contributions, self.collapsed = contributions, collapsed
-        self.rows = ResponseRows.of(collapsed.rows, density)
+        self.rows = collapsed.rows
         self.networks, self.size = networks, networks + collapsed.size
         self.kept = [*range(networks), *(networks + j for j in collapsed.rest)]
         self.rank = len(self.kept)
         scale, mean = (np.broadcast_to(a, self.size) for a in (prior.scale, prior.mean))
         self.whole_prior, self.prior = prior, Normal(scale[self.kept], mean=mean[self.kept])
-        self.at_once = max(1, min(_AT_ONCE, _MOST_PREDICTORS // len(density.design)))
+        self.at_once = max(1, min(_AT_ONCE, _MOST_PREDICTORS // len(self.rows.design)))
         self.model_fingerprint = model_fingerprint
         self._traced_marginal, self._traced_gradient = (
             Tracer(function, "the density without coefficients", mode)
@@ -139,7 +101,7 @@ class CollapsedNetworks:
     def _marginal(self, z: RestPoints) -> PointValues:
         """Log of p(y - f | h)."""
         f = self.contributions(z[:, : self.networks])
-        given = self.rows.beside(f)
+        given = self.rows.shifted(f)
         return self.collapsed.log_marginal(z[:, self.networks :], given)
 
     def _with_gradient(self, z: RestPoints) -> tuple[Tensor, Tensor]:
@@ -171,27 +133,17 @@ class CollapsedNetworks:
 
     def with_coefficients(self, draws: Draws, seed: int) -> Draws:
         """Draws of all coordinates, and their log densities, from those of this density."""
-        each = draws.n_draws
-        count = len(self.collapsed.linear)
-        eps = np.concatenate(
-            [
-                np.random.default_rng([seed, 12, chain]).standard_normal((each, count))
-                for chain in range(draws.n_chains)
-            ]
-        )
-        flat = np.ascontiguousarray(draws.flat())
-        parts, values = [], []
+        shape = draws.n_draws, len(self.collapsed.linear)
+        rngs = [np.random.default_rng([seed, 12, chain]) for chain in range(draws.n_chains)]
+        eps = torch.from_numpy(np.concatenate([rng.standard_normal(shape) for rng in rngs]))
+        points = torch.tensor(draws.flat()).split(self.at_once)
         with torch.no_grad():
-            for start in range(0, len(flat), self.at_once):
-                z = torch.from_numpy(flat[start : start + self.at_once].copy())
-                noise = torch.from_numpy(eps[start : start + self.at_once])
-                given = self.rows.beside(self.contributions(z[:, : self.networks]))
-                zeta, _ = self.collapsed.coordinates(z[:, self.networks :], noise, given)
-                values.append(given.value(self.collapsed.map.coefficients(zeta)).numpy())
-                parts.append(np.concatenate([z[:, : self.networks].numpy(), zeta.numpy()], 1))
-        shape = draws.z.shape[:2]
-        whole = np.concatenate(parts).reshape(*shape, self.size)
-        value = np.concatenate(values).reshape(shape)
+            found = [
+                self._with_coefficients(*part)
+                for part in zip(points, eps.split(self.at_once), strict=True)
+            ]
+        flat, values = (torch.cat(part).numpy() for part in zip(*found, strict=True))
+        whole, value = flat.reshape(*draws.z.shape[:2], -1), values.reshape(draws.z.shape[:2])
         densities = {
             "log_density": value + self.whole_prior.log_prob(whole),
             "log_likelihood": value,
@@ -203,3 +155,12 @@ class CollapsedNetworks:
             stats=draws.stats | densities,
             meta=draws.meta | {"integrated_out": "coefficients"},
         )
+
+    def _with_coefficients(
+        self, z: RestPoints, eps: Float[Tensor, "S c"]
+    ) -> tuple[Float[Tensor, "S k"], PointValues]:
+        """All coordinates, and the log-likelihood there."""
+        networks, h = z[:, : self.networks], z[:, self.networks :]
+        given = self.rows.shifted(self.contributions(networks))
+        zeta, _ = self.collapsed.coordinates(h, eps, given)
+        return torch.cat([networks, zeta], 1), given.value(self.collapsed.map.coefficients(zeta))

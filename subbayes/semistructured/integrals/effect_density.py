@@ -7,12 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.likelihoods.families import Family
-from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
-from subbayes.regression.shapes import EffectPoints, NetworkValues, RowPredictors, StoredRows
+from subbayes.regression.shapes import EffectPoints, NetworkValues
 from subbayes.semistructured.predictors import pad_thresholds
-from subbayes.utils.types import Targets
 
 
 class EffectDensity(EffectsLikelihood):
@@ -26,15 +23,7 @@ class EffectDensity(EffectsLikelihood):
         y: their targets.
     """
 
-    def __init__(
-        self,
-        structured: StructuredPredictor,
-        family: Family,
-        design: StoredRows,
-        offset: RowPredictors,
-        y: Targets,
-    ) -> None:
-        super().__init__(structured, family, design, offset, y, join=False)
+    join = False
 
     def predictors(
         self, zeta: Float[Tensor, "*#S P"], deep: Float[Tensor, "*#S n K"]

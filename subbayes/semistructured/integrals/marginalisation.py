@@ -19,7 +19,6 @@ that is exact to rounding.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,7 +26,6 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from typing_extensions import override
 
 from subbayes.regression.integrals.proposals import (
     LARGE_PILOT,
@@ -48,45 +46,9 @@ _GOOD = 0.5  # share of the proposals that counts, below which others are fitted
 _MOST_FITTED = 60  # coordinates
 
 
-class Marginalisation(ABC):
-    """How the effects are integrated out: by importance sampling with one set of random numbers.
-
-    Attributes:
-        log_weights: those of each call of `sample`.
-    """
-
-    def __init__(self) -> None:
-        self.log_weights: list[Float[Tensor, "S m"]] = []
-
-    @abstractmethod
-    def _log_weights(self, deep: NetworkValues) -> Float[Tensor, "S m"]:
-        """Log weights of the proposals of the density, for each contribution of the networks."""
-
-    def log_marginal(self, deep: NetworkValues) -> LogDensity:
-        """Log p(D | phi) given the networks' contributions, up to a constant: the mean weight."""
-        log_w = self._log_weights(deep)
-        return (log_w.logsumexp(1) - math.log(log_w.shape[1])).numpy()
-
-    @abstractmethod
-    def sample(self, deep: NetworkValues, rng: np.random.Generator) -> EffectDraws:
-        """One of new proposals of the effects for each contribution, chosen by their weights."""
-
-    def check(self, deep: NetworkValues) -> None:
-        """Check that more than a few proposals count.
-
-        Raises:
-            InputError: see `WeightQuality.check`.
-        """
-        WeightQuality.of(self._log_weights(deep)).check()
-
-    def facts(self) -> dict[str, Any]:
-        """The quality of the weights of the draws, for `Draws.meta`."""
-        return {"closed_form": False} | WeightQuality.of(torch.cat(self.log_weights)).facts()
-
-
 def marginalisation_of(
     density: EffectDensity, points: int = 256, places: Iterable[int] = (0,)
-) -> Marginalisation:
+) -> ImportanceSampling:
     """How the effects of a model are integrated out.
 
     Args:
@@ -95,12 +57,10 @@ def marginalisation_of(
         places: positions of the predictors that networks add to.
     """
     collapsed = None if any(places) else CollapsedDensity.of(density)
-    if collapsed is not None:
-        return ImportanceSampling(collapsed, density.offset, points)
-    return ImportanceSampling(ConditionalModes(density), density.offset, points)
+    return ImportanceSampling(collapsed or ConditionalModes(density), density.offset, points)
 
 
-class ImportanceSampling(Marginalisation):
+class ImportanceSampling:
     """A Laplace approximation corrected by importance sampling with fixed points.
 
     The points are quasi-random ones of a t distribution. Where few of them count without networks,
@@ -108,15 +68,17 @@ class ImportanceSampling(Marginalisation):
     coordinates in which the Laplace approximation is standard normal.
 
     Attributes:
+        modes: the density that is integrated.
         fitted: the mixture, or None.
+        log_weights: those of each call of `sample`.
     """
 
     def __init__(
         self, modes: ConditionalModes | CollapsedDensity, offset: RowPredictors, points: int
     ) -> None:
-        super().__init__()
         self.modes = modes
         self.fitted: Mixture | None = None
+        self.log_weights: list[Float[Tensor, "S m"]] = []
         size = modes.size
         if size == 1:
             self.eps, self.log_q = _rule(torch.full((points,), 0.5, dtype=torch.float64))
@@ -154,13 +116,26 @@ class ImportanceSampling(Marginalisation):
         eps, log_q = self.fitted.draw(points, rng)
         return torch.from_numpy(eps), torch.from_numpy(log_q)
 
-    @override
+    def log_marginal(self, deep: NetworkValues) -> LogDensity:
+        """Log p(D | phi) given the networks' contributions, up to a constant: the mean weight."""
+        log_w = self._log_weights(deep)
+        return (log_w.logsumexp(1) - math.log(log_w.shape[1])).numpy()
+
+    def check(self, deep: NetworkValues) -> None:
+        """Check that more than a few proposals count.
+
+        Raises:
+            InputError: see `WeightQuality.check`.
+        """
+        WeightQuality.of(self._log_weights(deep)).check()
+
     def facts(self) -> dict[str, Any]:
         """What is integrated out in closed form, and the quality of the weights of the draws."""
         if self.modes.size == 1:
             return {"closed_form": True}
+        facts = {"closed_form": False} | WeightQuality.of(torch.cat(self.log_weights)).facts()
         closed = isinstance(self.modes, CollapsedDensity)
-        return super().facts() | ({"integrated_out": "coefficients"} if closed else {})
+        return facts | ({"integrated_out": "coefficients"} if closed else {})
 
     def _weighted_proposals(
         self, deep: Tensor, eps: Float[Tensor, "m P"], log_q: Float[Tensor, "m"]
@@ -178,8 +153,8 @@ class ImportanceSampling(Marginalisation):
     def _log_weights(self, deep: NetworkValues) -> Float[Tensor, "S m"]:
         return self._weighted_proposals(deep, self.eps, self.log_q)[1]
 
-    @override
     def sample(self, deep: NetworkValues, rng: np.random.Generator) -> EffectDraws:
+        """One of new proposals of the effects for each contribution, chosen by their weights."""
         zeta, log_w = self._weighted_proposals(deep, *self._draw(rng))
         self.log_weights.append(log_w)
         gumbel = torch.from_numpy(rng.gumbel(size=tuple(log_w.shape)))
@@ -207,11 +182,5 @@ def _proposals(u: Float[Tensor, "m q"]) -> tuple[Float[Tensor, "m P"], Float[Ten
     normal = torch.special.ndtri(u[:, :-1])
     chi = torch.from_numpy(stats.chi2(_DF).ppf(u[:, -1].numpy()))
     eps = normal * (_DF / chi).sqrt().unsqueeze(1)
-    p = eps.shape[1]
-    log_q = (
-        math.lgamma((_DF + p) / 2)
-        - math.lgamma(_DF / 2)
-        - 0.5 * p * math.log(_DF * math.pi)
-        - 0.5 * (_DF + p) * torch.log1p(eps.square().sum(1) / _DF)
-    )
-    return eps, log_q
+    log_q = stats.multivariate_t(np.zeros(eps.shape[1]), df=_DF).logpdf(eps.numpy())
+    return eps, torch.from_numpy(np.atleast_1d(log_q))

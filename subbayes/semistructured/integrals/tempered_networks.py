@@ -11,7 +11,7 @@ from torch import Tensor
 
 from subbayes.draws import Draws
 from subbayes.priors import Normal
-from subbayes.semistructured.integrals.marginalisation import Marginalisation
+from subbayes.semistructured.integrals.marginalisation import ImportanceSampling
 from subbayes.utils.types import Coordinates, LogDensity
 
 EFFECT_BATCH = 64
@@ -32,7 +32,7 @@ class TemperedNetworks:
     """
 
     contributions: Callable[[Tensor], Tensor]
-    marginalisation: Marginalisation
+    marginalisation: ImportanceSampling
     prior: Normal
     rank: int
     temperature: float
@@ -53,7 +53,7 @@ class TemperedNetworks:
         """Check that the effects can be integrated out, at coordinates of trained networks.
 
         Raises:
-            InputError: see `Marginalisation.check`.
+            InputError: see `ImportanceSampling.check`.
         """
         with torch.no_grad():
             self.marginalisation.check(self.contributions(torch.from_numpy(z.astype(np.float64))))
