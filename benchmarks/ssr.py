@@ -69,7 +69,9 @@ def lesions(n: int = IMAGES) -> JointModel:
     frame = pd.DataFrame({"age": rng.normal(size=n), "melanoma": rng.integers(0, 2, n)})
     torch.manual_seed(0)
     network = ssr_lesions.network_of(ssr_lesions.Plan())
-    model = SemiStructuredRegression("melanoma ~ age", family="bernoulli", deep={"image": network})
+    model = SemiStructuredRegression(
+        "melanoma ~ age + cnn(image)", family="bernoulli", networks={"cnn": network}
+    )
     images = torch.randn(n, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     return model.specification.prepare(frame, {"image": images})
 

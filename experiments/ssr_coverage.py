@@ -46,7 +46,7 @@ from subbayes import MLP, Training
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.smc import SMC
 from subbayes.regression import Regression
-from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.joint_posterior import JointState
 from subbayes.training.configuration import Schedule
 from subbayes.utils.checks import check_choice
@@ -132,7 +132,7 @@ def fit_network(
     width = sum(levels.get(name, 1) for name in columns)
     network = MLP(width, (plan.hidden,), 1, "tanh", seed=seed)
     model = SemiStructuredRegression(
-        CASES[case].formula, deep={"net": Deep(network, columns=list(columns))}
+        f"{CASES[case].formula} + net({', '.join(columns)})", networks={"net": network}
     ).fit(
         rows.frame,
         subspace=SemiStructuredSubspace(plan.rank),

@@ -225,7 +225,7 @@ def fit_method(name: str, fold: Fold, seed: int, plan: Plan) -> SemiStructuredRe
         )
     torch.manual_seed(seed)
     model = SemiStructuredRegression(
-        f"melanoma ~ {EFFECT}", family="bernoulli", deep={"image": network_of(plan)}
+        f"melanoma ~ {EFFECT} + cnn(image)", family="bernoulli", networks={"cnn": network_of(plan)}
     )
     settings = dict(METHODS[name])
     kind = settings.pop("subspace")

@@ -29,7 +29,6 @@ from subbayes.diagnostics.calibration import wilson_interval
 from subbayes.inference.configuration import Sampling
 from subbayes.semistructured import (
     AllWeights,
-    Deep,
     NetworkSubspace,
     SemiStructuredRegression,
     SemiStructuredSubspace,
@@ -112,13 +111,13 @@ def fit_method(
     method: str, family: str, run: int, plan: Plan, frame: pd.DataFrame
 ) -> SemiStructuredRegression:
     """Fit a method to the rows of a run, without intercept and with sigma = 1."""
-    right = "0 + " + " + ".join(EFFECTS)
+    right = f"0 + {' + '.join(EFFECTS)} + net({', '.join(INPUTS)})"
     model = SemiStructuredRegression(
         {"mu": f"y ~ {right}", "sigma": "0"} if family == "normal" else f"y ~ {right}",
         family=family,
         orthogonal=False,
         priors=dict.fromkeys(EFFECTS, plan.effect_scale),
-        deep={"net": Deep(MLP(4, (16, 16), 1, "relu", seed=0), columns=list(INPUTS))},
+        networks={"net": MLP(4, (16, 16), 1, "relu", seed=0)},
     )
     rank = METHODS[method].get("rank")
     subspace: NetworkSubspace = (

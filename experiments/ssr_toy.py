@@ -28,7 +28,7 @@ from experiments.toy_regression_data import FILE
 from subbayes import MLP, Training
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.nuts import NUTS
-from subbayes.semistructured import Deep, SemiStructuredRegression
+from subbayes.semistructured import SemiStructuredRegression
 from subbayes.semistructured.subspace import SUBSPACES
 from subbayes.utils.checks import check_count
 
@@ -110,9 +110,9 @@ def fit_method(name: str, train: pd.DataFrame, seed: int, plan: Plan) -> SemiStr
     """Fit a method to the training rows."""
     torch.manual_seed(seed)
     model = SemiStructuredRegression(
-        "y ~ C(category)",
+        "y ~ C(category) + net(half, square)",
         orthogonal=False,
-        deep={"net": Deep(MLP(2, (16, 16), 1, "relu"), columns=["half", "square"])},
+        networks={"net": MLP(2, (16, 16), 1, "relu")},
     )
     options = dict(METHODS[name])
     sampled = options.pop("inference", "nuts") == "nuts"

@@ -34,7 +34,7 @@ from subbayes.artifacts.files import atomic_write_bytes
 from subbayes.diagnostics import rhat
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.nuts import NUTS
-from subbayes.semistructured import Deep, SemiStructuredRegression
+from subbayes.semistructured import SemiStructuredRegression
 from subbayes.semistructured.subspace import SUBSPACES
 from subbayes.utils.checks import check_count
 from subbayes.utils.modes import Mode
@@ -144,8 +144,8 @@ def fit_method(
     module = MLP(len(columns), NETS[net], 1, "tanh", seed=seed)
     weights = sum(p.numel() for p in module.parameters())
     model = SemiStructuredRegression(
-        "y ~ 0",
-        deep={"net": Deep(module, columns=columns)},
+        f"y ~ 0 + net({', '.join(map('`{}`'.format, columns))})",
+        networks={"net": module},
         orthogonal=False,
         priors={"sigma.Intercept": stats.lognorm(1.0)},
     )

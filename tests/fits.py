@@ -54,3 +54,15 @@ def small_fit_command(folder, x, y):
     options = "--hidden 6 --epochs 3 --swa-epochs 2 --draws 10 --chains 2 --rank 5 --quiet"
     words = f"--target y --likelihood gaussian {options}".split()
     return ["fit", str(table), "--out", str(out), *words]
+
+
+def with_network(formula, term, parameter=None):
+    """A formula with the term of a network, in the formula of a parameter or of the location."""
+    if parameter in (None, "mu"):
+        if isinstance(formula, str):
+            return f"{formula} + {term}"
+        return formula | {"mu": f"{formula['mu']} + {term}"}
+    parts = {"mu": formula} if isinstance(formula, str) else formula
+    return parts | {
+        parameter: f"{parts[parameter]} + {term}" if parameter in parts else f"~ {term}"
+    }

@@ -290,7 +290,7 @@ def load(
     data: Any = None,
     likelihood: Any = None,
     output: Callable[[Any], Tensor] | None = None,
-    deep: Mapping[str, nn.Module] | None = None,
+    networks: Mapping[str, nn.Module] | None = None,
     family: Any = None,
     priors: Mapping[str, Any] | None = None,
     device: torch.device | str = "cpu",
@@ -308,7 +308,7 @@ def load(
             Laplace in its dual and low-rank forms.
         likelihood: a likelihood of your own.
         output: selects the output tensor from what the module returns, as for `fit`.
-        deep: modules of the networks of a semi-structured model, by name.
+        networks: modules of the networks of a semi-structured model, by name.
         family: a family of your own, of a semi-structured model.
         priors: priors of your own, of a semi-structured model, by name.
         device: where to put the model.
@@ -334,7 +334,7 @@ def load(
         "data": data,
         "likelihood": likelihood,
         "output": output,
-        "deep": deep,
+        "networks": networks,
         "family": family,
         "priors": priors,
     }

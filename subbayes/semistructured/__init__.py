@@ -4,7 +4,6 @@ from subbayes.utils.registry import lazy_imports
 
 _NAMES = {
     "AllWeights": "subspace",
-    "Deep": "predictors",
     "LastLayer": "subspace",
     "NetworkSubspace": "subspace",
     "SemiStructuredRegression": "model",

@@ -31,7 +31,8 @@ from subbayes.regression.questions.predictive_checks import Replicates
 from subbayes.semistructured.estimand import NOTES
 from subbayes.semistructured.joint_posterior import JointPosterior, JointState
 from subbayes.semistructured.network_effects import contribution_table, partial_dependence
-from subbayes.semistructured.network_inputs import network_input, networks_from
+from subbayes.semistructured.network_inputs import network_input
+from subbayes.semistructured.network_terms import network_terms
 from subbayes.semistructured.orthogonal_columns import what_networks_are_orthogonal_to
 from subbayes.semistructured.saving import SemiStructuredFacts, facts_of, state_from, tensors_of
 from subbayes.semistructured.specification import JointSpecification
@@ -58,10 +59,14 @@ class SemiStructuredRegression(Regression):
     networks.
 
     Args:
-        formula: as for `Regression`.
-        deep: networks by name: a module, which reads the tensor of that name; a pair
-            (module, columns), which reads columns of the data frame; or a `Deep`. The modules are
-            not changed.
+        formula: as for `Regression`, with networks as terms: "y ~ x + s(z) + deep(u, v)". A network
+            reads columns of the data frame, where numbers are standardised and factors become
+            indicators, or one entry of `inputs`: `cnn(image)`. In a formula of another parameter,
+            `{"mu": "y ~ x", "sigma": "~ deep(u)"}`, it adds to the predictor of that one, and in
+            one of a class beside the reference, `{"mu": "y ~ x", "mu[b]": "~ deep(u)"}`, to that
+            class of a categorical response.
+        networks: the modules by name, each one term of the formula, from its inputs to one number
+            per row, shape (N, 1) or (N,). They are not changed.
         family, link, priors, weights, offset, exposure, missing: as for `Regression`.
         orthogonal: make the networks orthogonal to the columns of the formula over the training
             rows, so that effects have the same meaning as without a network; "auto" does so for
@@ -87,8 +92,8 @@ class SemiStructuredRegression(Regression):
         >>> rng = np.random.default_rng(0)
         >>> frame = pd.DataFrame(rng.normal(size=(60, 2)), columns=["x", "u"])
         >>> frame["y"] = 1 + 2 * frame["x"] + np.sin(frame["u"]) + 0.1 * rng.normal(size=60)
-        >>> deep = {"net": (nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1)), ["u"])}
-        >>> model = SemiStructuredRegression("y ~ x", deep=deep).fit(
+        >>> deep = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+        >>> model = SemiStructuredRegression("y ~ x + deep(u)", networks={"deep": deep}).fit(
         ...     frame,
         ...     subspace=SemiStructuredSubspace(rank=2),
         ...     training=Training(epochs=50, batch_size=None),
@@ -106,7 +111,7 @@ class SemiStructuredRegression(Regression):
         self,
         formula: str | Mapping[str, str],
         *,
-        deep: Mapping[str, Any],
+        networks: Mapping[str, nn.Module],
         family: str | Family = "normal",
         link: str | None = None,
         priors: Mapping[str, Any] | None = None,
@@ -129,17 +134,11 @@ class SemiStructuredRegression(Regression):
         )
         check_choice("orthogonal", orthogonal, (True, False, "auto"))
         check_choice("effects", effects, ESTIMANDS)
-        networks = networks_from(deep, self.specification.family)
-        if not networks:
-            fail("deep", "networks by name", "none", "Use subbayes.Regression")
         plain = self.specification
+        terms = network_terms(plain.formula, networks, plain.family)
         self.specification = JointSpecification(
-            **vars(plain), deep=networks, orthogonal=orthogonal, effects=effects
+            **vars(plain), deep=terms, orthogonal=orthogonal, effects=effects
         )
-
-    @override
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, deep={list(self.specification.deep)})"
 
     @property
     @override
@@ -163,7 +162,7 @@ class SemiStructuredRegression(Regression):
     def load(
         cls,
         path: str | Path,
-        deep: Mapping[str, nn.Module] | None = None,
+        networks: Mapping[str, nn.Module] | None = None,
         *,
         family: Family | None = None,
         priors: Mapping[str, Any] | None = None,
@@ -172,7 +171,7 @@ class SemiStructuredRegression(Regression):
 
         Args:
             path: the folder.
-            deep: a module of the same architecture, by name, for each network that is not a
+            networks: a module of the same architecture, by name, for each network that is not a
                 `subbayes.MLP`; their weights do not matter and they are not changed.
             family: a family of your own, which the files cannot contain.
             priors: priors of your own classes, likewise.
@@ -184,7 +183,7 @@ class SemiStructuredRegression(Regression):
             InputError: not such a folder, a damaged one, one of a newer version, or one that needs
                 a module, a family or a prior.
         """
-        return cls._load(path, deep=deep, family=family, priors=priors)
+        return cls._load(path, networks=networks, family=family, priors=priors)
 
     # --- fitting ----------------------------------------------------------------------------
 
@@ -206,9 +205,9 @@ class SemiStructuredRegression(Regression):
         Args:
             data: the rows: a data frame of pandas, polars, pyarrow or another library, or a dict of
                 columns.
-            inputs: inputs of the networks without columns, by name: a tensor, an array or a
-                map-style Dataset, with one entry per row. Of a Dataset's (input, label) only the
-                input is read. Rows that are dropped for missing values drop their entries.
+            inputs: what networks read beside columns, by its name in the formula: a tensor, an
+                array or a map-style Dataset, with one entry per row. Of a Dataset's (input, label)
+                only the input is read. Rows that are dropped for missing values drop their entries.
             subspace: where the networks move: "curve", the span of a curve beside free effects;
                 "full", all weights; "last-layer"; or an object such as
                 `SemiStructuredSubspace(rank=5)`.
@@ -247,7 +246,7 @@ class SemiStructuredRegression(Regression):
     @override
     def prior_predictive(self, data: Any, n: int = 100, seed: int = 0) -> Replicates:
         expected = "a model without networks, whose prior depends on their training"
-        fail("deep", expected, ", ".join(self.specification.deep))
+        fail("networks", expected, ", ".join(self.specification.deep))
 
     # --- results ------------------------------------------------------------------------------
 
@@ -379,7 +378,7 @@ class SemiStructuredRegression(Regression):
 
         Args:
             data: the rows, as for `fit`; the response is not needed.
-            inputs: inputs of the networks without columns, by name, as for `fit`. `evaluate`,
+            inputs: what networks read beside columns, as for `fit`. `evaluate`,
                 `score_samples`, `predict_batches` and `report` take them as `inputs=...` too.
             new_levels: as for `Regression.predict`.
             groups: as for `Regression.predict`.
@@ -454,7 +453,8 @@ class SemiStructuredRegression(Regression):
     @override
     def posterior_predictive(self, n: int = 100, seed: int = 0) -> Replicates:
         if any(part.columns is None for part in self.specification.deep.values()):
-            fail("deep", "networks of columns", "a network of tensors", "Use predict(...).sample()")
+            remedy = "Use predict(...).sample()"
+            fail("networks", "those of columns", "a network of tensors", remedy)
         return super().posterior_predictive(n, seed)
 
     @override
@@ -478,12 +478,12 @@ def rebuild(
     tensors: dict[str, Tensor],
     facts: SemiStructuredFacts,
     *,
-    deep: Mapping[str, nn.Module] | None = None,
+    networks: Mapping[str, nn.Module] | None = None,
     family: Any = None,
     priors: Mapping[str, Any] | None = None,
 ) -> SemiStructuredRegression:
     """Rebuild a fitted model from its artifact; see `SemiStructuredRegression.load`."""
-    state = state_from(tensors, facts, deep, family, priors)
+    state = state_from(tensors, facts, networks, family, priors)
     model = SemiStructuredRegression.__new__(SemiStructuredRegression)
     model.specification, model._state = state.model.specification, state
     return model

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 from typing_extensions import override
 
 from subbayes.data.arrays import to_tensor
 from subbayes.data.encoder import TabularEncoder
 from subbayes.likelihoods.families import Family
-from subbayes.networks.outputs import HALF
-from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.regression.design.design import Design, NewLevels
 from subbayes.regression.design.rows import AuxiliaryColumns, RowEncoder
 from subbayes.regression.formula.checks import check_columns, check_complete
-from subbayes.semistructured.network_places import check_parameter
-from subbayes.semistructured.predictors import Deep
-from subbayes.utils.checks import fail, fail_type
+from subbayes.semistructured.predictors import NetworkTerm
+from subbayes.utils.checks import fail
 
 
 class NetworkRowEncoder(RowEncoder):
@@ -42,7 +38,7 @@ class NetworkRowEncoder(RowEncoder):
         design: Design,
         family: Family,
         auxiliary: AuxiliaryColumns,
-        deep: Mapping[str, Deep],
+        deep: Mapping[str, NetworkTerm],
         frame: pd.DataFrame,
     ) -> None:
         super().__init__(design, family, auxiliary)
@@ -67,7 +63,7 @@ class NetworkRowEncoder(RowEncoder):
         tensors: Mapping[str, Any] | None = None,
         new_levels: NewLevels = "error",
     ) -> dict[str, Tensor]:
-        """The inputs of rows, with `tensors` by name for the networks without columns.
+        """The inputs of rows, with `tensors` by name for the networks that read them.
 
         Raises:
             InputError: a network without its input, or what `network_input` raises.
@@ -78,14 +74,16 @@ class NetworkRowEncoder(RowEncoder):
             if part.columns is not None:
                 encoded[f"deep {name}"] = self.encode_columns(name, frame)
                 continue
-            if name not in tensors:
-                expected = f"a tensor for the network {name!r}"
-                remedy = f"Pass inputs={{{name!r}: ...}}"
+            (entry,) = part.reads
+            if entry not in tensors:
+                expected = f"a tensor for {name}({entry})"
+                remedy = f"Pass inputs={{{entry!r}: ...}}"
                 fail("inputs", expected, ", ".join(tensors) or "none", remedy)
-            tensor = network_input(name, tensors[name], len(frame))
+            tensor = network_input(entry, tensors[entry], len(frame))
             is_float = tensor.is_floating_point()
             encoded[f"deep {name}"] = tensor.to(self.dtype) if is_float else tensor
-        check_network_names("inputs", tensors, self.deep)
+        entries = [name for part in self.deep.values() if part.is_tensor for name in part.reads]
+        check_network_names("inputs", tensors, entries)
         return encoded
 
     def encode_columns(self, name: str, frame: pd.DataFrame) -> Float[Tensor, "n q"]:
@@ -100,7 +98,7 @@ class NetworkRowEncoder(RowEncoder):
         return torch.from_numpy(values).to(self.dtype)
 
 
-def network_columns(deep: Mapping[str, Deep]) -> list[str]:
+def network_columns(deep: Mapping[str, NetworkTerm]) -> list[str]:
     """Columns of the data frame that networks read."""
     return [column for part in deep.values() for column in part.columns or ()]
 
@@ -109,7 +107,7 @@ def network_input(name: str, value: Any, n: int) -> Tensor:
     """The input of a network without columns, as a tensor with one entry per row.
 
     Args:
-        name: name of the network.
+        name: name of the input.
         value: a tensor, an array, or a map-style Dataset whose item i belongs to row i. Of an
             item that is a tuple or a list only the first element is read: labels are ignored.
         n: number of rows.
@@ -148,39 +146,10 @@ def _describe(tensor: Tensor) -> str:
     return f"shape {tuple(tensor.shape)} and {tensor.dtype}"
 
 
-def check_network_names(argument: str, names: Iterable[str], networks: Iterable[str]) -> None:
-    """Raise `InputError` for names that are not those of networks."""
-    known = list(networks)
+def check_network_names(argument: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise `InputError` for names of networks, or of their inputs, that the formula lacks."""
+    known = list(known)
     unknown = [name for name in names if name not in known]
     if unknown:
-        expected = "names of networks: " + (", ".join(known) or "there are none")
+        expected = "names in the formula: " + (", ".join(known) or "there are none")
         fail(argument, expected, ", ".join(unknown))
-
-
-def networks_from(deep: Mapping[str, Any] | None, family: Family) -> dict[str, Deep]:
-    """Convert modules, pairs (module, columns) or `Deep` to networks by name.
-
-    Raises:
-        InputError: an unknown parameter; of classes without an order `Specification.prepare`
-            checks it, when these are known. InputTypeError: any other value.
-    """
-    found: dict[str, Deep] = {}
-    if deep is not None and not isinstance(deep, Mapping):
-        fail_type("deep", "a dict of networks by name, such as {'net': (module, ['x'])}", deep)
-    for name, part in (deep or {}).items():
-        if isinstance(part, nn.Module):
-            part = Deep(part)
-        elif isinstance(part, tuple) and len(part) == 2:
-            names = (part[1],) if isinstance(part[1], str) else tuple(part[1])
-            part = Deep(part[0], columns=names)
-        if not isinstance(part, Deep) or not isinstance(part.module, nn.Module):
-            fail_type(f"deep[{name!r}]", "a module, a pair (module, columns) or a Deep", part)
-        if (module := uncompiled(part.module)) is not part.module:
-            part = replace(part, module=module)
-        if half := next((p.dtype for p in part.module.parameters() if p.dtype in HALF), None):
-            remedy = "Effects need more digits: pass module.float()"
-            fail(f"deep[{name!r}]", "a module of float32 or float64", half, remedy)
-        if not family.has_predictor_per_class:  # whose classes the rows determine
-            check_parameter(str(name), part, family)
-        found[str(name)] = part
-    return found

@@ -11,59 +11,43 @@ from dataclasses import replace
 
 from subbayes.likelihoods.families import Family
 from subbayes.regression.design.design import Design
-from subbayes.semistructured.predictors import Deep
+from subbayes.semistructured.predictors import NetworkTerm
 from subbayes.utils.checks import closest, fail
 
 
-def _accepted(family: Family) -> tuple[str, ...]:
-    """The parameters with a predictor that is not given."""
-    return tuple(name for name in family.formula_parameters if name not in family.known)
-
-
-def check_parameter(name: str, network: Deep, family: Family) -> None:
-    """Raise `InputError` for a network of an unknown or given parameter."""
-    accepted, own = _accepted(family), network.parameter
-    if own is None or own in accepted:
-        return
-    remedy = closest(own, accepted)
-    if family.has_predictor_per_class and own == family.parameters[0]:
-        label = own.partition("[")[2][:-1]
-        remedy = f"Class {label!r} is the reference, whose predictor is 0"
-    fail(f"parameter of deep[{name!r}]", f"one of {', '.join(accepted)}", repr(own), remedy)
-
-
-def with_classes(deep: Mapping[str, Deep], family: Family) -> dict[str, Deep]:
+def with_classes(deep: Mapping[str, NetworkTerm], family: Family) -> dict[str, NetworkTerm]:
     """Networks with their parameter, of a family whose classes are known.
 
     Args:
-        deep: the networks by name. For a categorical response those without a parameter, or with
-            that of the formula, add to the only class beside the reference.
+        deep: the networks by name. For a categorical response those of the formula of all classes
+            add to the only class beside the reference.
         family: distribution of the response.
 
     Raises:
-        InputError: an unknown parameter; or none, with several classes beside the reference.
+        InputError: the formula of an unknown class; or of all, with several beside the reference.
     """
     if not family.has_predictor_per_class:
         return dict(deep)
-    found, accepted = {}, _accepted(family)
+    found, accepted = {}, family.locations
     for name, network in deep.items():
-        own = network
-        if network.parameter in (None, *family.formula_names):
-            if len(accepted) > 1:
-                fail(
-                    f"parameter of deep[{name!r}]",
-                    f"one of {', '.join(accepted)}",
-                    repr(network.parameter),
-                    "A network adds to the log odds of one class to the reference: pass "
-                    f"Deep(module, columns, parameter={accepted[0]!r}), a network for each class",
-                )
-            own = replace(network, parameter=accepted[0])
-        check_parameter(name, own, family)
-        found[name] = own
+        if network.parameter is None and len(accepted) == 1:
+            network = replace(network, parameter=accepted[0])
+        own = network.parameter
+        if own is None:
+            remedy = (
+                f"Pass {{..., {accepted[0]!r}: '~ {name}(...)'}}, with a network for each class"
+            )
+            fail("formula", f"the class whose log odds {name}(...) adds to", "all classes", remedy)
+        if own not in accepted:
+            remedy = closest(own, accepted)
+            if own == family.parameters[0]:
+                remedy = f"The predictor of the reference, {own}, is 0"
+            fail("formula", f"networks of {', '.join(accepted)}", repr(own), remedy)
+        found[name] = network
     return found
 
 
-def check_has_columns(deep: Mapping[str, Deep], design: Design, family: Family) -> None:
+def check_has_columns(deep: Mapping[str, NetworkTerm], design: Design, family: Family) -> None:
     """Raise `InputError` for a network without a column that `orthogonal=True` could use."""
     for name, network in deep.items():
         parameter, read = network.parameter or design.parameters[0], set(network.columns or ())

@@ -202,8 +202,8 @@ def orthogonal_networks(model: JointModel) -> tuple[OrthogonalNetworks, ...]:
         if groups and part.basis.shape[1] >= len(part.basis):
             terms = sorted(t.name for t in model.design.terms if set(t.columns) & set(groups))
             fail(
-                "deep",
-                "networks that do not read the groups of as many random effects as rows",
+                "networks",
+                "those that do not read the groups of as many random effects as rows",
                 f"{names[0]!r}, which reads those of {', '.join(terms)}",
                 "Leave the groups out of the network's columns, or the term out of the formula",
             )

@@ -29,33 +29,34 @@ _PROBE_ROWS = 2  # smaller batches than this only determine shapes of outputs
 
 
 @dataclass(frozen=True)
-class Deep:
-    """A network of a semi-structured model.
+class NetworkTerm:
+    """A network as a term of a formula, such as `deep(u, v)`.
 
-    Args:
+    Attributes:
         module: from its inputs to one number per row, shape (N, 1) or (N,).
-        columns: columns of the data frame that it reads: numbers are standardised, factors become
-            indicators. None: it reads the tensor or Dataset passed under its name.
-        parameter: distribution parameter whose predictor it adds to; by default the location. Of
-            a categorical response it is that of a class beside the reference, such as "mu[b]",
-            which has to be chosen if there are several.
-
-    Example:
-        >>> Deep(nn.Linear(2, 1), columns=["age", "bmi"]).parameter is None
-        True
+        reads: columns of the data frame that it reads, where numbers are standardised and factors
+            become indicators; or the name of one entry of `inputs`.
+        parameter: distribution parameter whose formula it is in; None for the location.
+        is_tensor: whether it reads an entry of `inputs`.
     """
 
     module: nn.Module
-    columns: tuple[str, ...] | list[str] | None = None
+    reads: tuple[str, ...]
     parameter: str | None = None
+    is_tensor: bool = False
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        """The columns of the data frame that it reads; None if it reads a tensor."""
+        return None if self.is_tensor else self.reads
 
 
-def with_own_statistics(deep: Mapping[str, Deep]) -> dict[str, Deep]:
+def with_own_statistics(deep: Mapping[str, NetworkTerm]) -> dict[str, NetworkTerm]:
     """Networks with copies of their modules if these have BatchNorm statistics, which fits set.
 
     Example:
         >>> norm = nn.BatchNorm1d(1)
-        >>> with_own_statistics({"a": Deep(norm)})["a"].module is norm
+        >>> with_own_statistics({"a": NetworkTerm(norm, ("u",))})["a"].module is norm
         False
     """
     modules = nn.ModuleList(part.module for part in deep.values())
@@ -115,11 +116,10 @@ class DeepPredictor(nn.Module):
             outputs = outputs.squeeze(-1)
         if outputs.shape != (len(rows),):
             fail(
-                f"deep[{name!r}]",
+                f"networks[{name!r}]",
                 "a module with one output a row, shape (N, 1)",
                 f"outputs of shape {tuple(outputs.shape)} for {len(rows)} rows",
-                "Give its last layer one output; for other parameters pass further networks, "
-                "Deep(module, columns, parameter='sigma')",
+                "Give its last layer one output, and other parameters networks of their own",
             )
         return outputs * self._scales[self.places[name]].to(outputs)
 

@@ -31,8 +31,8 @@ from subbayes.regression.saving import (
 )
 from subbayes.regression.saving import tensors_of as tensors_of_regression
 from subbayes.semistructured.joint_posterior import JointPosterior, JointState
-from subbayes.semistructured.network_inputs import check_network_names, networks_from
-from subbayes.semistructured.predictors import Deep
+from subbayes.semistructured.network_inputs import check_network_names
+from subbayes.semistructured.network_terms import network_terms
 from subbayes.semistructured.specification import JointModel, JointSpecification
 from subbayes.semistructured.subspace import SUBSPACES, JointSpace
 from subbayes.subspace import JointSubspace
@@ -44,8 +44,6 @@ class DeepFacts(Facts):
     """A network but for its tensors."""
 
     architecture: str
-    parameter: str | None
-    columns: list[Name] | None
     module: MLPSettings | None
     trained: list[str]
 
@@ -86,7 +84,7 @@ def tensors_of(state: JointState) -> dict[str, Tensor | np.ndarray]:
         tensors |= add_prefix(f"network{i}", network.module.state_dict())
         tensors |= add_prefix(f"attribute{i}", attribute_tensors(network.module))
         if network.columns is None:
-            tensors[f"inputs.{name}"] = state.model.inputs[f"deep {name}"]
+            tensors[f"inputs.{network.reads[0]}"] = state.model.inputs[f"deep {name}"]
     return tensors
 
 
@@ -102,7 +100,7 @@ def facts_of(state: JointState) -> SemiStructuredFacts:
         **common_facts(state),
         orthogonal=orthogonal,
         effects=effects,
-        networks={name: _network_facts(network) for name, network in specification.deep.items()},
+        networks={name: _network_facts(term.module) for name, term in specification.deep.items()},
         space=JointSpaceFacts(
             subspace=subspace,
             prior=space.prior.to_config(),
@@ -117,7 +115,7 @@ def facts_of(state: JointState) -> SemiStructuredFacts:
 def state_from(
     tensors: dict[str, Tensor],
     facts: SemiStructuredFacts,
-    deep: Mapping[str, nn.Module] | None = None,
+    networks: Mapping[str, nn.Module] | None = None,
     family: Any = None,
     priors: Mapping[str, Any] | None = None,
 ) -> JointState:
@@ -126,20 +124,17 @@ def state_from(
     Raises:
         InputError: a module, family or prior that the artifact cannot hold is not given.
     """
-    given = dict(deep or {})
-    check_network_names("deep", given, facts.networks)
+    given = dict(networks or {})
+    check_network_names("networks", given, facts.networks)
     settings = specification_settings(facts, family, priors or {})
-    networks = {
+    modules = {
         name: _network(name, network, f"{i}", tensors, given.get(name))
         for i, (name, network) in enumerate(facts.networks.items())
     }
     inputs = strip_prefix("inputs", tensors)
-    with_inputs = {name for name, network in facts.networks.items() if network.columns is None}
-    if with_inputs != set(inputs):
-        damaged("tensors 'inputs'", f"of the networks {sorted(with_inputs)}", sorted(inputs))
     specification = JointSpecification(
         **settings,
-        deep=networks_from(networks, settings["family"]),
+        deep=network_terms(facts.formula, modules, settings["family"]),
         orthogonal=facts.orthogonal,
         effects=facts.effects,
     )
@@ -157,16 +152,15 @@ def state_from(
     _check_sizes(space, rows)
     joint = JointPosterior(rows, space, facts.seed, mode_of(facts))
     state = JointState(joint, Draws.from_state(tensors, facts.draws))
-    check_log_likelihood(joint, state.draws, {"deep": given, "family": family, "priors": priors})
+    check_log_likelihood(
+        joint, state.draws, {"networks": given, "family": family, "priors": priors}
+    )
     return state
 
 
-def _network_facts(network: Deep) -> DeepFacts:
-    module = network.module
+def _network_facts(module: nn.Module) -> DeepFacts:
     return DeepFacts(
         architecture=architecture_of(module),
-        parameter=network.parameter,
-        columns=None if network.columns is None else list(network.columns),
         module=MLPSettings(**module.settings) if isinstance(module, MLP) else None,
         trained=[n for n, p in module.named_parameters() if p.requires_grad],
     )
@@ -192,7 +186,7 @@ def _check_sizes(space: JointSpace, rows: JointModel) -> None:
 
 def _network(
     name: str, facts: DeepFacts, number: str, tensors: dict[str, Tensor], module: nn.Module | None
-) -> Deep:
+) -> nn.Module:
     """A saved network, in a copy of the module that the user passes or in a new `MLP`."""
     state = strip_prefix(f"network{number}", tensors)
     if module is not None:
@@ -202,14 +196,14 @@ def _network(
         module = facts.module.build(state).to(dtype)
     else:
         fail(
-            f"deep[{name!r}]",
+            f"networks[{name!r}]",
             f"a module of the saved architecture {facts.architecture}",
             "none",
-            f"Pass load(path, deep={{{name!r}: module}}): code is not saved, only weights",
+            f"Pass load(path, networks={{{name!r}: module}}): code is not saved, only weights",
         )
     if architecture_of(module) != facts.architecture:
         fail(
-            f"deep[{name!r}]",
+            f"networks[{name!r}]",
             f"the saved architecture {facts.architecture}",
             architecture_of(module),
             "Build it with the same layers and sizes",
@@ -218,4 +212,4 @@ def _network(
     set_attributes(module, strip_prefix(f"attribute{number}", tensors))
     for key, parameter in module.named_parameters():
         parameter.requires_grad_(key in facts.trained)
-    return Deep(module, facts.columns, facts.parameter)
+    return module

@@ -21,7 +21,13 @@ from subbayes.regression.design.design import Design
 from subbayes.regression.specification import PreparedModel, Specification
 from subbayes.semistructured.network_inputs import NetworkRowEncoder, network_columns, network_input
 from subbayes.semistructured.network_places import check_has_columns, with_classes
-from subbayes.semistructured.predictors import Deep, DeepPredictor, Predictors, with_own_statistics
+from subbayes.semistructured.network_terms import reading_inputs, without_networks
+from subbayes.semistructured.predictors import (
+    DeepPredictor,
+    NetworkTerm,
+    Predictors,
+    with_own_statistics,
+)
 from subbayes.utils.checks import error_text, fail
 
 
@@ -47,7 +53,7 @@ class JointModel(PreparedModel):
 class JointSpecification(Specification):
     """Formula, family, networks and priors; see `SemiStructuredRegression`."""
 
-    deep: dict[str, Deep] = field(default_factory=dict)
+    deep: dict[str, NetworkTerm] = field(default_factory=dict)
     orthogonal: bool | str = "auto"
     effects: str = "population"
 
@@ -64,6 +70,18 @@ class JointSpecification(Specification):
     @override
     def other_columns(self) -> tuple[str, ...]:
         return tuple(network_columns(self.deep))
+
+    @override
+    def split_formula(self) -> tuple[str, dict[str, str]]:
+        plain = without_networks(self.formula, self.deep, self.family)[0]
+        return super(JointSpecification, replace(self, formula=plain)).split_formula()
+
+    @override
+    def prepare(
+        self, data: Any, inputs: Mapping[str, Any] | None = None, most_effects: int | None = None
+    ) -> PreparedModel:
+        own = replace(self, deep=reading_inputs(self.deep, inputs))
+        return super(JointSpecification, own).prepare(data, inputs, most_effects)
 
     @override
     def with_classes(self, family: Family) -> Self:
@@ -103,7 +121,7 @@ class JointSpecification(Specification):
                 for name in self.deep
             ]
             fail(
-                "deep",
+                "networks",
                 "modules that take " + "; ".join(shown),
                 error_text(error.__cause__ or error),
                 "Give the first layer of each as many inputs",

@@ -154,8 +154,8 @@ def test_columns_that_a_network_reads_come_from_any_frame(other):
     training, found = replace(TRAINING, epochs=2), []
     for frame in (other, in_pandas()):
         torch.manual_seed(0)
-        deep = {"net": (torch.nn.Linear(5, 1), ["x", "sex", "member"])}
-        model = SemiStructuredRegression("y ~ dose", deep=deep).fit(
+        networks = {"net": torch.nn.Linear(5, 1)}
+        model = SemiStructuredRegression("y ~ dose + net(x, sex, member)", networks=networks).fit(
             frame, subspace="last-layer", inference="laplace", training=training, sampling=SAMPLING
         )
         found.append(numbered(model.predict(frame).to_frame()))

@@ -22,7 +22,7 @@ from subbayes.inference.engine import engine_of
 from subbayes.inference.samplers import chains
 from subbayes.inference.samplers.chains import Sampler
 from subbayes.likelihoods import Gaussian
-from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.subspace import RandomSubspace
 
 ENGINES = {
@@ -112,8 +112,10 @@ def semi_structured(name: str, formula: str, deep: bool) -> dict[str, str]:
     y = np.sin(2 * x) + 2 * rng.standard_normal(8)[groups] + 0.3 * np.tanh(2 * a)
     y += 0.3 * rng.standard_normal(len(groups))
     frame = pd.DataFrame({"y": y, "x": x, "a": a, "g": groups.astype(str)})
-    networks = {"net": Deep(subbayes.MLP(1, (3,), 1, "tanh", seed=0), columns=["a"])}
-    model = SemiStructuredRegression(formula, deep=networks if deep else None)
+    networks = {"net": subbayes.MLP(1, (3,), 1, "tanh", seed=0)}
+    model = subbayes.Regression(formula)
+    if deep:
+        model = SemiStructuredRegression(f"{formula} + net(a)", networks=networks)
     training = Training(epochs=50, batch_size=None, validation=None, patience=None)
     options = {"subspace": SemiStructuredSubspace(3), "training": training} if deep else {}
     warmup = None if name in ("smc", "laplace") else 30

@@ -22,7 +22,7 @@ def table(n=60):
 def model_of():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(1, 4), nn.Tanh(), nn.Linear(4, 1))
-    return SemiStructuredRegression("y ~ x", deep={"n": (net, ["u"])})
+    return SemiStructuredRegression("y ~ x + n(u)", networks={"n": net})
 
 
 def fitted(frame, members):

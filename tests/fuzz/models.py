@@ -144,7 +144,7 @@ def _sparse(posterior: str) -> sparse.SparseNetwork:
 
 def _semistructured(path: Path) -> None:
     model = SemiStructuredRegression(
-        "y ~ a + C(c)", deep={"net": (subbayes.MLP(1, (3,), 1, seed=0), ["b"])}
+        "y ~ a + C(c) + net(b)", networks={"net": subbayes.MLP(1, (3,), 1, seed=0)}
     )
     model.fit(
         FRAME,

@@ -88,7 +88,7 @@ MAKE = {
         FRAME, "y", SMALL, method="sparse", progress=False
     ),
     "semi-structured": lambda: SemiStructuredRegression(
-        "y ~ a", deep={"net": (subbayes.MLP(1, (3,), 1, seed=0), ["b"])}
+        "y ~ a + net(b)", networks={"net": subbayes.MLP(1, (3,), 1, seed=0)}
     ).fit(
         FRAME,
         subspace=subbayes.semistructured.SemiStructuredSubspace(2),

@@ -281,19 +281,20 @@ REGRESSIONS: dict[str, dict[str, Any]] = {
     "smooth": {"formula": "y ~ s(a, k=4)"},
     "nuts": {"inference": "nuts"},
     "own": {"inference": Another()},
-    "network": {"deep": {"net": (net_of_one := subbayes.MLP(1, (3,), 1, seed=0), ["b"])}},
-    "network, own": {"deep": {"net": (net_of_one, ["b"])}, "inference": from_function},
+    "network": {"networks": {"net": (net_of_one := subbayes.MLP(1, (3,), 1, seed=0))}},
+    "network, own": {"networks": {"net": net_of_one}, "inference": from_function},
 }
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_draws_of_regressions_are_given_back(name: str, tmp_path: Path) -> None:
-    options = {"formula": "y ~ a", "deep": {}} | REGRESSIONS[name]
-    deep = copy.deepcopy(options.pop("deep"))
+    options = {"formula": "y ~ a", "networks": {}} | REGRESSIONS[name]
+    networks = copy.deepcopy(options.pop("networks"))
     formula = options.pop("formula")
-    model = SemiStructuredRegression(formula, deep=deep) if deep else Regression(formula)
-    if deep:
+    model = Regression(formula)
+    if networks:
+        model = SemiStructuredRegression(f"{formula} + net(b)", networks=networks)
         options = {
             "inference": "elliptical-slice",
             "subspace": SemiStructuredSubspace(2),

@@ -48,5 +48,5 @@ def test_networks_without_names():
     import pandas as pd
 
     frame = pd.DataFrame({"x": [0.0, 1.0, 2.0], "y": [1.0, 0.0, 2.0]})
-    with pytest.raises(InputTypeError, match="deep: expected a dict of networks by name"):
-        SemiStructuredRegression("y ~ x", deep=[nn.Linear(1, 1)]).fit(frame)
+    with pytest.raises(InputTypeError, match="networks: expected a dict of modules by name"):
+        SemiStructuredRegression("y ~ x", networks=[nn.Linear(1, 1)]).fit(frame)

@@ -23,10 +23,11 @@ from subbayes.inference.samplers.reparameterisation import (
 from subbayes.priors import Normal
 from subbayes.regression import Regression
 from subbayes.regression.design.centring import Information
-from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.subspace import build_space
 from subbayes.utils.checks import InputError
+from tests.fits import with_network
 
 ROWS, GROUPS = 240, 8
 TRAINING = Training(epochs=200, batch_size=None, validation=None, patience=None)
@@ -53,7 +54,7 @@ def frame():
 
 def fitted(formula, inference="laplace", **sampling):
     network = MLP(1, (3,), 1, "tanh", seed=0)
-    model = SemiStructuredRegression(formula, deep={"net": Deep(network, columns=["a"])})
+    model = SemiStructuredRegression(with_network(formula, "net(a)"), networks={"net": network})
     return model.fit(
         frame(),
         subspace=SemiStructuredSubspace(3),
@@ -66,7 +67,7 @@ def fitted(formula, inference="laplace", **sampling):
 @cache
 def joint_of(formula):
     network = MLP(1, (3,), 1, "tanh", seed=0)
-    model = SemiStructuredRegression(formula, deep={"net": Deep(network, columns=["a"])})
+    model = SemiStructuredRegression(with_network(formula, "net(a)"), networks={"net": network})
     prepared = model.specification.prepare(frame(), None)
     space = build_space(SemiStructuredSubspace(3), prepared, TRAINING, 0, False)
     return JointPosterior(prepared, space, 0)

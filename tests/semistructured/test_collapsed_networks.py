@@ -17,11 +17,12 @@ from subbayes.inference.samplers.elliptical_slice import EllipticalSlice
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.samplers.nuts import NUTS
 from subbayes.inference.samplers.smc import SMC
-from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.integrals.collapsed_networks import CollapsedNetworks
 from subbayes.semistructured.joint_posterior import JointPosterior
 from subbayes.semistructured.subspace import build_space
 from subbayes.utils.checks import InputError
+from tests.fits import with_network
 
 TRAINING = Training(epochs=60, batch_size=None, validation=None, patience=None)
 RANDOM = "y ~ x + (1 + x | g)"
@@ -46,8 +47,9 @@ def table(n=60, seed=0):
 
 
 def joint_of(formula=RANDOM, family="normal", columns=("v", "u"), rank=3, shift=0.0, **options):
-    deep = {"net": Deep(MLP(len(columns), (4,), 1, "tanh", seed=0), columns=list(columns))}
-    model = SemiStructuredRegression(formula, deep=deep, family=family, **options)
+    networks = {"net": MLP(len(columns), (4,), 1, "tanh", seed=0)}
+    formula = with_network(formula, f"net({', '.join(columns)})")
+    model = SemiStructuredRegression(formula, networks=networks, family=family, **options)
     frame = table().assign(y=lambda frame: frame.y + shift * frame.x)
     prepared = model.specification.prepare(frame, None)
     space = build_space(SemiStructuredSubspace(rank), prepared, TRAINING, 0, False)
@@ -232,11 +234,11 @@ def test_the_evidence_is_that_of_all_coordinates(small):
 @pytest.mark.parametrize("name", ENGINES)
 def test_every_sampler_runs_and_its_draws_can_be_saved(name, tmp_path):
     frame = table()
-    deep = {"net": Deep(MLP(1, (3,), 1, "tanh", seed=0), columns=["v"])}
+    deep = {"net": MLP(1, (3,), 1, "tanh", seed=0)}
     sampling = Sampling(draws=40, chains=2, warmup=5, seed=0, progress=False, mode="eager")
     if name in ("smc", "parallel-tempering"):
         sampling = replace(sampling, warmup=None)
-    model = SemiStructuredRegression("y ~ x + (1 | g)", deep=deep).fit(
+    model = SemiStructuredRegression("y ~ x + (1 | g) + net(v)", networks=deep).fit(
         frame,
         subspace=SemiStructuredSubspace(2),
         inference=name,
@@ -365,16 +367,18 @@ def test_other_responses_keep_their_coefficients(formula, options):
 
 
 def test_networks_of_sigma_keep_the_coefficients():
-    deep = {"net": Deep(MLP(1, (3,), 1, "tanh", seed=0), columns=["v"], parameter="sigma")}
-    model = SemiStructuredRegression({"mu": "y ~ x", "sigma": "~ 1"}, deep=deep)
+    networks = {"net": MLP(1, (3,), 1, "tanh", seed=0)}
+    model = SemiStructuredRegression({"mu": "y ~ x", "sigma": "~ net(v)"}, networks=networks)
     prepared = model.specification.prepare(table(), None)
     space = build_space(SemiStructuredSubspace(2), prepared, TRAINING, 0, False)
     assert JointPosterior(prepared, space, 0).collapsed is None
 
 
 def test_projected_effects_keep_their_coefficients():
-    deep = {"net": Deep(MLP(1, (3,), 1, "tanh", seed=0), columns=["v"])}
-    prepared = SemiStructuredRegression("y ~ x", deep=deep).specification.prepare(table(), None)
+    deep = {"net": MLP(1, (3,), 1, "tanh", seed=0)}
+    prepared = SemiStructuredRegression("y ~ x + net(v)", networks=deep).specification.prepare(
+        table(), None
+    )
     space = build_space(NaiveSubspace(), prepared, TRAINING, 0, False)
     assert JointPosterior(prepared, space, 0).collapsed is None
 

@@ -11,6 +11,7 @@ from subbayes.draws import Draws
 from subbayes.likelihoods.families import Custom
 from subbayes.regression import Regression
 from subbayes.semistructured import SemiStructuredSubspace
+from tests.fits import with_network
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SAMPLING = Sampling(draws=8, chains=2, warmup=5, progress=False, mode="eager")
@@ -56,24 +57,27 @@ def test_draws_are_compared_by_what_their_engine_stores(inference, tmp_path):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("formula", ["y ~ 1", {"mu": "y ~ 1", "sigma": "~ x"}])
 def test_tempered_networks_are_compared_where_one_coordinate_is_left(formula, tmp_path):
-    model = SemiStructuredRegression(formula, deep={"net": (Net(torch.tanh), ["x"])})
+    formula = with_network(formula, "net(x)")
+    model = SemiStructuredRegression(formula, networks={"net": Net(torch.tanh)})
     options = NETWORKS | {"inference": "elliptical-slice", "sampling": SAMPLING}
     model.fit(FRAME, temperature=5.0, **options)
     path = model.save(tmp_path / "model")
-    assert repr(load(path, deep={"net": Net(torch.tanh)})) == repr(model)
+    assert repr(load(path, networks={"net": Net(torch.tanh)})) == repr(model)
     if isinstance(formula, dict):
-        load(path, deep={"net": Net(torch.relu)})
+        load(path, networks={"net": Net(torch.relu)})
         return
-    with pytest.raises(InputError, match="^deep: expected those of the fitted model, under which"):
-        load(path, deep={"net": Net(torch.relu)})
+    with pytest.raises(
+        InputError, match="^networks: expected those of the fitted model, under which"
+    ):
+        load(path, networks={"net": Net(torch.relu)})
 
 
 def test_ensembles_have_no_log_likelihoods(tmp_path):
-    model = SemiStructuredRegression("y ~ 1", deep={"net": (Net(torch.tanh), ["x"])})
+    model = SemiStructuredRegression("y ~ net(x)", networks={"net": Net(torch.tanh)})
 
     def members(posterior, sampling):
         return Draws(sampling.initial[:, None], validity="ensemble")
 
     model.fit(FRAME, inference=members, sampling=SAMPLING, **NETWORKS)
     path = model.save(tmp_path / "model")
-    assert repr(load(path, deep={"net": Net(torch.tanh)})) == repr(model)
+    assert repr(load(path, networks={"net": Net(torch.tanh)})) == repr(model)

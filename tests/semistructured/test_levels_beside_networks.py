@@ -12,7 +12,7 @@ from subbayes import MLP, Sampling, SemiStructuredRegression, Training
 from subbayes.semistructured import SemiStructuredSubspace
 from subbayes.semistructured.contributions import Contributions
 from subbayes.semistructured.orthogonal_columns import orthogonal_networks
-from subbayes.semistructured.predictors import Deep
+from tests.fits import with_network
 
 QUICK = {
     "training": Training(epochs=20, batch_size=None, validation=None, patience=None),
@@ -33,8 +33,9 @@ def table(n=80):
 
 def prepared(formula, reads=("u",), family="normal", parameter=None, **options):
     inputs = sum(4 if name == "h" else 1 for name in reads)
-    deep = {"n": Deep(MLP(inputs, (4,), 1, seed=0), reads, parameter)}
-    model = SemiStructuredRegression(formula, deep=deep, family=family, **options)
+    networks = {"n": MLP(inputs, (4,), 1, seed=0)}
+    formula = with_network(formula, f"n({', '.join(reads)})", parameter)
+    model = SemiStructuredRegression(formula, networks=networks, family=family, **options)
     return model.specification.prepare(table(), {})
 
 
@@ -121,8 +122,10 @@ def test_the_level_of_an_ordinal_response_stays_in_the_thresholds(reads, x, weig
 
 @pytest.fixture(scope="module")
 def ordinal():
-    deep = {"n": (MLP(2, (4,), 1, seed=0), ["x", "u"])}
-    model = SemiStructuredRegression("level ~ x", family="ordinal", deep=deep, weights="k")
+    deep = {"n": MLP(2, (4,), 1, seed=0)}
+    model = SemiStructuredRegression(
+        "level ~ x + n(x, u)", family="ordinal", networks=deep, weights="k"
+    )
     with pytest.warns(UserWarning, match="not mixed"):  # so few draws have not mixed
         return model.fit(table(), **QUICK)
 

@@ -38,8 +38,10 @@ def test_the_density_along_the_intercept_is_that_of_float64(mean, priors):
     frame = table(mean)
     found = []
     for dtype in (torch.float32, torch.float64):
-        deep = {"net": (MLP(1, (4,), 1, seed=0).to(dtype), ["z"])}
-        model = SemiStructuredRegression("y ~ x", family="student-t", deep=deep, priors=priors)
+        deep = {"net": MLP(1, (4,), 1, seed=0).to(dtype)}
+        model = SemiStructuredRegression(
+            "y ~ x + net(z)", family="student-t", networks=deep, priors=priors
+        )
         rows = model.specification.prepare(frame, None)
         inner = DenseSubspace(torch.zeros(13).to(dtype), torch.eye(13)[:2].to(dtype))
         subspace = JointSubspace(inner, rows.structured.size)
@@ -63,8 +65,8 @@ def test_predictions_contributions_and_saved_models_keep_the_digits(tmp_path):
     sampling = Sampling(draws=6, chains=2, warmup=4, progress=False, mode="eager")
     found = []
     for mean in (0.0, 1e6):
-        deep = {"net": (MLP(1, (4,), 1, seed=0), ["z"])}
-        model = SemiStructuredRegression("y ~ x", family="student-t", deep=deep)
+        deep = {"net": MLP(1, (4,), 1, seed=0)}
+        model = SemiStructuredRegression("y ~ x + net(z)", family="student-t", networks=deep)
         quick = {"inference": "elliptical-slice", "sampling": sampling, "training": TRAINING}
         model.fit(table(mean), subspace=SemiStructuredSubspace(2), **quick)
         new = table(mean).head()

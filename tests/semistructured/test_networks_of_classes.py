@@ -9,9 +9,10 @@ import torch
 
 from subbayes import MLP, InputError, Sampling, SemiStructuredRegression, Training
 from subbayes.regression.effects_posterior import EffectsModule
-from subbayes.semistructured import Deep, SemiStructuredSubspace
+from subbayes.semistructured import SemiStructuredSubspace
 from subbayes.semistructured.orthogonal_columns import orthogonal_networks
 from subbayes.semistructured.predictors import Predictors
+from tests.fits import with_network
 
 
 def table(n=60):
@@ -26,9 +27,9 @@ def table(n=60):
 
 def model_of(response, parameter=None, columns=("x",), family="categorical", **options):
     module = MLP(1, (3,), 1, seed=0)
-    deep = {"net": Deep(module, list(columns), parameter)}
     formula = f"{response} ~ x" if isinstance(response, str) else response
-    return SemiStructuredRegression(formula, deep=deep, family=family, **options)
+    formula = with_network(formula, f"net({', '.join(columns)})", parameter)
+    return SemiStructuredRegression(formula, networks={"net": module}, family=family, **options)
 
 
 def prepared(*args, **options):
@@ -70,25 +71,29 @@ def test_with_several_classes_the_class_is_chosen():
 @pytest.mark.parametrize(
     ("response", "parameter", "message"),
     [
-        ("three", None, r"one of mu\[b\], mu\[c\], got None. A network adds to the log"),
-        ("three", "mu", r"one of mu\[b\], mu\[c\], got 'mu'.*parameter='mu\[b\]'"),
-        ("three", "mu[a]", r"one of mu\[b\], mu\[c\], got 'mu\[a\]'. Class 'a' is the reference"),
-        ("two", "mu[a]", r"one of mu\[b\], got 'mu\[a\]'. Class 'a' is the reference"),
-        ("three", "mu[1]", r"one of mu\[b\], mu\[c\], got 'mu\[1\]'"),
-        ("codes", "mu[1]", r"one of mu\[4\], mu\[7\], got 'mu\[1\]'"),
+        ("three", None, r"the class .* got all classes. Pass {..., 'mu\[b\]': '~ net\(...\)'}"),
+        ("three", "mu", r"the class .* got all classes"),
+        ("three", "mu[a]", r"networks of mu\[b\], mu\[c\], got 'mu\[a\]'. The predictor of the re"),
+        ("two", "mu[a]", r"networks of mu\[b\], got 'mu\[a\]'. The predictor of the reference"),
+        ("three", "mu[1]", r"networks of mu\[b\], mu\[c\], got 'mu\[1\]'"),
+        ("codes", "mu[1]", r"networks of mu\[4\], mu\[7\], got 'mu\[1\]'"),
     ],
 )
 def test_other_parameters_of_classes_are_refused(response, parameter, message):
-    with pytest.raises(InputError, match=r"^parameter of deep\['net'\]: expected " + message):
+    with pytest.raises(InputError, match="^formula: expected " + message):
         prepared(response, parameter)
 
 
 def test_parameters_without_a_predictor_are_refused():
-    message = r"^parameter of deep\['net'\]: expected one of mu, got 'threshold\[0\]'"
-    with pytest.raises(InputError, match=message):
-        model_of("codes", "threshold[0]", family="ordinal")
-    with pytest.raises(InputError, match="expected one of mu, sigma, got 'tau'"):
-        model_of("y", "tau", family="normal")
+    with pytest.raises(InputError, match=r"formulas for mu, got threshold\[0\]"):
+        prepared("codes", "threshold[0]", family="ordinal")
+    with pytest.raises(InputError, match="formulas for mu, sigma, got tau"):
+        prepared("y", "tau", family="normal")
+
+
+def test_formulas_of_classes_have_networks_alone():
+    with pytest.raises(InputError, match=r"formulas for mu, got mu\[b\]"):
+        prepared({"mu": "three ~ x", "mu[b]": "~ x"}, "mu[b]")
 
 
 def test_orthogonal_needs_columns():

@@ -49,7 +49,7 @@ def test_a_dataset_is_read_as_the_tensor_of_its_items():
     tensor = torch.tensor(frame[["u"]].to_numpy(), dtype=torch.float32)
     labelled = Items([(row.double().numpy(), 7) for row in tensor])
     kept, own = frame.dropna().reset_index(drop=True), tensor[torch.tensor(frame.x.notna())]
-    model = SemiStructuredRegression("y ~ x", deep={"net": net()})
+    model = SemiStructuredRegression("y ~ x + net(net)", networks={"net": net()})
     for given in (labelled, tensor.numpy(), TensorDataset(tensor, torch.zeros(20))):
         with pytest.warns(UserWarning, match="2 of 20 rows"):
             found = model.specification.prepare(frame, {"net": given})
@@ -91,6 +91,6 @@ def test_a_dataset_of_another_length_raises():
         (Items(["a.png"] * 20), r"inputs\['net'\]\[0\]: expected a tensor or an array"),
     ):
         with pytest.raises((InputError, TypeError), match=said):
-            SemiStructuredRegression("y ~ x", deep={"net": net()}).fit(
+            SemiStructuredRegression("y ~ x + net(net)", networks={"net": net()}).fit(
                 frame, inputs={"net": given}, **QUICK
             )

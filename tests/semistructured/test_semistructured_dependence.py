@@ -40,7 +40,7 @@ def test_partial_dependence_is_the_mean_contribution_with_the_column_set(orthogo
     """The definition, row by row, through `contributions`."""
     frame = table()
     model = SemiStructuredRegression(
-        "y ~ x", deep={"net": (net(2), ["u", "x"])}, orthogonal=orthogonal
+        "y ~ x + net(u, x)", networks={"net": net(2)}, orthogonal=orthogonal
     ).fit(frame, **QUICK)
     values = [-1.0, 0.5]
     level = model.contributions(frame)["deep"]["mean"].mean()
@@ -58,7 +58,7 @@ def test_partial_dependence_is_the_mean_contribution_with_the_column_set(orthogo
 def test_networks_of_one_column_add_up_to_the_contribution_of_all():
     frame = table()
     model = SemiStructuredRegression(
-        "y ~ 1", deep={"a": (net(), "u"), "b": (net(2, 1), ["sex"])}
+        "y ~ a(u) + b(sex)", networks={"a": net(), "b": net(2, 1)}
     ).fit(frame, **QUICK)
     parts = [model.effect("a", frame.u).draws, model.effect("b", frame.sex).draws]
     whole = model.contributions(frame)["deep"]["mean"]
@@ -75,7 +75,7 @@ def test_networks_of_one_column_add_up_to_the_contribution_of_all():
 def test_partial_dependence_of_a_frozen_network():
     frame = table()
     module = nn.Linear(1, 1).requires_grad_(False)
-    model = SemiStructuredRegression("y ~ 1", deep={"net": (module, "u")}).fit(frame, **QUICK)
+    model = SemiStructuredRegression("y ~ net(u)", networks={"net": module}).fit(frame, **QUICK)
     slope = float(module.weight) * frame.y.std(ddof=0) / frame.u.std(ddof=0)
     np.testing.assert_allclose(
         model.effect("net", [0.0, 2.0]).draws,
@@ -87,7 +87,7 @@ def test_partial_dependence_of_a_frozen_network():
 def test_partial_dependence_errors_name_the_remedy():
     frame = table()
     model = SemiStructuredRegression(
-        "y ~ 1", deep={"image": net(3), "two": (net(2), ["u", "x"])}
+        "y ~ image(image) + two(u, x)", networks={"image": net(3), "two": net(2)}
     ).fit(frame, {"image": torch.zeros(30, 3)}, **QUICK)
     with pytest.raises(InputError, match=r"'image', which reads a tensor\. contributions\(frame"):
         model.effect("image")
@@ -145,8 +145,10 @@ def test_the_forest_plot_shows_the_intercept_only_without_effects():
 def test_numbers_that_are_groups_or_factors_of_the_formula_vary_over_their_levels(tmp_path):
     """Effects of the formula have no value between them."""
     frame = table().assign(g=lambda t: np.arange(len(t)) % 4, k=lambda t: np.arange(len(t)) % 3)
-    deep = {"net": (net(2), ["g", "u"]), "other": (net(), ["k"])}
-    model = SemiStructuredRegression("y ~ C(k) + (1 | g)", deep=deep).fit(frame, **QUICK)
+    deep = {"net": net(2), "other": net()}
+    model = SemiStructuredRegression(
+        "y ~ C(k) + (1 | g) + net(g, u) + other(k)", networks=deep
+    ).fit(frame, **QUICK)
     for name, column, levels in (("net", "g", [0, 1, 2, 3]), ("other", "k", [0, 1, 2])):
         found = model.effect(name, variable=column)
         assert found.discrete

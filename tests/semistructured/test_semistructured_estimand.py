@@ -48,9 +48,11 @@ def columns_of(x):
 @pytest.fixture(scope="module")
 def fitted():
     frame = table()
-    deep = {"a": (net(2), ["x", "u"]), "b": (net(), ["u"])}
+    deep = {"a": net(2), "b": net()}
     with pytest.warns(UserWarning, match="not mixed"):  # so few draws have not mixed
-        return frame, SemiStructuredRegression("y ~ x", deep=deep, weights="k").fit(frame, **QUICK)
+        return frame, SemiStructuredRegression(
+            "y ~ x + a(x, u) + b(u)", networks=deep, weights="k"
+        ).fit(frame, **QUICK)
 
 
 def contributions_of(state, name):
@@ -229,10 +231,10 @@ def test_predictors_do_not_depend_on_the_estimand(fitted):
 
 def test_without_orthogonal_networks_both_are_the_same():
     frame = table(20)
-    deep = {"net": (net(), ["u"])}
-    options = {"deep": deep, "orthogonal": False}
+    networks = {"net": net()}
+    options = {"networks": networks, "orthogonal": False}
     models = [
-        SemiStructuredRegression("y ~ x", effects=name, **options).fit(frame, **QUICK)
+        SemiStructuredRegression("y ~ x + net(u)", effects=name, **options).fit(frame, **QUICK)
         for name in ("population", "sample")
     ]
     plain = Regression("y ~ x").fit(frame, sampling=replace(QUICK["sampling"], draws=5))
@@ -243,13 +245,13 @@ def test_without_orthogonal_networks_both_are_the_same():
     np.testing.assert_array_equal(*(m.effects()["x"] for m in models))
     np.testing.assert_array_equal(*(m.marginal_means("x", [0, 1]).draws for m in models))
     with pytest.raises(InputError, match=r"^effects: expected one of 'population', 'sample'"):
-        SemiStructuredRegression("y ~ x", effects="rows", deep=deep)
+        SemiStructuredRegression("y ~ x + net(u)", effects="rows", networks=networks)
 
 
 def test_a_saved_model_has_the_same_effects(fitted, tmp_path):
     _, model = fitted
     loaded = SemiStructuredRegression.load(
-        model.save(tmp_path / "model"), deep={"a": net(2), "b": net()}
+        model.save(tmp_path / "model"), networks={"a": net(2), "b": net()}
     )
     assert loaded.estimand == "population"
     for name, values in model.effects().items():

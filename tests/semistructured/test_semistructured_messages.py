@@ -254,11 +254,11 @@ def test_ordinal_responses_need_an_order():
 
 @pytest.mark.filterwarnings("ignore:effects have not mixed")
 def test_errors_about_columns_of_networks_name_the_network():
-    deep = {"net": (nn.Linear(3, 1), ["z", "g"])}
+    deep = {"net": nn.Linear(3, 1)}
     holes = frame.assign(z=frame.z.where(frame.index > 1))
     with pytest.raises(InputError, match="2 in z. Pass missing='drop'"):
-        SemiStructuredRegression("y ~ x", deep=deep, missing="error").fit(holes)
-    model = SemiStructuredRegression("y ~ x", deep=deep).fit(
+        SemiStructuredRegression("y ~ x + net(z, g)", networks=deep, missing="error").fit(holes)
+    model = SemiStructuredRegression("y ~ x + net(z, g)", networks=deep).fit(
         frame, **FEW, training=SHORT, subspace=SemiStructuredSubspace(2)
     )
     with pytest.raises(InputError, match="^z: expected no missing values, got 2 of 20 rows"):
@@ -266,9 +266,9 @@ def test_errors_about_columns_of_networks_name_the_network():
     with pytest.raises(InputError, match="^X: expected .* in column 'g'"):
         model.predict(frame.assign(g="c"))
     with pytest.raises(InputError, match=r"'net' 3 numbers a row \(z, g=a, g=b\).*2x3 and 4x1"):
-        SemiStructuredRegression("y ~ x", deep={"net": (nn.Linear(4, 1), ["z", "g"])}).fit(frame)
+        SemiStructuredRegression("y ~ x + net(z, g)", networks={"net": nn.Linear(4, 1)}).fit(frame)
     with pytest.raises(InputError, match=r"outputs of shape \(2, 2\) for 2 rows"):
-        SemiStructuredRegression("y ~ x", deep={"net": (nn.Linear(3, 2), ["z", "g"])}).fit(frame)
+        SemiStructuredRegression("y ~ x + net(z, g)", networks={"net": nn.Linear(3, 2)}).fit(frame)
 
 
 @pytest.mark.filterwarnings("ignore:effects have not mixed")

@@ -14,7 +14,7 @@ from subbayes import InputError, Training
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.samplers.smc import SMC
 from subbayes.regression import Exponential, NormalPrior, Regression
-from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.subspace import train_networks
 
 SHORT = Training(epochs=20, batch_size=None, weight_decay=1e-4, clip_norm=None)
@@ -152,7 +152,7 @@ def test_a_frozen_network_is_an_offset():
         added = module(scaled)[:, 0].numpy()
     options = {"sampling": Sampling(draws=300, chains=4, progress=False)}
     beside = SemiStructuredRegression(
-        "count ~ x", deep={"net": (module, ["u"])}, family="poisson"
+        "count ~ x + net(u)", networks={"net": module}, family="poisson"
     ).fit(frame, **options)
     plain = Regression("count ~ x", family="poisson", offset="o").fit(
         frame.assign(o=added), **options
@@ -172,8 +172,8 @@ def test_effects_beside_orthogonal_networks_are_recovered():
     frame = pd.DataFrame({"u": rng.uniform(-2, 2, 150)})
     f = 0.8 * (frame.u**2 - (frame.u**2).mean())
     frame["y"] = 1 + 1.5 * frame.u + f + 0.2 * rng.normal(size=150)
-    networks = {"net": (net(8), ["u"])}
-    model = SemiStructuredRegression("y ~ u", deep=networks, effects="sample").fit(
+    networks = {"net": net(8)}
+    model = SemiStructuredRegression("y ~ u + net(u)", networks=networks, effects="sample").fit(
         frame,
         sampling=Sampling(draws=200, chains=2, progress=False),
         training=Training(
@@ -208,15 +208,15 @@ def test_effects_beside_orthogonal_networks_are_recovered():
 @pytest.mark.slow
 def test_networks_of_other_columns_are_centred_but_not_those_of_tensors():
     frame = table()
-    networks = {"net": (net(), ["u"])}
-    model = SemiStructuredRegression("y ~ x", deep=networks, effects="sample").fit(
+    networks = {"net": net()}
+    model = SemiStructuredRegression("y ~ x + net(u)", networks=networks, effects="sample").fit(
         frame, **QUICK, subspace=SemiStructuredSubspace(2)
     )
     deep = model.contributions(frame)["deep"]["mean"]
     assert abs(deep.mean()) < 1e-4 * frame.y.std()
     assert model.orthogonal_to == {"net": "intercept"}
     for options, expected in (({}, False), ({"orthogonal": True}, True)):
-        own = SemiStructuredRegression("y ~ x", deep={"net": net()}, **options).fit(
+        own = SemiStructuredRegression("y ~ x + net(net)", networks={"net": net()}, **options).fit(
             frame,
             inputs={"net": frame[["u"]].to_numpy(dtype=np.float32)},
             **QUICK,
@@ -227,7 +227,7 @@ def test_networks_of_other_columns_are_centred_but_not_those_of_tensors():
 
 def test_predictions_do_not_depend_on_other_rows():
     frame = table()
-    model = SemiStructuredRegression("y ~ x + u", deep={"net": (net(), ["u"])}).fit(
+    model = SemiStructuredRegression("y ~ x + u + net(u)", networks={"net": net()}).fit(
         frame, **QUICK, subspace=SemiStructuredSubspace(2)
     )
     whole = model.predict(frame).outputs
@@ -239,7 +239,7 @@ def test_the_users_module_and_the_global_generator_are_unchanged():
     before = {k: v.clone() for k, v in module.state_dict().items()}
     torch.manual_seed(7)
     state = torch.random.get_rng_state()
-    SemiStructuredRegression("y ~ x", deep={"net": (module, ["u"])}).fit(
+    SemiStructuredRegression("y ~ x + net(u)", networks={"net": module}).fit(
         frame, **QUICK, subspace=SemiStructuredSubspace(2)
     )
     assert module.training
@@ -250,7 +250,7 @@ def test_the_users_module_and_the_global_generator_are_unchanged():
 def test_a_seed_gives_the_same_draws():
     frame = table()
     draws = [
-        SemiStructuredRegression("y ~ x", deep={"net": (net(), ["u"])})
+        SemiStructuredRegression("y ~ x + net(u)", networks={"net": net()})
         .fit(
             frame,
             subspace=SemiStructuredSubspace(2),
@@ -269,7 +269,7 @@ def test_networks_of_tensors_and_of_other_parameters():
     images = torch.randn(80, 1, 4, 4)
     cnn = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), nn.Linear(8, 1))
     model = SemiStructuredRegression(
-        "y ~ x", deep={"image": cnn, "noise": Deep(net(), ["u"], "sigma")}
+        {"mu": "y ~ x + cnn(image)", "sigma": "~ noise(u)"}, networks={"cnn": cnn, "noise": net()}
     ).fit(frame, inputs={"image": images}, **QUICK, subspace=SemiStructuredSubspace(2))
     found = model.predict(frame.iloc[:3], inputs={"image": images[:3]})
     batches = list(model.predict_batches(frame, inputs={"image": images}, batch_size=33))
@@ -281,11 +281,11 @@ def test_networks_of_tensors_and_of_other_parameters():
     assert few.outputs.shape[:2] == (2, len(frame))
     assert found.outputs.shape == (20, 3, 2)
     assert float(found.outputs[0, :, 1].std()) > 0  # the second network reaches sigma
-    with pytest.raises(InputError, match="a tensor for the network 'image'"):
+    with pytest.raises(InputError, match=r"a tensor for cnn\(image\)"):
         model.predict(frame.iloc[:3])
     with pytest.raises(InputError, match=r"inputs\['image'\]: expected 3 rows"):
         model.predict(frame.iloc[:3], inputs={"image": images})
-    with pytest.raises(InputError, match="names of networks: image, noise"):
+    with pytest.raises(InputError, match="names in the formula: image, got other"):
         model.predict(frame.iloc[:3], inputs={"image": images[:3], "other": images})
 
 
@@ -302,7 +302,7 @@ def test_networks_of_tensors_and_of_other_parameters():
 def test_every_space_runs(subspace, rank):
     frame = table()
     model = SemiStructuredRegression(
-        "count ~ x", deep={"net": (net(), ["u"])}, family="poisson"
+        "count ~ x + net(u)", networks={"net": net()}, family="poisson"
     ).fit(frame, subspace=subspace, **QUICK)
     assert model.draws.rank == rank
     assert set(model.effects()) == {"Intercept", "x"}
@@ -366,23 +366,27 @@ def test_bad_input_raises_with_its_name():
     with pytest.raises(InputError, match="counts.*for family 'poisson'"):
         Regression("y ~ x", family="poisson").fit(frame)
     with pytest.raises(InputError, match="one output a row"):
-        SemiStructuredRegression("y ~ x", deep={"net": (nn.Linear(1, 2), ["u"])}).fit(frame)
-    with pytest.raises(InputError, match="a tensor for the network 'net'"):
-        SemiStructuredRegression("y ~ x", deep={"net": nn.Linear(1, 1)}).fit(frame)
+        SemiStructuredRegression("y ~ x + net(u)", networks={"net": nn.Linear(1, 2)}).fit(frame)
+    with pytest.raises(InputError, match="none called net"):
+        SemiStructuredRegression("y ~ x + net(net)", networks={"net": nn.Linear(1, 1)}).fit(frame)
     with pytest.raises(InputError, match="rank: expected at most 2"):
-        SemiStructuredRegression("y ~ x", deep={"net": (nn.Linear(1, 1), ["u"])}).fit(
+        SemiStructuredRegression("y ~ x + net(u)", networks={"net": nn.Linear(1, 1)}).fit(
             frame, subspace=SemiStructuredSubspace(3)
         )
     with pytest.raises(InputError, match="2 classes"):
         Regression("sex3 ~ x", family="bernoulli").fit(frame.assign(sex3=np.arange(80) % 3))
     with pytest.raises(InputError, match="formulas for mu, sigma"):
         Regression({"mu": "y ~ x", "tau": "~ x"}).fit(frame)
-    with pytest.raises(InputError, match="parameter of deep"):
-        SemiStructuredRegression("y ~ x", deep={"net": Deep(net(), ["u"], "tau")})
+    with pytest.raises(InputError, match="formulas for mu, sigma"):
+        SemiStructuredRegression({"mu": "y ~ x", "tau": "~ net(u)"}, networks={"net": net()}).fit(
+            frame
+        )
     with pytest.raises(InputError, match="a fitted model"):
         Regression("y ~ x").predict(frame)
     with pytest.raises(InputError, match="subspace: expected one of"):
-        SemiStructuredRegression("y ~ x", deep={"net": (net(), ["u"])}).fit(frame, subspace="line")
+        SemiStructuredRegression("y ~ x + net(u)", networks={"net": net()}).fit(
+            frame, subspace="line"
+        )
     with pytest.raises(InputError, match="a family with a log link"):
         Regression("y ~ x", exposure="u").fit(frame)
 
@@ -430,7 +434,7 @@ def test_unseen_levels_raise_or_use_the_reference():
 def fitted():
     frame = table().assign(g=lambda d: np.arange(len(d)) % 3)
     return frame, SemiStructuredRegression(
-        "y ~ x + C(sex) + s(u) + re(g)", deep={"net": (net(), ["x"])}
+        "y ~ x + C(sex) + s(u) + re(g) + net(x)", networks={"net": net()}
     ).fit(
         frame,
         sampling=Sampling(draws=40, chains=2, warmup=5, progress=False, mode="eager"),
@@ -519,7 +523,7 @@ def test_a_report_contains_effects_and_figures(fitted, tmp_path, monkeypatch):
 
 def test_the_best_epoch_is_used_with_and_without_patience():
     frame = table(60)
-    model = SemiStructuredRegression("y ~ x", deep={"n": (net(), ["u"])})
+    model = SemiStructuredRegression("y ~ x + n(u)", networks={"n": net()})
     rows = model.specification.prepare(frame, None)
     for patience in (None, 40):
         fitting = Training(
@@ -595,7 +599,7 @@ def test_sampled_effects_of_new_groups_have_the_group_variance():
 def test_orthogonal_to_is_reported():
     frame = table(40)
     for wanted, said in (("auto", "intercept"), (True, "effects"), (False, "nothing")):
-        model = SemiStructuredRegression("y ~ x", deep={"n": (net(), "u")}, orthogonal=wanted)
+        model = SemiStructuredRegression("y ~ x + n(u)", networks={"n": net()}, orthogonal=wanted)
         model.fit(frame, **QUICK, subspace=SemiStructuredSubspace(2))
         assert model.orthogonal_to == {"n": said}
         assert ("effects" in model.orthogonal_to.values()) is (said == "effects")
@@ -610,7 +614,7 @@ def test_priors_accept_the_names_of_the_summary():
 
 def test_networks_are_needed():
     with pytest.raises(InputError, match=r"Use subbayes\.Regression"):
-        SemiStructuredRegression("y ~ x", deep={})
+        SemiStructuredRegression("y ~ x", networks={})
 
 
 @pytest.mark.few(1)
@@ -627,22 +631,24 @@ def test_engines_get_as_many_start_points_as_they_take(temperature, starts):
             received.append((np.shape(sampling.initial), (starts, posterior.rank)))
             return super().run(posterior, sampling)
 
-    model = SemiStructuredRegression("y ~ x", deep={"net": Deep(net(), columns=["u"])})
+    model = SemiStructuredRegression("y ~ x + net(u)", networks={"net": net()})
     model.fit(table(), inference=Recording(), temperature=temperature, **QUICK)
     ((found, expected),) = received
     assert found == (expected if starts else ())
 
 
 def test_networks_whose_names_read_alike_are_networks_of_their_own(tmp_path):
-    """Names are any text: also with dots and spaces, or those of attributes of a module."""
+    """Names are also those of attributes of a module."""
     rows = table(30).rename(columns={"u": "z"})
-    names = ["net a", "net.a", "net_a", "type", "values", "train", "forward", ""]
-    deep = {name: (nn.Linear(1, 1), ["xz"[i % 2]]) for i, name in enumerate(names)}
-    model = SemiStructuredRegression("y ~ 1", deep=deep).specification.prepare(rows, None)
+    names = ["net_a", "net_a_", "type", "values", "train", "forward", "réseau"]
+    networks = {name: nn.Linear(1, 1) for name in names}
+    reads = {name: "xz"[i % 2] for i, name in enumerate(names)}
+    formula = "y ~ " + " + ".join(f"{name}({column})" for name, column in reads.items())
+    model = SemiStructuredRegression(formula, networks=networks).specification.prepare(rows, None)
     assert model.deep.n_weights == 2 * len(names)
     expected = 0.0
     for name in names:
-        module, (column,) = deep[name]
+        module, column = networks[name], reads[name]
         standard = (rows[column] - rows[column].mean()) / rows[column].std(ddof=0)
         inputs = torch.tensor(standard.to_numpy()[:, None]).float()
         own = module(inputs)[:, 0] * model.deep._scales[0]
@@ -655,12 +661,13 @@ def test_networks_whose_names_read_alike_are_networks_of_their_own(tmp_path):
 
 
 def test_models_of_networks_whose_names_read_alike_are_saved(tmp_path):
-    deep = {name: (net(2, i), ["u"]) for i, name in enumerate(["net a", "net.a", "type"])}
-    model = SemiStructuredRegression("y ~ x", deep=deep, orthogonal=False)
+    networks = {name: net(2, i) for i, name in enumerate(["net_a", "net_a_", "type"])}
+    formula = "y ~ x + net_a(u) + net_a_(u) + type(u)"
+    model = SemiStructuredRegression(formula, networks=networks, orthogonal=False)
     with pytest.warns(UserWarning, match="have not mixed"):
         fitted = model.fit(table(), subspace="last-layer", **QUICK)
     assert fitted.draws.z.shape[-1] == 3 * 3 + 3  # weights of last layers; intercept, x, sigma
     fitted.save(tmp_path / "m")
-    modules = {name: net(2) for name in deep}
-    again = SemiStructuredRegression.load(tmp_path / "m", deep=modules)
+    modules = {name: net(2) for name in networks}
+    again = SemiStructuredRegression.load(tmp_path / "m", networks=modules)
     np.testing.assert_array_equal(again.predict(table()).mean, fitted.predict(table()).mean)

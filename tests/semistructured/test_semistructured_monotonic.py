@@ -205,7 +205,7 @@ def test_models_are_saved_and_predict_new_rows(tmp_path):
         ("gp(x, cov='rbf')", "cov= to be one of 'se', 'matern52', 'matern32'"),
         ("gp(one)", "finite numbers that vary"),
         ("gp(x, one)", "finite numbers that vary"),
-        ("gp(x, x)", r"gp\(...\) of 1 or 2 different columns"),
+        ("gp(x, x)", r"gp\(...\) of 1 to 2 different columns"),
         ("gp(x, text)", r"columns of numbers in gp"),
         ("gp(x, k=[4, 5])", r"a number as k= in gp"),
         ("gp(x, code, k=[4, 5, 6])", r"a number, or two, as k= in gp"),

@@ -27,10 +27,12 @@ def fitted():
     frame["y"] = frame.x + image[:, 0] + 0.3 * rng.normal(size=40)
     deep = {
         "image": MLP(1, (4,), 1, seed=1),
-        "x": (MLP(1, (3,), 1, seed=2), ["x"]),
-        "b": (MLP(1, (3,), 1, seed=3), ["b"]),
+        "x": MLP(1, (3,), 1, seed=2),
+        "b": MLP(1, (3,), 1, seed=3),
     }
-    model = SemiStructuredRegression("y ~ x", deep=deep, effects="sample")
+    model = SemiStructuredRegression(
+        "y ~ x + image(image) + x(x) + b(b)", networks=deep, effects="sample"
+    )
     return frame, image, model.fit(frame, inputs={"image": image}, **QUICK)
 
 

@@ -32,10 +32,12 @@ def table(n=120):
 
 def prepared(formula, *reads, inputs=None, **options):
     frame = table()
-    deep = {f"n{i}": (MLP(len(c), (3,), 1), list(c)) for i, c in enumerate(reads)}
+    networks = {f"n{i}": MLP(len(c), (3,), 1) for i, c in enumerate(reads)}
+    terms = [f"n{i}({', '.join(c)})" for i, c in enumerate(reads)]
     if inputs is not None:
-        deep["tensor"] = nn.Linear(inputs.shape[1], 1)
-    model = SemiStructuredRegression(formula, deep=deep, **options)
+        networks["tensor"] = nn.Linear(inputs.shape[1], 1)
+        terms.append("tensor(tensor)")
+    model = SemiStructuredRegression(" + ".join([formula, *terms]), networks=networks, **options)
     return model.specification.prepare(frame, {} if inputs is None else {"tensor": inputs})
 
 
@@ -113,7 +115,7 @@ def test_as_many_inputs_as_rows_are_no_copies_by_chance():
     assert overlap(model, "tensor", model.design.terms) < 0.5
     images = rng.normal(size=(120, 1, 4, 4)).astype(np.float32)
     model = SemiStructuredRegression(
-        "y ~ x", deep={"image": nn.Sequential(nn.Flatten(), nn.Linear(16, 1))}
+        "y ~ x + image(image)", networks={"image": nn.Sequential(nn.Flatten(), nn.Linear(16, 1))}
     ).specification.prepare(table(), {"image": images})
     assert overlap(model, "image", model.design.terms) == 0
 
@@ -152,7 +154,7 @@ def test_orthogonal_true_leaves_out_random_effects_of_groups_that_no_network_rea
     assert made_orthogonal(prepared(formula, ["g"], orthogonal=True)) == both
     # of nested groups the combinations too
     frame = table().assign(h=lambda t: np.where(t.u > 0, "a", "b"))
-    model = SemiStructuredRegression("y ~ x + (1 | g/h)", deep={"n": (MLP(2, (3,), 1), ["h"])})
+    model = SemiStructuredRegression("y ~ x + (1 | g/h) + n(h)", networks={"n": MLP(2, (3,), 1)})
     names = made_orthogonal(model.specification.prepare(frame, {}))
     assert len(names) == 1 + 6
     assert names[-1] == "Intercept | g:h[2:b]"
@@ -180,9 +182,9 @@ def test_what_networks_share_with_groups_goes_to_the_smallest_random_effects():
 
 def test_groups_of_single_rows_that_a_network_reads_are_refused():
     frame = table(30).assign(g=np.random.default_rng(0).permutation(30))
-    model = SemiStructuredRegression("y ~ x + (1 | g)", deep={"n": (MLP(1, (3,), 1), ["g"])})
+    model = SemiStructuredRegression("y ~ x + (1 | g) + n(g)", networks={"n": MLP(1, (3,), 1)})
     with pytest.raises(
-        InputError, match=r"^deep: expected networks that do not read the groups.*\(1 \| g\)"
+        InputError, match=r"^networks: expected those that do not read the groups.*\(1 \| g\)"
     ):
         orthogonal_networks(model.specification.prepare(frame, {}))
 
@@ -190,8 +192,8 @@ def test_groups_of_single_rows_that_a_network_reads_are_refused():
 def test_predictions_without_groups_need_networks_that_do_not_read_them():
     frame = table()
     for reads in ("g", "u"):
-        deep = {"n": (MLP(1, (3,), 1), [reads])}
-        model = SemiStructuredRegression("y ~ x + (1 | g)", deep=deep)
+        networks = {"n": MLP(1, (3,), 1)}
+        model = SemiStructuredRegression(f"y ~ x + (1 | g) + n({reads})", networks=networks)
         model.fit(
             frame,
             subspace="last-layer",
@@ -244,7 +246,7 @@ def test_networks_of_weighted_rows_are_those_of_expanded_rows():
         (frame, tensor, None),
     ):
         model = SemiStructuredRegression(
-            "y ~ x", deep={"n": network}, weights=weights, orthogonal=True
+            "y ~ x + n(n)", networks={"n": network}, weights=weights, orthogonal=True
         ).specification.prepare(data, {"n": values})
         (own,) = orthogonal = orthogonal_networks(model)
         contributions = Contributions(model.deep, model.inputs, orthogonal, 3)

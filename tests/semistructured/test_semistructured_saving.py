@@ -68,9 +68,9 @@ def fitted():
     frame.loc[4, "x"] = np.nan
     images = torch.from_numpy(rng.random((30, 1, 4, 4), dtype=np.float32))
     model = SemiStructuredRegression(
-        "y ~ C(sex) + C(grade) + old + s(x, df=5) + re(school)",
+        "y ~ C(sex) + C(grade) + old + s(x, df=5) + re(school) + image(image) + table(x, n)",
         family="ordinal",
-        deep={"image": cnn().eval(), "table": (MLP(2, (3,), 1), ["x", "n"])},
+        networks={"image": cnn().eval(), "table": MLP(2, (3,), 1)},
         orthogonal=True,
         priors={
             "C(sex)": StudentT(4, 0.5),
@@ -144,7 +144,7 @@ def test_loading_requires_what_a_file_cannot_contain(fitted, tmp_path):
     with pytest.raises(InputError, match="overwrite"):
         model.save(path)
     model.save(path, overwrite=True)
-    with pytest.raises(InputError, match=r"deep\['image'\].*got none. Pass load\(path, deep="):
+    with pytest.raises(InputError, match=r"networks\['image'\].*got none. Pass load\(path, netw"):
         SemiStructuredRegression.load(path)
     with pytest.raises(InputError, match=r"deep\['image'\]: expected the saved architecture"):
         SemiStructuredRegression.load(path, {"image": cnn(3)})
@@ -172,7 +172,7 @@ def small(tmp_path_factory):
     )
     priors = {"sigma": 0.5, "x": 2, "C(g)": StudentT(3, 1.0)}
     model = SemiStructuredRegression(
-        "y ~ x + C(g)", deep={"net": (MLP(1, (2,), 1), ["x"])}, priors=priors, weights="x"
+        "y ~ x + C(g) + net(x)", networks={"net": MLP(1, (2,), 1)}, priors=priors, weights="x"
     )
     frame["x"] = frame["x"].abs()
     return model.fit(frame, **QUICK), tmp_path_factory.mktemp("small")
@@ -278,8 +278,8 @@ def test_facts_that_do_not_fit_are_refused_in_one_line(small, place, value):
 def test_networks_are_orthogonal_to_the_same_columns_after_loading(tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame({"g": rng.integers(0, 4, 30), "y": rng.normal(size=30)})
-    deep = {"net": (MLP(1, (2,), 1), ["g"])}
-    model = SemiStructuredRegression("y ~ 1 + (1 | g)", deep=deep).fit(frame, **QUICK)
+    deep = {"net": MLP(1, (2,), 1)}
+    model = SemiStructuredRegression("y ~ 1 + (1 | g) + net(g)", networks=deep).fit(frame, **QUICK)
     loaded = SemiStructuredRegression.load(model.save(tmp_path / "model"))
     assert loaded.orthogonal_to == model.orthogonal_to
     np.testing.assert_array_equal(loaded.predict(frame).mean, model.predict(frame).mean)
@@ -351,7 +351,7 @@ def members_at_start(posterior, sampling):
 def test_an_ensemble_is_saved_as_one_and_not_as_a_posterior(small):
     _, folder = small
     frame = pd.DataFrame({"x": np.linspace(-1, 1, 20), "y": np.linspace(0, 1, 20) ** 2})
-    model = SemiStructuredRegression("y ~ x", deep={"net": (MLP(1, (2,), 1), ["x"])})
+    model = SemiStructuredRegression("y ~ x + net(x)", networks={"net": MLP(1, (2,), 1)})
     model.fit(frame, **(QUICK | {"inference": members_at_start}))
     model.save(folder / "model", overwrite=True)
     assert not SemiStructuredRegression.load(folder / "model").is_posterior
@@ -486,12 +486,14 @@ def test_a_module_that_computes_something_else_is_refused(tmp_path):
         return Net()
 
     frame = pd.DataFrame({"x": np.linspace(-2, 2, 20), "y": np.linspace(-1, 2, 20) ** 2})
-    deep = {"net": (module(torch.tanh), ["x"])}
-    model = SemiStructuredRegression("y ~ 1", deep=deep).fit(frame, **QUICK)
+    deep = {"net": module(torch.tanh)}
+    model = SemiStructuredRegression("y ~ net(x)", networks=deep).fit(frame, **QUICK)
     path = model.save(tmp_path / "model")
-    assert repr(load(path, deep={"net": module(torch.tanh)})) == repr(model)
-    with pytest.raises(InputError, match="deep: expected those of the fitted model, under which"):
-        load(path, deep={"net": module(torch.relu)})
+    assert repr(load(path, networks={"net": module(torch.tanh)})) == repr(model)
+    with pytest.raises(
+        InputError, match="networks: expected those of the fitted model, under which"
+    ):
+        load(path, networks={"net": module(torch.relu)})
 
 
 @pytest.mark.few(6)
@@ -560,14 +562,14 @@ def test_lists_in_new_rows_are_refused(fitted):
 
 def test_networks_of_16_bits_are_refused():
     with pytest.raises(InputError, match="'f'.*: expected a module of float32 or float64, got"):
-        SemiStructuredRegression("y ~ 1", deep={"f": (MLP(1, (3,), 1).bfloat16(), ["x"])})
+        SemiStructuredRegression("y ~ f(x)", networks={"f": MLP(1, (3,), 1).bfloat16()})
 
 
 def test_networks_keep_their_dtype(tmp_path):
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(rng.normal(size=(30, 2)), columns=["x", "y"])
-    deep = {"f": (MLP(1, (3,), 1).double(), ["x"])}
-    model = SemiStructuredRegression("y ~ 1", deep=deep).fit(frame, **QUICK)
+    deep = {"f": MLP(1, (3,), 1).double()}
+    model = SemiStructuredRegression("y ~ f(x)", networks=deep).fit(frame, **QUICK)
     model.save(tmp_path / "model")
     loaded = SemiStructuredRegression.load(tmp_path / "model")
     np.testing.assert_array_equal(loaded.predict(frame).mean, model.predict(frame).mean)
@@ -623,9 +625,9 @@ def test_compiled_networks_and_their_plain_tensors_are_saved(tmp_path):
     validates = torch.distributions.Distribution._validate_args
     compiled = [torch.compile(Shifted(value)) for value in (2.0, 3.0)]
     torch.distributions.Distribution.set_default_validate_args(validates)  # torch turns it off
-    deep = {"net": (compiled[0], ["x"])}
-    model = SemiStructuredRegression("y ~ 1", deep=deep).fit(frame, **QUICK)
+    deep = {"net": compiled[0]}
+    model = SemiStructuredRegression("y ~ net(x)", networks=deep).fit(frame, **QUICK)
     path = model.save(tmp_path / "model")
     for other in (Shifted(3.0), compiled[1]):
-        again = load(path, deep={"net": other})
+        again = load(path, networks={"net": other})
         assert np.array_equal(again.predict(frame).mean, model.predict(frame).mean)

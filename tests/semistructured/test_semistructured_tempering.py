@@ -20,7 +20,7 @@ from subbayes.regression.design.default_priors import default_priors
 from subbayes.regression.design.design import Design
 from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.integrals.weight_quality import WeightQuality
-from subbayes.semistructured import Deep, SemiStructuredRegression, SemiStructuredSubspace
+from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.semistructured.integrals.collapsed_marginalisation import CollapsedDensity
 from subbayes.semistructured.integrals.effect_density import ConditionalModes, EffectDensity
 from subbayes.semistructured.integrals.marginalisation import ImportanceSampling, marginalisation_of
@@ -295,7 +295,7 @@ def test_tempering_widens_the_networks_but_not_the_effects():
     found = {}
     for temperature in (1.0, 50.0):
         model = SemiStructuredRegression(
-            "y ~ x + u", deep={"net": (network, ["u"])}, priors={"x": NormalPrior(0, 1)}
+            "y ~ x + u + net(u)", networks={"net": network}, priors={"x": NormalPrior(0, 1)}
         ).fit(
             frame,
             temperature=temperature,
@@ -381,7 +381,7 @@ def test_networks_of_sigma_are_not_left_out_of_the_marginal_likelihood():
 def test_a_network_of_sigma_is_tempered_by_importance_sampling():
     frame = frame_of(40)
     model = SemiStructuredRegression(
-        "y ~ x", deep={"s": Deep(MLP(1, (3,), 1), ["u"], parameter="sigma")}
+        {"mu": "y ~ x", "sigma": "~ s(u)"}, networks={"s": MLP(1, (3,), 1)}
     ).specification.prepare(frame, {})
     training = Training(epochs=5, validation=None, patience=None)
     space = build_space(SemiStructuredSubspace(2), model, training, 0, False)

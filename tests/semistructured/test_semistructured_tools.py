@@ -203,7 +203,7 @@ def test_averages_beside_networks_are_those_of_the_estimand():
     y = 0.5 * t + 1.5 * w * np.where(t == 1, 1, -1) + 0.3 * rng.normal(size=200)
     rows = pd.DataFrame({"y": y, "g": np.where(t == 1, "T", "C"), "w": w})
     model = SemiStructuredRegression(
-        "y ~ g", deep={"net": (MLP(3, (16,), 1, seed=0), ["g", "w"])}
+        "y ~ g + net(g, w)", networks={"net": MLP(3, (16,), 1, seed=0)}
     ).fit(
         rows,
         subspace=SemiStructuredSubspace(rank=4),

@@ -21,7 +21,7 @@ TRAINING = dict(epochs=80, learning_rate=0.02, validation=0.2, patience=60)
 
 
 def fitted(frame, **training):
-    return SemiStructuredRegression("y ~ 1", deep={"net": (MLP(2, (20,), 1), ["x", "z"])}).fit(
+    return SemiStructuredRegression("y ~ net(x, z)", networks={"net": MLP(2, (20,), 1)}).fit(
         frame,
         subspace=SemiStructuredSubspace(rank=2),
         training=Training(**TRAINING | training),
@@ -58,7 +58,7 @@ def with_norm():
 
 def fit_with_norm(subspace, module, **options):
     options = {"inference": "elliptical-slice"} | options
-    return SemiStructuredRegression("y ~ 1", deep={"net": (module, ["x", "z"])}).fit(
+    return SemiStructuredRegression("y ~ net(x, z)", networks={"net": module}).fit(
         rows(2),
         subspace=subspace,
         training=Training(epochs=30, validation=None, patience=None),
@@ -97,5 +97,5 @@ def test_statistics_of_networks_are_those_of_trained_weights(subspace, tmp_path)
     torch.testing.assert_close(found.running_mean, expected[1].running_mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.running_var, expected[1].running_var, rtol=1e-4, atol=1e-5)
     assert not module[1].running_mean.any()  # the module is not changed
-    again = load(model.save(tmp_path / "model"), deep={"net": with_norm()})
+    again = load(model.save(tmp_path / "model"), networks={"net": with_norm()})
     np.testing.assert_allclose(again.predict(frame).mean, model.predict(frame).mean)

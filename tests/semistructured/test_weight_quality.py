@@ -99,7 +99,7 @@ def test_effects_that_importance_sampling_does_not_integrate_out_are_refused():
 def test_a_tempered_model_of_groups_says_how_its_effects_were_integrated_out(tmp_path):
     frame = table(6)
     model = SemiStructuredRegression(
-        "b ~ (1 | g)", family="bernoulli", deep={"net": (MLP(1, (3,), 1, seed=0), ["u"])}
+        "b ~ (1 | g) + net(u)", family="bernoulli", networks={"net": MLP(1, (3,), 1, seed=0)}
     )
     model.fit(
         frame,
@@ -114,7 +114,7 @@ def test_a_tempered_model_of_groups_says_how_its_effects_were_integrated_out(tmp
     assert f"{facts['effective_proposals']:.0f} of 256 proposals count" in str(model.describe())
     assert not weight_warnings(model.draws)
     model.save(tmp_path / "model")
-    loaded = SemiStructuredRegression.load(tmp_path / "model", deep={"net": MLP(1, (3,), 1)})
+    loaded = SemiStructuredRegression.load(tmp_path / "model", networks={"net": MLP(1, (3,), 1)})
     assert loaded.draws.meta["proposals_k"] == facts["proposals_k"]
 
 

@@ -78,8 +78,8 @@ def test_smooths_of_weighted_rows_have_the_posterior_of_repeated_rows(bs):
 def test_partial_dependences_have_the_weighted_mean_0(orthogonal, effects):
     rows = FRAME.assign(y=FRAME.x + rng.normal(size=N), w=COUNTS)
     options = {"weights": "w", "orthogonal": orthogonal, "effects": effects}
-    deep = {"net": (nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1)), ["x"])}
-    model = SemiStructuredRegression("y ~ x", deep=deep, **options)
+    deep = {"net": nn.Sequential(nn.Linear(1, 3), nn.Tanh(), nn.Linear(3, 1))}
+    model = SemiStructuredRegression("y ~ x + net(x)", networks=deep, **options)
     model.fit(
         rows,
         sampling=Sampling(draws=6, chains=2, warmup=4, progress=False, mode="eager"),
@@ -99,7 +99,7 @@ def test_partial_dependences_average_over_weighted_rows():
             return inputs[:, :1] * inputs[:, 1:].square()
 
     model = SemiStructuredRegression(
-        "y ~ x", deep={"net": (Product(), ["x", "z"])}, weights="w", orthogonal=False
+        "y ~ x + net(x, z)", networks={"net": Product()}, weights="w", orthogonal=False
     )
     model.fit(rows, sampling=Sampling(draws=6, chains=2, progress=False))
     found = model.effect("net", [0.0, 2.0], variable="x").draws

@@ -111,7 +111,7 @@ def parse_call(argument: str, text: str, term: type[CallTerm]) -> Call:
             for arg in node.args
         ]
     if not least <= len(columns) <= most or len(set(columns)) < len(columns):
-        count = f"{least}" if least == most else f"{least} or {most}"
+        count = f"{least}" if least == most else f"{least} to {most}"
         fail(argument, f"{function}(...) of {count} different columns", repr(text), term.remedy)
     if term.varies:
         known = {**known, "by": ("a column", str.isidentifier)}
