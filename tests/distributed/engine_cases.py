@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 
 import subbayes
 from subbayes import Sampling, Training, distributed
-from subbayes.artifacts import files
+from subbayes.artifacts import folder as folders
 from subbayes.data.data import Data
 from subbayes.inference.engine import engine_of
 from subbayes.inference.samplers import chains
@@ -176,19 +176,23 @@ def sample_divided(name: str, shares: list[int]) -> dict[str, Any]:
 
 def killed_while_saving(name: str, folder: str, save: int, piece: int) -> dict[str, Any]:
     """A run whose first process is killed in a save, in the middle of a piece of its bytes."""
-    write, write_all, saves, pieces = chains.write, files._write_all, [0], [0]
+    write, write_new, saves, pieces = chains.write, folders.write_new, [0], [0]
 
     def counted(*arguments: Any, **options: Any) -> None:
         saves[0] += 1
         pieces[0] = 0
         write(*arguments, **options)
 
-    def interrupted(descriptor: int, data: bytes) -> None:
-        pieces[0] += 1
-        if (saves[0], pieces[0]) == (save, piece):
-            write_all(descriptor, bytes(data)[: len(data) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
-        write_all(descriptor, data)
+    def interrupted(file: Path, parts: Iterable[bytes]) -> None:
+        def until_the_kill() -> Iterator[bytes]:
+            for part in parts:
+                pieces[0] += 1
+                if (saves[0], pieces[0]) == (save, piece):
+                    yield bytes(part)[: len(part) // 2]
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield part
 
-    chains.write, files._write_all = counted, interrupted
+        write_new(file, until_the_kill())
+
+    chains.write, folders.write_new = counted, interrupted
     return stopped(name, folder, 0)
