@@ -27,6 +27,7 @@ from subbayes.utils.text_table import MOST_LETTERS, key_place
 
 Finite = Annotated[float, Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+NonNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Probability = Annotated[float, Meta(gt=0, lt=1)]
 Size = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """A whole number of at least 0."""

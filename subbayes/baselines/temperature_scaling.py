@@ -4,13 +4,11 @@ Classification divides the logits, $p_\tau(y = c) \propto \exp(f_c / \tau)$; reg
 the standard deviation of the noise, $y \sim N(\mu, \tau^2 \sigma^2)$. The epistemic variance of
 regressions does not change; that of logits is divided by $\tau^2$.
 
-The temperature of classes has the prior $\log \tau \sim N(0, 0.5^2)$, which matters only where rows
-that are predicted almost perfectly determine no temperature.
+The temperature of classes has a prior, see `predictions.output_temperature`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,11 +29,10 @@ from subbayes.likelihoods.base import Moments, WrappedLikelihood
 from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.likelihoods.target_parts import TargetParts, split_targets
 from subbayes.predictions.modules import Component
+from subbayes.predictions.output_temperature import best_temperature
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_positive, fail
 from subbayes.utils.types import Outputs, Targets
-
-_PRIOR_SCALE = 0.5  # of the logarithm of the temperature of classes
 
 
 class ScaledFacts(WrappedFacts):
@@ -108,26 +105,15 @@ def temperature_scaling(
     if averaged:
         predicted = [(_averaged(p), y) for p, y in predicted]
     counts = np.concatenate([y.counts for _, y in predicted])
-    share = counts / counts.sum()
 
     def log_densities(tau: float) -> Float[np.ndarray, "n"]:
         """Of the held-out rows at a temperature."""
         return np.concatenate([scale_predictive(p, tau).log_prob(y.values) for p, y in predicted])
 
-    def negative(log_tau: float) -> float:
-        """Log posterior density of a temperature, for each row and negative."""
-        tau = math.exp(log_tau)
-        prior = log_prior(tau) if predicted[0][0].likelihood.kind == "classification" else 0.0
-        return -float(log_densities(tau) @ share + prior / counts.sum())
-
-    tau = math.exp(_minimum(negative))
-    gain, error = mean_and_error(log_densities(tau) - log_densities(1.0), share)
+    has_prior = predicted[0][0].likelihood.kind == "classification"
+    tau = best_temperature(log_densities, counts, has_prior)
+    gain, error = mean_and_error(log_densities(tau) - log_densities(1.0), counts)
     return TemperatureScaled(base, tau, gain, error, averaged)
-
-
-def log_prior(tau: float) -> float:
-    """Log prior density of the temperature of classes, but for a constant."""
-    return -0.5 * (math.log(tau) / _PRIOR_SCALE) ** 2
 
 
 @dataclass(frozen=True)
@@ -260,20 +246,3 @@ def _predicted(
     parts = split_targets(y, weighted)
     known = {} if parts.noise is None else {"noise": parts.noise}
     return base.predict(inputs, **known), parts
-
-
-def _minimum(score: Callable[[float], float]) -> float:
-    from scipy.optimize import minimize_scalar
-
-    reach = math.log(1e4)
-    optimum = minimize_scalar(
-        score, bounds=(-reach, reach), method="bounded", options={"xatol": 1e-8}
-    )
-    if not optimum.fun < min(score(-reach), score(reach)):
-        fail(
-            "validation",
-            "held-out data that determine a temperature",
-            f"data for which none from {math.exp(-reach):g} to {math.exp(reach):g} is best",
-            "Use more held-out data, which the model has not been trained on",
-        )
-    return float(optimum.x)

@@ -17,7 +17,7 @@ from subbayes.distributed.processes import join, on_first
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine, engine_of
-from subbayes.inference.tempering import choose_temperature
+from subbayes.inference.tempering import choose_temperature, no_posterior
 from subbayes.likelihoods import Likelihood
 from subbayes.models.checkpoint import FitCheckpoint, check_checkpoint
 from subbayes.models.defaults import default_posterior, learns_prior, with_evidence_prior
@@ -100,7 +100,9 @@ def fit(
             linearised Laplace over all weights, and the noise of a `Gaussian` likelihood; see
             `EvidencePrior`.
         temperature: T > 0, which raises the likelihood to the power 1 / T; or "loo" or
-            "validation" to choose it by leave-one-out or by held-out data.
+            "validation" to choose it by leave-one-out or by held-out data. These also choose the
+            temperature of the logits of classes, and whether there is a posterior at all, or only
+            the centre of the subspace.
         validation: held-out data for `temperature="validation"`.
         training: how to train; `Training(epochs=0)` for a module that is trained already, with
             `swa_epochs=0` to keep its weights (not for `PCA`). None is `Training()` under a prior
@@ -340,7 +342,7 @@ def sample(
         mode=sampling.mode,
         outputs=outputs,
     )
-    chosen = None
+    chosen, output_temperature = None, 1.0
     if isinstance(temperature, str):
         choose = choose_temperature if checkpoint is None else checkpoint.temperature
         how: Any = {"inference": engine} if temperature == "validation" else {}
@@ -353,16 +355,20 @@ def sample(
             progress=sampling.progress,
         )
         temperature, chosen = choice.best, dataclasses.asdict(choice)
-    posterior = posterior.with_temperature(temperature)
+        output_temperature = choice.best_output_temperature
+    posterior = posterior.with_temperature(temperature or 1.0)
     if checkpoint is not None:
         sampling = dataclasses.replace(sampling, checkpoint=checkpoint.sampling)
+    draws = engine.run(posterior, sampling) if temperature else no_posterior(posterior.rank)
     return dataclasses.replace(
         prepared,
         likelihood=prepared.likelihood.unweighted,
         temperature=posterior.temperature,
-        draws=engine.run(posterior, sampling),
+        output_temperature=output_temperature,
+        draws=draws,
         posterior=posterior,
-        settings=prepared.settings | {"inference": engine.name, "temperatures": chosen},
+        settings=prepared.settings
+        | {"inference": engine.name if temperature else draws.engine, "temperatures": chosen},
     )
 
 

@@ -88,6 +88,7 @@ class FittedFacts(KindFacts):
     draws: DrawsFacts | None
     history: dict[Name, Numbers]
     settings: dict[str, Any]
+    output_temperature: Positive = 1.0
 
     def __post_init__(self) -> None:
         check_known(self.settings, _Settings)
@@ -117,6 +118,7 @@ class FittedModel(Predictor):
         settings: the arguments of `fit`, as values that JSON can represent.
         starts: coordinates of the members of an ensemble that the chains start at, shape
             (chains, k), or None.
+        output_temperature: what the logits of classes are divided by in predictions.
     """
 
     kind: ClassVar[str] = "fitted-model"
@@ -131,6 +133,7 @@ class FittedModel(Predictor):
     history: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     starts: Float[np.ndarray, "chains k"] | None = None
+    output_temperature: float = 1.0
 
     def predict(
         self,
@@ -163,7 +166,7 @@ class FittedModel(Predictor):
             from subbayes.inference.laplace.linearised import predict_linearised
 
             self.network.warn_if_changed()
-            return predict_linearised(
+            linearised = predict_linearised(
                 self.network,
                 self.likelihood,
                 self.subspace,
@@ -172,8 +175,9 @@ class FittedModel(Predictor):
                 noise=noise,
                 n_draws=n_draws,
             )
+            return self._scaled(linearised)
         z = torch.from_numpy(draws.flat(n_draws).copy()).to(self.network.device)
-        return average(
+        averaged = average(
             self.network,
             self.likelihood,
             lambda rows: self.subspace.weights(z[rows]),
@@ -183,6 +187,11 @@ class FittedModel(Predictor):
             refresh_batchnorm=refresh,
             progress=progress,
         )
+        return self._scaled(averaged)
+
+    def _scaled(self, predictive: Predictive) -> Predictive:
+        tau = self.output_temperature
+        return predictive if tau == 1 else predictive.scaled(1 / tau)
 
     @override
     def components(self, inputs: Any, n_draws: int | None = None) -> list[Component]:
@@ -193,10 +202,11 @@ class FittedModel(Predictor):
             posterior = posterior_of_draws(
                 self.network, self.likelihood, self.subspace, draws, inputs
             )
-            return posterior.components(inputs)
+            parts = posterior.components(inputs)
+            return [part.scaled(1 / self.output_temperature, part.likelihood) for part in parts]
         z = torch.from_numpy(draws.flat(n_draws).copy()).to(self.network.device)
         outputs = BatchedModule(self.network, self.subspace.weights(z))
-        return [Sampled(outputs, self.likelihood, len(z))]
+        return [Sampled(outputs, self.likelihood, len(z), 1 / self.output_temperature)]
 
     @override
     def _some_rows(self) -> Any:
@@ -517,6 +527,7 @@ class FittedModel(Predictor):
             draws=None if self.draws is None else self.draws.state()[1],
             history=self.history,
             settings=self.settings,
+            output_temperature=self.output_temperature,
         )
 
     def __repr__(self) -> str:
@@ -566,6 +577,7 @@ def rebuild(
         facts.history,
         facts.settings,
         tensors["starts"].cpu().numpy() if "starts" in tensors else None,
+        facts.output_temperature,
     )
     return model if data is None else model.with_data(data)
 
@@ -661,8 +673,13 @@ def _temperature(model: FittedModel) -> str:
     if not chosen:
         return text
     by = "leave-one-out scores" if chosen["by"] == "loo" else "the validation rows"
-    text += f", chosen by {by} among {', '.join(f'{t:g}' for t in chosen['temperatures'])}"
-    if bad := TemperatureChoice.of(chosen).n_bad_of_best:
+    choice = TemperatureChoice.of(chosen)
+    if not choice.best:
+        text = "no posterior"
+    text += f", chosen by {by} among {', '.join(f'{t:g}' for t in choice.temperatures)}"
+    if choice.best_output_temperature != 1:
+        text += f"; logits are divided by {choice.best_output_temperature:.3g}"
+    if bad := choice.n_bad_of_best:
         text += f" (unreliable: Pareto k is too large at {bad} rows)"
     return text
 

@@ -140,8 +140,10 @@ def temperature(choice: TemperatureChoice | Mapping[str, Any], *, ax: Axes | Non
     middle, half = np.asarray(choice.scores), np.asarray(choice.standard_errors)
     band(ax, choice.temperatures, middle - half, middle + half, SKY, 0.25, "± standard error")
     ax.plot(choice.temperatures, middle, "o-", color=BLUE, linewidth=1.6, markersize=5, label=how)
-    ax.axvline(choice.best, label=f"chosen: T = {choice.best:g}", **REFERENCE)
-    ax.set_xscale("log")
+    chosen = f"T = {choice.best:g}" if choice.best else "no posterior"
+    ax.axvline(choice.best, label=f"chosen: {chosen}", **REFERENCE)
+    least = min(t for t in choice.temperatures if t)
+    ax.set_xscale("symlog", linthresh=least, linscale=0.5)  # 0 is no posterior
     shown = choice.temperatures[:: -(-len(choice.temperatures) // 20)]
     ax.set_xticks(shown, [f"{t:g}" for t in shown])
     ax.minorticks_off()

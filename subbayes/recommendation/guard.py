@@ -24,10 +24,10 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from subbayes.baselines.temperature_scaling import log_prior
 from subbayes.diagnostics.stacking import maximise_log_score
 from subbayes.diagnostics.standard_errors import mean_and_error
 from subbayes.likelihoods import Likelihood
+from subbayes.predictions.output_temperature import log_prior
 from subbayes.utils.types import Targets
 
 _LOG_STEP, _STEPS = math.log(1.04), 53  # of the grid of temperatures, from 1/8 to 8

@@ -11,17 +11,18 @@ import numpy as np
 import pytest
 import torch
 from oracles import LinearGaussian
-from scipy import stats
+from scipy import optimize, stats
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from subbayes import MLP, Draws, Network, Posterior, Sampling, Training, fit
+from subbayes import MLP, Draws, Network, Posterior, Sampling, Training, fit, load
 from subbayes.artifacts.facts import as_facts
+from subbayes.baselines.temperature_scaling import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.diagnostics import loo
 from subbayes.inference import LinearisedLaplace, MeanFieldVI
 from subbayes.inference.tempering import TemperatureChoice, choose_temperature
-from subbayes.likelihoods import Gaussian, Weighted
+from subbayes.likelihoods import Categorical, Gaussian, Weighted
 from subbayes.models.fitted import _temperature
 from subbayes.priors import Normal
 from subbayes.subspace import FullSubspace
@@ -179,9 +180,15 @@ def test_validation_scores_match_exact_ones():
         progress=False,
         validation=(torch.from_numpy(x), torch.from_numpy(y)),
     )
+    k = len(model.basis)
     for temperature, score in zip(choice.temperatures, choice.scores, strict=True):
-        exact = predictive_log_density(model, tempered(model, temperature), phi, y)
-        assert abs(score - exact.mean()) < 0.02
+        moments = (np.zeros(k), np.zeros((k, k)))  # no posterior
+        if temperature:
+            moments = tempered(model, temperature)
+        exact = predictive_log_density(model, moments, phi, y)
+        assert abs(score - exact.mean()) < (0.02 if temperature else 1e-9)
+    assert choice.temperatures == (0.0, *TEMPERATURES)
+    assert choice.output_temperatures == (1.0,) * 4  # no classes
 
 
 @pytest.mark.slow
@@ -218,7 +225,7 @@ def test_validation_scores_are_those_of_the_model_that_is_returned(engine):
             progress=False,
         )
         expected = model.predict(new).log_prob(new_y).mean()
-        assert choice.scores[0] == pytest.approx(float(expected), rel=1e-9)
+        assert choice.scores[1] == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_leave_one_out_scores_of_an_approximation_are_weighted_to_the_posterior():
@@ -376,7 +383,73 @@ def test_fit_scores_temperatures_with_its_own_engine():
         training=Training(epochs=5, swa_epochs=0),
         sampling=Sampling(draws=20, chains=2, progress=False),
     )
-    assert seen == [1.0, 3.0, 10.0, 30.0, 100.0, model.temperature]
+    chosen = [] if model.draws.engine == "no-posterior" else [model.temperature]
+    assert seen == [1.0, 3.0, 10.0, 30.0, 100.0, *chosen]
+
+
+def classes(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Two classes whose logits are twice the first column."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, 3, generator=generator, dtype=torch.float64)
+    return x, torch.bernoulli(torch.sigmoid(2 * x[:, 0]), generator=generator).long()
+
+
+def overconfident() -> nn.Linear:
+    """A classifier whose logits are three times as large as they should be."""
+    module = nn.Linear(3, 2).double()
+    with torch.no_grad():
+        module.weight.zero_()
+        module.weight[1, 0] = 6.0
+        module.bias.zero_()
+    return module
+
+
+def test_validation_rows_choose_the_temperature_of_logits():
+    """Against the largest posterior density of the temperature of the same logits."""
+    rows, (x, y) = classes(50, 0), classes(400, 1)
+    network = Network(overconfident())
+    posterior = Posterior(network, Categorical(), rows, FullSubspace(network.weights), 1e-3)
+    choice = choose_temperature(
+        posterior, [1.0], by="validation", validation=(x, y), draws=20, chains=2, progress=False
+    )
+
+    def negative(log_tau):
+        loss = nn.functional.cross_entropy(overconfident()(x).detach() / np.exp(log_tau), y)
+        return float(loss) + 0.5 * (log_tau / 0.5) ** 2 / 400
+
+    found = optimize.minimize_scalar(negative, bounds=(-3, 3), method="bounded")
+    # the posterior is as narrow as its prior
+    np.testing.assert_allclose(np.log(choice.output_temperatures), found.x, atol=0.01)
+    assert choice.output_temperatures[0] == pytest.approx(np.exp(found.x), rel=1e-4)
+    assert choice.to_frame()["output_temperature"].tolist() == list(choice.output_temperatures)
+
+
+def test_a_posterior_that_is_worse_than_none_is_left_out(tmp_path):
+    """Trained with labels of chance: the model is the network with its best temperature."""
+    x, _ = classes(200, 0)
+    labels = torch.randint(2, (200,), generator=torch.Generator().manual_seed(2))
+    held_out, (new, _) = classes(400, 1), classes(50, 3)
+    model = fit(
+        overconfident(),
+        (x, labels),
+        likelihood="categorical",
+        subspace="full",
+        prior=10.0,
+        temperature="validation",
+        validation=held_out,
+        training=Training(epochs=0, swa_epochs=0),
+        sampling=Sampling(draws=20, chains=2, progress=False),
+    )
+    expected = temperature_scaling(overconfident(), held_out, "categorical").predict(new)
+    np.testing.assert_allclose(model.predict(new).probabilities, expected.probabilities, atol=1e-6)
+    assert model.describe()["temperature"].startswith("no posterior, chosen by the validation")
+    assert model.warnings() == []
+    loaded = load(model.save(tmp_path / "model"), overconfident())
+    np.testing.assert_array_equal(
+        loaded.predict(new).probabilities, model.predict(new).probabilities
+    )
+    graph = loaded.to_module(inputs=new[:3])(new)["probabilities"]
+    np.testing.assert_allclose(graph, expected.probabilities, atol=1e-6)
 
 
 def test_the_largest_temperature_is_warned_of():
