@@ -5,22 +5,26 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.baselines.temperature_scaling import scale_predictive, temperature_scaling
-from subbayes.comparison.methods import Setup
+from subbayes.comparison.methods import Setup, TemperatureScaling
 from subbayes.comparison.registry import Comparable, methods_by_key
+from subbayes.comparison.stacking import StackedMethods
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.diagnostics.standard_errors import error_of_mean
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods import Likelihood, Weighted, as_likelihood
+from subbayes.likelihoods.target_parts import split_targets
 from subbayes.networks.initialisation import fresh_module
 from subbayes.networks.selection import Selection
 from subbayes.networks.validation import check_fit
@@ -63,6 +67,8 @@ class Comparison:
         y: targets of the test rows.
         settings: arguments of the comparison, as values that JSON can represent.
         trained: the shared training, or None if no method needs it.
+        stack: the mixture of the methods with the weights of the validation rows, if there are
+            some.
     """
 
     table: pd.DataFrame
@@ -71,6 +77,7 @@ class Comparison:
     y: Targets
     settings: dict[str, Any] = field(default_factory=dict)
     trained: Trained | None = None
+    stack: StackedMethods | None = None
 
     @property
     def level(self) -> float:
@@ -125,6 +132,7 @@ class Comparison:
             "n_test": len(next(iter(self.predictives.values()))),
             "warnings": self.warnings(),
             "settings": self.settings,
+            "stack": None if self.stack is None else dataclasses.asdict(self.stack),
         }
 
     def cells(self, scores: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -147,10 +155,13 @@ class Comparison:
         Methods that `warnings` has something of are marked.
 
         Args:
-            reference: key of the method whose log-likelihood is subtracted; by default the first.
+            reference: key of the method whose log-likelihood is subtracted; by default
+                "temperature-scaling", or the first.
         """
         head, cells = self.cells([name for name in SCORE_HEADINGS if name != "interval_width"])
-        reference = reference or str(self.table.index[0])
+        if reference is None:
+            keys = [str(key) for key in self.table.index]
+            reference = TemperatureScaling.key if TemperatureScaling.key in keys else keys[0]
         warned = self.warnings()
         head.insert(2, f"minus that of {self.table.loc[reference, 'method']}")
         for row, (key, of_method) in zip(
@@ -163,6 +174,8 @@ class Comparison:
             text_table(head, cells),
             "± one standard error over the test rows; differences within two of them are ties.",
         ]
+        if self.stack is not None:
+            lines.append(self.stack.to_text(self.table["method"]))
         if warned:
             lines.append(
                 "* with warnings: its draws may not be those of its posterior, so that its place "
@@ -291,6 +304,8 @@ def compare_methods(
     inputs, y = rows.inputs if rows.in_memory else rows.loader, rows.targets()
     values, noise = (y, None) if isinstance(y, Tensor) else y
     table, predictives, models = [], {}, {}
+    held_out = None if validation is None else Data.of(validation, "validation")
+    held_out_terms, test_terms, counts = {}, {}, np.zeros(0)
     for key, method in chosen.items():
         shared = sum(setup.trained.seconds[: method.phases]) if method.phases else 0.0
         models[key], seconds = method.fit(setup)
@@ -298,11 +313,19 @@ def compare_methods(
         started = time.perf_counter()
         predictives[key] = method.predict(models[key], inputs, noise)
         seconds["prediction_seconds"] = time.perf_counter() - started
+        calibrated = {}
+        if held_out is not None:
+            tau, held_out_terms[key], counts = _calibration(models[key], held_out)
+            if tau is None:
+                test_terms[key] = predictives[key].log_prob(values)
+            else:
+                test_terms[key] = scale_predictive(predictives[key], tau).log_prob(values)
+                calibrated["calibrated_log_likelihood"] = float(test_terms[key].mean())
         table.append(
             {
                 "method": method.label if key == method.key else key,
                 **metrics.score(predictives[key], values, level),
-                **_calibrated(models[key], predictives[key], values, validation),
+                **calibrated,
                 "seconds": sum(seconds.values()),
                 **seconds,
             }
@@ -326,17 +349,24 @@ def compare_methods(
         values,
         settings,
         shared_training,
+        StackedMethods.of(held_out_terms, test_terms, counts, sampling.seed)
+        if len(held_out_terms) > 1
+        else None,
     )
 
 
-def _calibrated(
-    model: Predictor, predictive: Predictive, y: Targets, validation: Any
-) -> dict[str, float]:
-    """The score with the temperature of validation rows, if there are some that determine one."""
-    if validation is None:
-        return {}
-    try:
-        tau = temperature_scaling(model, validation).temperature
-    except InputError:  # also of counts
-        return {}
-    return {"calibrated_log_likelihood": scale_predictive(predictive, tau).log_prob(y).mean()}
+def _calibration(
+    model: Predictor, data: Data
+) -> tuple[float | None, Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:
+    """The temperature of held-out rows, their log densities with it, and how often they count."""
+    tau = None
+    with suppress(InputError):  # rows that determine none, or counts
+        model = temperature_scaling(model, data)
+        tau = model.temperature
+    terms, counts = [], []
+    for inputs, y in data.batches():
+        split = split_targets(y, data.has_weights)
+        known = {} if split.noise is None else {"noise": split.noise}
+        terms.append(model.predict(inputs, **known).log_prob(split.values))
+        counts.append(split.counts)
+    return tau, np.concatenate(terms), np.concatenate(counts)

@@ -21,8 +21,10 @@ from subbayes.comparison.chains import MicrocanonicalEnsemble
 from subbayes.comparison.comparison import compare_methods, format_score
 from subbayes.comparison.methods import AllWeightsLaplace
 from subbayes.comparison.registry import METHODS
+from subbayes.comparison.stacking import StackedMethods
 from subbayes.data.data import Data
 from subbayes.diagnostics import metrics
+from subbayes.diagnostics.stacking import maximise_log_score
 from subbayes.inference.laplace.linearised import linearised_laplace, tune_prior
 from subbayes.inference.samplers.mclmc import MCLMC
 from subbayes.inference.tempering import choose_temperature
@@ -374,6 +376,46 @@ def test_methods_are_calibrated_by_validation_rows():
         comparison.differences("swag")
 
 
+def test_methods_are_stacked_by_validation_rows_if_that_surely_gains():
+    """Two classifiers that are sure of one half of the rows each, and a copy of the first."""
+    rng = np.random.default_rng(0)
+
+    def log_densities(n):
+        known = rng.random(n) < 0.5
+        a, b = (np.where(one, -0.1, -2.0) + 0.05 * rng.normal(size=n) for one in (known, ~known))
+        return {"temperature-scaling": a, "swa": b, "map": a + 0.001 * rng.normal(size=n)}
+
+    held_out, test = log_densities(500), log_densities(300)
+    stack = StackedMethods.of(held_out, test, np.ones(500))
+    expected = maximise_log_score(np.stack(list(held_out.values())[:2], 1))
+    own = stack.weights["temperature-scaling"] + stack.weights["map"]
+    assert own == pytest.approx(expected[0], abs=0.01)
+    terms = np.log(own * np.exp(test["map"]) + stack.weights["swa"] * np.exp(test["swa"]))
+    assert stack.log_likelihood == pytest.approx(terms.mean(), abs=0.001)
+    gains = terms - test["temperature-scaling"]
+    assert stack.difference == pytest.approx((gains.mean(), stats.sem(gains)), abs=0.001)
+    assert stack.is_shipped
+    assert stack.gain > 2 * stack.error
+
+    alike = {key: rows[key] for rows in (held_out,) for key in ("temperature-scaling", "map")}
+    kept = StackedMethods.of(alike, {key: test[key] for key in alike}, np.ones(500))
+    assert kept.weights == {"temperature-scaling": 1.0, "map": 0.0}
+    assert kept.difference == (0.0, 0.0)
+    assert not kept.is_shipped
+
+
+def test_a_comparison_with_validation_rows_has_a_stack():
+    options = {"validation": rows(30, 2), "training": PLAN}
+    found = compare(net(), Gaussian(), TRAIN, TEST, ("map", "swa"), **options)
+    assert found.stack.reference == "map"
+    assert found.to_dict()["stack"]["weights"] == found.stack.weights
+    assert "stacked: " in found.to_text()
+    if not found.stack.is_shipped:
+        calibrated = found.table.loc["map", "calibrated_log_likelihood"]
+        assert found.stack.log_likelihood == pytest.approx(calibrated)
+    assert compare(net(), Gaussian(), TRAIN, TEST, ("map", "swa"), training=PLAN).stack is None
+
+
 @pytest.mark.filterwarnings("ignore:validation. 30 rows")
 def test_recommended_and_fitted_models_are_rows_beside_others():
     held_out = rows(30, 2)
@@ -414,7 +456,7 @@ def test_temperature_is_chosen_for_each_subspace(monkeypatch):
     for key in ("pca", "random"):
         chosen = comparison.models[key].settings["temperatures"]
         best = chosen["temperatures"][int(np.argmax(chosen["scores"]))]
-        assert comparison.models[key].temperature == best
+        assert comparison.models[key].temperature == (best or 1.0)  # 0 is no posterior
 
 
 def test_factory_makes_module_and_members():
