@@ -30,6 +30,9 @@ def swag(
         InputError: a trajectory of fewer than two snapshots.
         InputTypeError: not what `swa` returns.
 
+    Warns:
+        UserWarning: a loss that falls all along the trajectory.
+
     Example:
         >>> import torch, subbayes
         >>> from subbayes.likelihoods import Gaussian
@@ -45,5 +48,6 @@ def swag(
             result,
             "SWAG needs a trajectory: pass swa(module, likelihood, data)",
         )
+    result.warn_of_descent()
     weights = result.recorder.swag(n_draws, seed, scale).to(result.network.weights)
     return WeightSamples(result.network, weights, result.likelihood, "SWAG")

@@ -66,6 +66,7 @@ class PCA(RankedMethod):
 
     def build(self, trained: Trained, prior_scale: float = 1.0) -> Subspace:
         """The subspace of the recorded trajectory."""
+        trained.swa.warn_of_descent()
         recorder = trained.recorder
         rank = max(1, min(self.default_rank, recorder.spanned)) if self.rank is None else self.rank
         return recorder.pca(rank)

@@ -36,9 +36,15 @@ from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.shared_steps import seed_for
 from subbayes.training.trainable import TrainableNetwork
 from subbayes.training.trajectory import TrajectoryRecorder
-from subbayes.training.unfinished import has_converged, losses_up_to, warn_of_unfinished
+from subbayes.training.unfinished import (
+    falls_steadily,
+    has_converged,
+    losses_up_to,
+    warn_of_unfinished,
+)
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.seeding import fork_rng
+from subbayes.utils.warning import warn_user
 
 Callback = Callable[[int, nn.Module], Any]
 
@@ -93,6 +99,15 @@ class SwaResult:
     likelihood: Likelihood
     recorder: TrajectoryRecorder
     history: History
+
+    def warn_of_descent(self) -> None:
+        """Warn if the loss falls all along the trajectory."""
+        if falls_steadily(losses := self.history["train_loss"]):
+            warn_user(
+                f"trajectory: the loss falls all along it, from {losses[0]:.3g} to "
+                f"{losses[-1]:.3g}: its directions are those of training, not of the posterior. "
+                "Train for more epochs before, or choose a subspace that needs no trajectory"
+            )
 
     def __repr__(self) -> str:
         return f"SwaResult({self.network!r}, {self.likelihood!r}, {self.recorder!r})"

@@ -28,6 +28,7 @@ _UNSAID: ContextVar[bool] = ContextVar("_UNSAID", default=False)
 _STEEP = 0.6  # nats for each row: the slope of noise that is 1.6 times too wide, or 0.8 times
 _LEAST_ROWS = 20  # whose slopes are more than chance
 _FALL, _SHARE = 0.005, 0.1  # of the loss in a fifth of the epochs: in nats, and of all that it fell
+_STEADY, _LEAST_EPOCHS = 0.9, 8  # share of pairs; eight epochs reach it by chance in 0.1 %
 
 
 def has_converged(
@@ -58,6 +59,20 @@ def _still_falls(losses: Sequence[float]) -> bool:
     count = max(1, len(losses) // 5)
     before, last = (float(np.mean(part)) for part in (losses[-2 * count : -count], losses[-count:]))
     return before - last > max(_FALL, _SHARE * (losses[0] - last))
+
+
+def falls_steadily(losses: Sequence[float]) -> bool:
+    """Whether the loss falls all along, as in a descent, and not in one around a minimum.
+
+    Example:
+        >>> falls_steadily([1 / n for n in range(1, 11)]), falls_steadily([1.0, 0.9] * 5)
+        (True, False)
+    """
+    if len(losses) < _LEAST_EPOCHS or losses[0] - losses[-1] < _FALL:
+        return False
+    values = np.asarray(losses)
+    earlier, later = np.triu_indices(len(values), 1)
+    return bool((values[earlier] > values[later]).mean() > _STEADY)
 
 
 def _fits(

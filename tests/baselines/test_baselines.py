@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -106,6 +107,22 @@ def test_swag_averages_over_draws_of_the_recorder():
     by_hand = torch.stack([average.network.module_with(w)(x) for w in weights])
     assert baseline.name == "SWAG"
     assert torch.allclose(baseline.predict(x).outputs, by_hand.double(), atol=1e-6)
+
+
+def test_a_trajectory_that_is_a_descent_is_warned_of():
+    """From initial weights, and from the end of a training at the same noise of steps."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 2, generator=generator)
+    y = x[:, 0] + torch.randn(200, generator=generator)
+    options = training_options(swa_epochs=12, swa_learning_rate=1e-3, progress=False)
+    start = Network(nn.Linear(2, 1))
+    with pytest.warns(UserWarning, match="^trajectory: the loss falls all along it"):
+        swag(swa(start, Gaussian(1.0), (x, y), **options))
+    trained = train(start, Gaussian(1.0), (x, y), **training_options(epochs=60, progress=False))
+    options = training_options(swa_epochs=12, swa_learning_rate=0.1, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        swag(swa(trained, Gaussian(1.0), (x, y), **options))
 
 
 def test_swag_collects_batchnorm_statistics_for_each_draw():
