@@ -118,7 +118,7 @@ class StructuredPredictor(nn.Module):
             "_mean": mean,
             "_scale": scale,
             "_transform_columns": torch.tensor(transformed, dtype=torch.long),
-            "_shrunk_columns": _unit_rows(shrunk, columns),
+            "_shrunk_columns": torch.tensor(shrunk, dtype=torch.long),
             "_column_sds": torch.from_numpy(design.scale[shrunk]).double().clamp_min(1e-12),
             "placement": torch.tensor(placement).double().reshape(columns, len(design.parameters)),
             "_dense_columns": design.layout.dense,
@@ -194,8 +194,8 @@ class StructuredPredictor(nn.Module):
             )
         if self._horseshoe is not None:
             scales = self._horseshoe.scales(*self._shrunk_parts(zeta)) / self._column_sds.to(zeta)
-            onto = self._shrunk_columns.to(zeta)
-            beta = beta * (1 - onto.sum(0) + scales @ onto)
+            shrunk = self._shrunk_columns.to(beta.device)
+            beta = beta * torch.ones_like(beta).index_copy(-1, shrunk, scales)
         if not self._laws:
             return beta
         parts, start = [], 0
@@ -235,18 +235,10 @@ class StructuredPredictor(nn.Module):
         assert isinstance(law, GroupLaw)
         return law.factor(zeta[..., extra], self.priors)
 
-    def _law_at(self, first: int) -> str:
-        """The name of the term of effects that begins at a column."""
-        return next(name for name, (_, at, _) in self._laws.items() if at.start == first)
-
-    def scale_coordinates(self, first: int) -> list[int]:
-        """Coordinates of the hyperparameters of the term of effects that begins at a column."""
-        extra = self._laws[self._law_at(first)][2]
-        return list(range(extra.start, extra.stop))
-
     def factor_of_groups(self, first: int, zeta: Float[Tensor, "*S P"]) -> Float[Tensor, "*S q q"]:
         """The `group_factor` of the term of effects that begins at a column."""
-        return self.group_factor(self._law_at(first), zeta)
+        name = next(name for name, (_, at, _) in self._laws.items() if at.start == first)
+        return self.group_factor(name, zeta)
 
     def with_one_group(self, first: int) -> tuple[StructuredPredictor, Int[Tensor, "m"]]:
         """The predictor with the first group alone of the effects of groups from a column on.
@@ -405,10 +397,3 @@ class StructuredPredictor(nn.Module):
             found["horseshoe scale"] = self._horseshoe.global_values(common).numpy()
         shift = beta @ design.center
         return found | {f"threshold[{j}]": cuts[:, j] + shift for j in range(cuts.shape[1])}
-
-
-def _unit_rows(places: list[int], columns: int) -> Float[Tensor, "m p"]:
-    """A row for each place, which is 1 there and 0 elsewhere."""
-    found = torch.zeros(len(places), columns, dtype=torch.float64)
-    found[torch.arange(len(places)), torch.tensor(places, dtype=torch.long)] = 1.0
-    return found

@@ -137,8 +137,7 @@ class QuadraticRows:
 
     def value(self, b: ByPredictor) -> PointValues:
         """The log-likelihood at each point."""
-        _, squares, log_sigma = self._parts(b)
-        return self.constant - self.total * log_sigma - 0.5 * squares * (-2 * log_sigma).exp()
+        return self.value_and_grad(b)[0]
 
     def value_and_grad(self, b: ByPredictor) -> tuple[PointValues, ByPredictor]:
         """The log-likelihood and its gradient."""

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.regression.design.predictor import StructuredPredictor
-from subbayes.regression.shapes import ByPredictor, EffectPoints, Groups, RowValues
+from subbayes.regression.shapes import ByPredictor, EffectPoints, Groups
 from subbayes.regression.terms.group_elimination import GroupedMatrix
 
 _ELEMENTS = 2**20  # of copies of a point at once
@@ -78,81 +78,55 @@ class EffectMap:
             inner: the negative Hessian in the coefficients and then the thresholds.
         """
         groups, few = self.groups, zeta[self.left]
-        found = GroupedMatrix.zeros(groups, len(zeta), zeta)
+        found, q = GroupedMatrix.zeros(groups, len(zeta), zeta), groups.shape[1]
         others = torch.searchsorted(self.left, found.others)  # coordinates
-        own = self._jacobian(few, torch.searchsorted(self.kept, inner.others))[:, others]
+        outputs, count = self._outputs(few[None])[0], len(self.kept)
+        jacobian = self._rows_of_gradients(
+            few, len(outputs), lambda at, part: self._outputs(at)[:, part].diagonal()
+        )[:, others]
+        own = jacobian[torch.searchsorted(self.kept, inner.others)]
         if len(zeta) > _DENSE and float((own != 0).double().mean()) < _FEW:
             pull = own.T.to_sparse()  # each effect has coordinates of its own
             rest = pull @ (pull @ inner.rest.T).T
         else:
             rest = own.T @ inner.rest @ own
-        blocks, border = found.blocks, found.border
-        slope, mixed = cotangent.flatten()[self.entries], None
+        blocks, border, slope = found.blocks, found.border, cotangent.flatten()[self.entries]
+        cotangents = slope[self.kept]
         if len(groups):
-            factor, slopes, scales = self._factor_of_groups(few)
-            scales = torch.searchsorted(others, scales)
-            moved = torch.zeros_like(border)
-            moved[..., scales] = torch.einsum("akl,jl->jka", slopes, zeta[groups])
+            first = int(groups[0, 0])
+            factor, slopes = outputs[count:].reshape(q, q), jacobian[count:].T.unflatten(1, (q, q))
+            moved = torch.einsum("akl,jl->jka", slopes, zeta[groups])
             along = inner.blocks @ moved + inner.border @ own
             blocks, border = factor.T @ inner.blocks @ factor, factor.T @ along
             crossed = (inner.border @ own).flatten(0, 1)
             moved = moved.flatten(0, 1)
             rest = rest + moved.T @ along.flatten(0, 1) + crossed.T @ moved
-            border[..., scales] -= torch.einsum("akl,jk->jla", slopes, slope[groups])
-            mixed = slope[groups].T @ zeta[groups]
+            border = border - torch.einsum("akl,jk->jla", slopes, slope[groups])
+            cotangents[first : first + q] = 0.0  # all groups, in place of the first by itself
+            cotangents = torch.cat([cotangents, (slope[groups].T @ zeta[groups]).flatten()])
         if not self.is_affine:
-            rest = rest - self._bend(few, slope[self.kept], mixed, others)
+            rest = rest - self._bend(few, cotangents, others)
         return GroupedMatrix(groups, found.others, blocks, border, (rest + rest.T) / 2)
 
-    def _jacobian(self, few: Float[Tensor, "m"], chosen: Int[Tensor, "r"]) -> Float[Tensor, "r m"]:
-        """The derivative of some coefficients and thresholds of `one`, from copies of the point."""
+    def _outputs(self, few: Float[Tensor, "c m"]) -> Float[Tensor, "c r"]:
+        """Coefficients and thresholds of `one`, and the factor of the effects of a group.
 
-        def entries_of(points: Float[Tensor, "c m"], part: slice) -> Tensor:
-            return coefficients_and_thresholds(self.one, points)[:, chosen[part]].diagonal()
-
-        return self._rows_of_gradients(few, len(chosen), entries_of)
-
-    def _factor_of_groups(
-        self, few: Float[Tensor, "m"]
-    ) -> tuple[Float[Tensor, "q q"], Float[Tensor, "a q q"], Int[Tensor, "a"]]:
-        """The derivative of a group's coefficients in its own coordinates, the same for all groups.
-
-        Returns:
-            The matrix, its derivatives in the coordinates that it depends on, and these in `one`.
+        The factor is the derivative of a group's coefficients in its own coordinates, and the same
+        for all groups.
         """
-        first, q = int(self.groups[0, 0]), self.groups.shape[1]
-        scales = torch.tensor(self.one.scale_coordinates(first))
-
-        def entries_of(points: Float[Tensor, "c m"], part: slice) -> Tensor:
-            return self.one.factor_of_groups(first, points).flatten(1)[:, part].diagonal()
-
-        slopes = self._rows_of_gradients(few, q**2, entries_of)[:, scales]
-        return self.one.factor_of_groups(first, few), slopes.T.unflatten(1, (q, q)), scales
+        u = coefficients_and_thresholds(self.one, few)
+        if not len(self.groups):
+            return u
+        factor = self.one.factor_of_groups(int(self.groups[0, 0]), few)
+        return torch.cat([u, factor.flatten(1)], 1)
 
     def _bend(
-        self,
-        few: Float[Tensor, "m"],
-        slope: RowValues,
-        mixed: Float[Tensor, "q q"] | None,
-        chosen: Int[Tensor, "s"],
+        self, few: Float[Tensor, "m"], cotangents: Float[Tensor, "r"], chosen: Int[Tensor, "s"]
     ) -> Float[Tensor, "s s"]:
-        """The second derivative of the product of coefficients and a slope, but for groups'.
-
-        Args:
-            few: the point, with one group.
-            slope: of the coefficients and thresholds of `one`.
-            mixed: products of slopes and coordinates of the groups, summed over all of them.
-            chosen: the coordinates.
-        """
-        first = len(self.groups) and int(self.groups[0, 0])
-        if mixed is not None:  # in place of the first group by itself
-            slope = slope.clone()
-            slope[first : first + len(mixed)] = 0.0
+        """The second derivative of the product of the outputs and a vector."""
 
         def slopes(points: Float[Tensor, "c m"], part: slice) -> Tensor:
-            value = (coefficients_and_thresholds(self.one, points) * slope).sum()
-            if mixed is not None:
-                value = value + (self.one.factor_of_groups(first, points) * mixed).sum()
+            value = (self._outputs(points) @ cotangents).sum()
             (found,) = torch.autograd.grad(value, points, create_graph=True)
             return found[:, chosen[part]].diagonal()
 

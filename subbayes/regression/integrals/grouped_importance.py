@@ -22,7 +22,7 @@ linear in rows and groups.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -74,20 +74,6 @@ def has_groups(likelihood: EffectsLikelihood, most: int = MOST_BESIDE_GROUPS) ->
     of_rows = isinstance(likelihood.rows, CanonicalRows)
     others = likelihood.map.structured.size - groups.numel()
     return of_rows and bool(len(groups)) and others <= most
-
-
-class _Points(NamedTuple):
-    """Points h, and what coefficients are there.
-
-    Attributes:
-        h: the points.
-        level: coefficients that groups share.
-        factor: of the covariance of the effects of a group.
-    """
-
-    h: RestPoints
-    level: Float[Tensor, "S p"]
-    factor: Float[Tensor, "S q q"]
 
 
 class _Given(NamedTuple):
@@ -213,9 +199,12 @@ class GroupedImportance:
 
     # --- rows given h -----------------------------------------------------------------------
 
-    def _given(self, points: _Points) -> _Given:
+    def _given(self, h: RestPoints) -> _Given:
         """What is known of the rows at each point."""
-        _, level, factor = points
+        zeta = h.new_zeros(len(h), self._one.size)
+        zeta[:, self._h_places] = h
+        level = self._one.coefficients(zeta)[:, self._others]
+        factor = self._one.factor_of_groups(int(self.groups[0, 0]), zeta)
         slopes = torch.stack([self._loadings @ factor[..., k].T for k in range(factor.shape[2])])
         eta = torch.from_numpy(self._design @ level.numpy().T)  # by NumPy: few columns of either
         eta += self._offset
@@ -317,7 +306,7 @@ class GroupedImportance:
         """Set the point near the posterior, which has no influence on the distribution of draws."""
         points = torch.from_numpy(np.concatenate([h[None], h + _STEP * np.eye(len(h))]))
         with torch.no_grad():
-            found = [self._modes(part.h, self._given(part)) for part in self._parts(points)]
+            found = [self._modes(part, self._given(part)) for part in self._parts(points)]
         modes = torch.cat([mode for mode, _ in found], 2).flatten(0, 1)
         log_factors = torch.cat([factor for _, factor in found], 1)[..., 0, 0].log()
         self._tangent = _Tangent(
@@ -342,15 +331,9 @@ class GroupedImportance:
 
     # --- densities --------------------------------------------------------------------------
 
-    def _parts(self, h: RestPoints) -> Iterator[_Points]:
+    def _parts(self, h: RestPoints) -> Sequence[RestPoints]:
         """Blocks of points, as many as the cache of the processor holds."""
-        zeta = h.new_zeros(len(h), self._one.size)
-        zeta[:, self._h_places] = h
-        level = self._one.coefficients(zeta)[:, self._others]
-        factor = self._one.factor_of_groups(int(self.groups[0, 0]), zeta)
-        size = max(1, _ELEMENTS // max(1, len(self._design), self.groups.numel()))
-        parts = (tensor.split(size) for tensor in (h, level, factor))
-        return map(_Points, *parts)
+        return h.split(max(1, _ELEMENTS // max(1, len(self._design), self.groups.numel())))
 
     def laplace(self, h: Coordinates) -> LogDensity:
         """The Laplace approximation of log p(D, h), a smooth function."""
@@ -358,10 +341,10 @@ class GroupedImportance:
         with torch.no_grad():
             for part in self._parts(torch.from_numpy(h)):
                 given = self._given(part)
-                zeta, factor = self._modes(part.h, given)
+                zeta, factor = self._modes(part, given)
                 log_det = factor.diagonal(dim1=2, dim2=3).log().sum((0, 2))
                 value = self._group_values(given, zeta).sum(0) - log_det
-                found.append(value + given.linear - 0.5 * part.h.square().sum(1))
+                found.append(value + given.linear - 0.5 * part.square().sum(1))
         return torch.cat(found).numpy()
 
     def estimate(
@@ -389,10 +372,10 @@ class GroupedImportance:
         return torch.cat(values).numpy()
 
     def _estimate(
-        self, where: _Points, rng: np.random.Generator, *, choose: bool
+        self, h: RestPoints, rng: np.random.Generator, *, choose: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Estimates, chosen coordinates of the groups, and their log-likelihood."""
-        h, given, lattice = where.h, self._given(where), self._lattice
+        given, lattice = self._given(h), self._lattice
         (groups, q), points = self.groups.shape, len(h)
         mode, factor = self._centres(h, given)
         inverse = factor[..., 0, 0].reciprocal()  # of a scalar factor

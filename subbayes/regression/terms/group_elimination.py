@@ -13,7 +13,7 @@ which costs J (q^3 + q s^2) + s^3 operations for J groups and s other coordinate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -88,20 +88,20 @@ class GroupedMatrix:
         found[others[:, None], others] = self.rest
         return found
 
+    def _with_parts(self, function: Callable[..., Tensor], *others: GroupedMatrix) -> GroupedMatrix:
+        parts = {
+            name: function(*(getattr(matrix, name) for matrix in (self, *others)))
+            for name in ("blocks", "border", "rest")
+        }
+        return replace(self, **parts)
+
     def __add__(self, other: GroupedMatrix) -> GroupedMatrix:
         """The sum with a matrix of the same groups."""
-        return replace(
-            self,
-            blocks=self.blocks + other.blocks,
-            border=self.border + other.border,
-            rest=self.rest + other.rest,
-        )
+        return self._with_parts(torch.add, other)
 
     def scaled(self, factor: float) -> GroupedMatrix:
         """The product with a number."""
-        return replace(
-            self, blocks=self.blocks * factor, border=self.border * factor, rest=self.rest * factor
-        )
+        return self._with_parts(lambda part: part * factor)
 
     def plus_identity(self) -> GroupedMatrix:
         """The sum with the identity."""
