@@ -165,7 +165,7 @@ class Ensemble:
             seed=seed,
             progress=False,
         )
-        networks = tuple(one.network for one in found.results)
+        networks = tuple(one.network for one in found)
         return cls(rows, plan, seed, networks, time.perf_counter() - started)
 
     @property

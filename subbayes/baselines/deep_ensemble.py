@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,33 +16,12 @@ from subbayes.networks.initialisation import fresh_module
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.training.configuration import Training
-from subbayes.training.loop import DIVERGED_REMEDY, Diverged
 from subbayes.training.many import train_many
 from subbayes.training.trainer import SwaResult, TrainingResult
 from subbayes.training.unfinished import unfinished_unsaid, warn_of_unfinished
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import is_same_view
-from subbayes.utils.warning import warn_user
-
-
-@dataclass(frozen=True)
-class Members:
-    """Trained members of an ensemble.
-
-    Attributes:
-        results: what `train` returns for each member.
-        seeds: of the initial weights and the order of the data of each member.
-        retrained: numbers of the members that diverged, and were trained again from other weights.
-    """
-
-    results: tuple[TrainingResult, ...]
-    seeds: tuple[int, ...]
-    retrained: tuple[int, ...] = ()
-
-    def warn_of_unfinished(self) -> None:
-        """Warn of members whose likelihood has not converged."""
-        warn_of_unfinished([one.converged for one in self.results])
 
 
 def deep_ensemble(
@@ -66,8 +43,7 @@ def deep_ensemble(
     $$ p(y \mid x) \approx \frac{1}{S} \sum_{s=1}^S p(y \mid f(x; w_s), \sigma_s) $$
 
     Member s is seeded by the seed and s, whatever the number of members; all are trained at once
-    if possible (see `train_many`). Each member learns its own parameters of the likelihood. A
-    member that diverges is trained once more, from other initial weights, with a warning. The
+    if possible (see `train_many`). Each member learns its own parameters of the likelihood. The
     adversarial examples of the paper are left out.
 
     Args:
@@ -88,7 +64,7 @@ def deep_ensemble(
 
     Raises:
         InputError: a layer that cannot be given fresh weights, or what `train_many` raises.
-        Diverged: a member that diverges twice.
+        Diverged: a member that diverges.
 
     Example:
         >>> from subbayes.likelihoods import Gaussian
@@ -111,8 +87,8 @@ def deep_ensemble(
         output=output,
         progress=progress,
     )
-    trained.warn_of_unfinished()
-    return ensemble_from_results(trained.results)
+    warn_of_unfinished([one.converged for one in trained])
+    return ensemble_from_results(trained)
 
 
 def train_members(
@@ -128,64 +104,35 @@ def train_members(
     parameters: Selection = "all",
     output: Callable[[Any], Tensor] | None = None,
     progress: bool | None = None,
-) -> Members:
+) -> list[TrainingResult]:
     """Train the members of an ensemble; see `deep_ensemble` for the arguments and the errors.
 
-    It does not warn of a likelihood that has not converged; `Members.warn_of_unfinished` does.
+    It does not warn of a likelihood that has not converged; `warn_of_unfinished` does.
 
     Example:
         >>> from subbayes.likelihoods import Gaussian
         >>> data = torch.randn(20, 2), torch.randn(20)
         >>> found = train_members(nn.Linear(2, 1), Gaussian(), data, Training(epochs=2), members=3)
-        >>> len(found.results), found.retrained
-        (3, ())
+        >>> len(found)
+        3
     """
     # a list is data of all members, as for `train`, not one of data for each
     data = Data.of(data) if isinstance(data, list) else data
     validation = Data.of(validation, "validation") if isinstance(validation, list) else validation
 
-    def trained(seeds: list[int]) -> list[TrainingResult]:
-        with unfinished_unsaid():
-            return train_many(
-                [fresh_module(module, factory, one) for one in seeds],
-                likelihood,
-                data,
-                training,
-                seeds=seeds,
-                validation=validation,
-                parameters=parameters,
-                output=output,
-                progress=progress,
-                keep_diverged=True,
-            )
-
     seeds = [derive_seed(seed, s) for s in range(check_count("members", members))]
-    results = trained(seeds)
-    diverged = [s for s, result in enumerate(results) if _diverged(result)]
-    if diverged:
-        new_seeds = [derive_seed(seed, s, 1) for s in diverged]
-        for s, new_seed, result in zip(diverged, new_seeds, trained(new_seeds), strict=True):
-            seeds[s], results[s] = new_seed, result
-        again = [s for s in diverged if _diverged(results[s])]
-        if again:
-            raise Diverged(
-                "learning_rate",
-                "a training loss that stays finite",
-                f"members of the ensemble that diverged twice ({', '.join(map(str, again))}) at "
-                f"learning rate {training.learning_rate:g}",
-                DIVERGED_REMEDY,
-            )
-        warn_user(
-            f"members of the ensemble that diverged ({', '.join(map(str, diverged))}, counted from "
-            "0) were trained again from other initial weights; lower learning_rate to avoid it"
+    with unfinished_unsaid():
+        return train_many(
+            [fresh_module(module, factory, one) for one in seeds],
+            likelihood,
+            data,
+            training,
+            seeds=seeds,
+            validation=validation,
+            parameters=parameters,
+            output=output,
+            progress=progress,
         )
-    return Members(tuple(results), tuple(seeds), tuple(diverged))
-
-
-def _diverged(result: TrainingResult) -> bool:
-    """Whether the weights of a member, or its loss in their epoch, are not finite."""
-    loss = result.history["train_loss"][result.best_epoch - 1]
-    return not (math.isfinite(loss) and bool(torch.isfinite(result.network.weights).all()))
 
 
 def ensemble_from_results(

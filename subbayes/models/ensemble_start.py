@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from subbayes.baselines.deep_ensemble import Members, train_members
+from subbayes.baselines.deep_ensemble import train_members
 from subbayes.data.data import Data
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
@@ -33,8 +33,9 @@ from subbayes.priors import EvidencePrior, Normal
 from subbayes.subspaces.base import FixedSubspace, SubspaceMethod
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
-from subbayes.training.trainer import SwaResult
+from subbayes.training.trainer import SwaResult, TrainingResult
 from subbayes.training.trajectory import TrajectoryRecorder
+from subbayes.training.unfinished import warn_of_unfinished
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.warning import warn_user
@@ -202,25 +203,22 @@ class EnsembleStart:
         members = self.train_members(trained)
         seconds = time.perf_counter() - started
         if trained is None:
-            members.warn_of_unfinished()
+            warn_of_unfinished([one.converged for one in members])
         if trained is None and not self.likelihood.is_complete:
             counts = self.likelihood.kind == "count"
             warn_user(f"{_FIXED}: use a likelihood without any" if counts else _STALE)
         fitted = build(trained or self._trained_from(members, seconds))
-        weights = torch.stack([one.network.weights for one in members.results])
+        weights = torch.stack([one.network.weights for one in members])
         starts = fitted.subspace.project(weights.to(fitted.subspace.shift))
-        histories = {f"member {m}": one.history for m, one in enumerate(members.results)}
-        facts = {
-            "best_epoch": [float(one.best_epoch) for one in members.results],
-            "retrained": [float(m in members.retrained) for m in range(len(members.results))],
-        }
+        histories = {f"member {m}": one.history for m, one in enumerate(members)}
+        facts = {"best_epoch": [float(one.best_epoch) for one in members]}
         return replace(
             fitted,
             starts=starts.double().cpu().numpy(),
             history=fitted.history | {"ensemble": facts} | histories,
         )
 
-    def train_members(self, trained: Trained | None) -> Members:
+    def train_members(self, trained: Trained | None) -> list[TrainingResult]:
         """Train one member for each chain, those of `deep_ensemble` with the same seed.
 
         Args:
@@ -248,14 +246,14 @@ class EnsembleStart:
             progress=self.sampling.progress,
         )
 
-    def _trained_from(self, members: Members, seconds: float) -> Trained:
+    def _trained_from(self, members: list[TrainingResult], seconds: float) -> Trained:
         """Members in the place of a trained network.
 
         Parameters of the likelihood are averaged as those of weight averaging are, without
         constraints.
         """
-        first = members.results[0]
-        mean = torch.stack([one.likelihood_parameters for one in members.results]).mean(0)
+        first = members[0]
+        mean = torch.stack([one.likelihood_parameters for one in members]).mean(0)
         likelihood = self.likelihood.with_parameters(mean).detach()
         return Trained(
             first.network,

@@ -109,7 +109,7 @@ def recommend(
                 output=output,
                 progress=progress,
             )
-            members = [result.network.module_with() for result in trained.results]
+            members = [result.network.module_with() for result in trained]
         if not members:
             fail("members", "further trained modules for budget='ensemble'", "none")
         networks += [network_and_likelihood(one, likelihood, rows, output)[0] for one in members]

@@ -51,7 +51,6 @@ class Trainable(ABC):
         displayed: names of the metrics that the progress bar shows.
         batch_axis: axis of the targets of a batch along which its rows lie.
         recovers: restore the state before an epoch that diverged.
-        keeps_diverged: continue the other members if one diverges.
     """
 
     training: Training
@@ -61,7 +60,6 @@ class Trainable(ABC):
     displayed: tuple[str, ...] = ()
     batch_axis = 0
     recovers = False
-    keeps_diverged = False
 
     @property
     def members(self) -> int:
@@ -116,7 +114,7 @@ class Trainable(ABC):
         by_member = torch.stack(losses).double().cpu().reshape(len(rows), -1).T.contiguous()
         means = [float(one @ sizes / sizes.sum()) for one in by_member]
         for m, (loss, finite) in enumerate(zip(means, self.are_finite(), strict=True)):
-            if not (math.isfinite(loss) and finite) and not self.keeps_diverged:
+            if not (math.isfinite(loss) and finite):
                 got = "infinite weights" if math.isfinite(loss) else f"{loss:g}"
                 where = f" of member {m}" if self.members > 1 else ""
                 raise Diverged(

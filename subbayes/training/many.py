@@ -19,12 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from subbayes.data.data import Data
-from subbayes.likelihoods import Likelihood, as_likelihood
+from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
 from subbayes.networks.selection import Selection
 from subbayes.networks.token_outputs import output_for
 from subbayes.training.configuration import Training
-from subbayes.training.loop import Diverged, History, run
+from subbayes.training.loop import History, run
 from subbayes.training.many_steps import TrainableNetworks
 from subbayes.training.minibatches import Minibatches, split_validation
 from subbayes.training.trainer import TrainingResult, train
@@ -50,7 +50,6 @@ def train_many(
     parameters: Selection = "all",
     output: Callable[[Any], Tensor] | None = None,
     progress: bool | None = None,
-    keep_diverged: bool = False,
 ) -> list[TrainingResult]:
     """Train several modules of one architecture, each as `train` does.
 
@@ -65,7 +64,6 @@ def train_many(
         parameters: which parameters are weights.
         output: selects the output tensor from what the module returns.
         progress: show a progress bar.
-        keep_diverged: return NaN weights for members that diverge, instead of an error.
 
     Returns:
         One result per member.
@@ -96,15 +94,13 @@ def train_many(
     task = TrainableNetworks.of(minibatches, training, held_out)
     if task is None:
         options: dict[str, Any] = {"parameters": parameters, "output": output, "progress": False}
-        single = _train_or_nan if keep_diverged else train
         with unfinished_unsaid():
             results = [
-                single(module, one, rows, training, seed=seed, validation=part, **options)
+                train(module, one, rows, training, seed=seed, validation=part, **options)
                 for module, one, rows, part, seed in _with_progress(each, "Training", progress)
             ]
         warn_of_unfinished([result.converged for result in results])
         return results
-    task.keeps_diverged = keep_diverged
     histories, epochs = run(
         task,
         training.epochs,
@@ -117,31 +113,10 @@ def train_many(
     return results
 
 
-def _train_or_nan(
-    module: nn.Module, likelihood: str | Likelihood, data: Any, training: Training, **options: Any
-) -> TrainingResult:
-    """What `train` returns, or NaN weights if it diverges."""
-    likelihood = as_likelihood(likelihood)
-    try:
-        return train(module, likelihood, data, training, **options)
-    except Diverged:
-        network = Network(module, options["parameters"], output_for(likelihood, options["output"]))
-        return _without_weights(network, likelihood)
-
-
-def _without_weights(network: Network, likelihood: Likelihood) -> TrainingResult:
-    """The result of a member that diverged: NaN weights, and the likelihood before training."""
-    network = network.with_weights(torch.full_like(network.weights, torch.nan))
-    return TrainingResult(network, likelihood, {"train_loss": [torch.nan]}, 1)
-
-
 def _result(task: TrainableNetworks, m: int, history: History, best_epoch: int) -> TrainingResult:
     network, likelihood = task.minibatches[m].network, task.minibatches[m].likelihood
     module = network.module_with()
     trainable, likelihood_parameters, _ = task.parameters_of(m)
-    tensors = [*trainable.values(), likelihood_parameters]
-    if task.keeps_diverged and not all(bool(torch.isfinite(t).all()) for t in tensors):
-        return _without_weights(network, likelihood)
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if name in trainable:

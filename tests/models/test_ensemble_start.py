@@ -26,6 +26,7 @@ from subbayes.priors import Normal
 from subbayes.subspaces.full import Full
 from subbayes.subspaces.random import Random
 from subbayes.tables.estimators import SubspaceRegressor
+from subbayes.training.loop import Diverged
 from subbayes.training.many import train_many
 from subbayes.utils.checks import InputError
 from subbayes.utils.seeding import derive_seed
@@ -255,29 +256,18 @@ class Ragged(Fragile):
 
 
 @pytest.mark.parametrize("kind", [Fragile, Ragged])
-@pytest.mark.parametrize("patience", [None, 2])
-def test_a_member_that_diverges_is_trained_once_more(kind, patience):
-    training = dataclasses.replace(TRAINING, patience=patience)
-    options = {"members": MEMBERS, "seed": 3, "progress": False}
-    module = kind([derive_seed(3, 1)])
-    with pytest.warns(UserWarning, match=r"diverged \(1, counted from 0\) were trained again"):
-        found = train_members(module, Gaussian(), rows(), training, **options)
-    assert found.retrained == (1,)
-    assert found.seeds == (derive_seed(3, 0), derive_seed(3, 1, 1), derive_seed(3, 2))
-    plain = train_members(kind([]), Gaussian(), rows(), training, **options)
-    for m in (0, 2):
-        ours, theirs = (one.results[m].network.weights for one in (found, plain))
-        assert torch.allclose(ours, theirs, atol=1e-5)
-    assert torch.isfinite(found.results[1].network.weights).all()
-    assert not torch.allclose(found.results[1].network.weights, plain.results[1].network.weights)
-
-
-def test_a_member_that_diverges_twice_is_an_error():
-    module = Fragile([derive_seed(3, 1), derive_seed(3, 1, 1)])
-    with pytest.raises(
-        InputError, match=r"learning_rate: .* diverged twice \(1\) at learning rate"
-    ):
-        train_members(module, Gaussian(), rows(), TRAINING, members=3, seed=3, progress=False)
+def test_a_member_that_diverges_is_an_error(kind):
+    with pytest.raises(Diverged) as error:
+        train_members(
+            kind([derive_seed(3, 1)]),
+            Gaussian(),
+            rows(),
+            TRAINING,
+            members=MEMBERS,
+            seed=3,
+            progress=False,
+        )
+    assert error.value.argument == "learning_rate"
 
 
 def test_train_many_says_that_a_member_diverges():
@@ -286,15 +276,6 @@ def test_train_many_says_that_a_member_diverges():
         modules[1].weight.fill_(1e25)
     with pytest.raises(InputError, match="learning_rate: .* of member 1"):
         train_many(modules, Gaussian(), rows(), TRAINING, progress=False)
-    kept = train_many(modules, Gaussian(), rows(), TRAINING, progress=False, keep_diverged=True)
-    finite = [bool(torch.isfinite(one.network.weights).all()) for one in kept]
-    assert finite == [True, False]
-
-
-def test_a_retrained_member_is_recorded():
-    with pytest.warns(UserWarning, match="trained again"):
-        model = quick(Fragile([derive_seed(3, 1)]), inference=FunctionEngine(start_of))
-    assert model.history["ensemble"]["retrained"] == [0.0, 1.0, 0.0]
 
 
 # --- reproducibility -----------------------------------------------------------------------------
