@@ -22,7 +22,7 @@ from subbayes.cli.options import (
     option,
 )
 from subbayes.cli.settings_options import OPTIONS, subspace_name, with_settings
-from subbayes.models.settings import OF_TRAINED, TableSettings, unused_settings
+from subbayes.models.settings import TableSettings, is_used
 from subbayes.utils.checks import CheckpointError, check_choice, fail
 from subbayes.utils.registry import BASELINES, SUBSPACES
 from subbayes.utils.text_table import aligned
@@ -70,7 +70,7 @@ def fit(
     chosen = method or _default_method(settings)
     known = ["hierarchical", *SUBSPACES, *BASELINES]
     check_choice("method", chosen, known, "'subbayes fit --help'")
-    unused = (OPTIONS[path].parameter for path in unused_settings(chosen) if path in OPTIONS)
+    unused = (one.parameter for path, one in OPTIONS.items() if not is_used(path, chosen))
     for flag in given_options(*unused):
         print_line(f"warning: {flag} makes no difference to --method {chosen}")
     check_model_folder(out, overwrite)
@@ -134,8 +134,10 @@ def _encoder(source: TableOptions, method: str) -> TabularEncoder:
 
 def _default_method(settings: TableSettings) -> str:
     """A subspace where settings of one, or of its network, are given."""
-    trained = settings.given & {"subspace", *OF_TRAINED}
-    is_default = not trained and settings.subspace == TableSettings().subspace
+    of_subspace = any(
+        is_used(path, "pca") and not is_used(path, "hierarchical") for path in settings.given
+    )
+    is_default = not of_subspace and settings.subspace == TableSettings().subspace
     return "hierarchical" if is_default else subspace_name(settings)
 
 

@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from subbayes.utils.checks import InputError, closest, fail, one_of
 
 C = TypeVar("C")
@@ -81,32 +83,42 @@ def change(config: C, changes: Mapping[str, Any], prefix: str = "") -> C:
         >>> change(Training(), {"epochs": "30", "batch_size": "none"}).epochs
         30
     """
-    nested: dict[str, Any] = {}
-    for path, value in changes.items():
+    parts: dict[str, dict[str, Any]] = {}
+    for path, value in leaves(changes):
         head, _, rest = path.partition(".")
-        if rest or isinstance(value, Mapping):
-            part = nested.setdefault(head, {})
-            if not isinstance(part, dict):
-                fail(prefix + path, "one value or a table of values", "both")
-            part.update({rest: value} if rest else value)
-        else:
-            nested[head] = value
+        parts.setdefault(head, {})[rest] = value
     hints = typing.get_type_hints(type(config))
     known = {field.name for field in dataclasses.fields(config)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}
-    for name, value in nested.items():
+    for name, found in parts.items():
         if name not in known:
             places = [s.path for s in settings_of(config) if s.path.endswith(f".{name}")]
             remedy = f"Did you mean '{places[0]}'?" if places else closest(name, known)
             fail(prefix + name, one_of(sorted(known), type(config).__name__), f"'{name}'", remedy)
         old = getattr(config, name)
-        if _is_configuration(old):
-            if not isinstance(value, Mapping):
-                fail(prefix + name, f"settings of it, such as {name}.NAME", repr(value))
-            values[name] = change(old, value, f"{prefix}{name}.")
+        is_single = "" in found
+        if is_single == _is_configuration(old) or is_single and len(found) > 1:
+            expected = f"settings of it, such as {name}.NAME" if is_single else "one value"
+            fail(prefix + name, expected, repr(found.get("", found)))
+        if is_single:
+            values[name] = parse(prefix + name, found[""], hints[name])
         else:
-            values[name] = parse(prefix + name, value, hints[name])
+            values[name] = change(old, found, f"{prefix}{name}.")
     return dataclasses.replace(config, **values)  # type: ignore[type-var]
+
+
+def leaves(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of nested mappings.
+
+    Example:
+        >>> dict(leaves({"training": {"epochs": 3}, "members": 2}))
+        {'training.epochs': 3, 'members': 2}
+    """
+    for name, value in changes.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
 
 
 def parse(name: str, value: Any, annotation: Any) -> Any:
@@ -125,17 +137,20 @@ def parse(name: str, value: Any, annotation: Any) -> Any:
         ((50, 50), None)
     """
     if isinstance(value, list):
-        value = tuple(value)
-    if isinstance(value, str):
-        value = _from_text(name, value, annotation)
-    return value
-
-
-def _from_text(name: str, value: str, annotation: Any) -> Any:
-    """A value of the type of a setting, from text."""
-    for kind in sorted(_types_in(annotation), key=lambda kind: kind is str):
-        with suppress(ValueError):
-            return _convert(value, kind)
+        return tuple(value)
+    if not isinstance(value, str):
+        return value
+    kinds = _types_in(annotation)
+    is_none = value.lower() in _NONE
+    if is_none and type(None) in kinds:
+        return None
+    for kind in sorted(kinds, key=lambda kind: kind in (str, Any)):
+        origin = typing.get_origin(kind)
+        read: Any = value
+        if isinstance(origin, type) and issubclass(origin, Sequence):
+            read = () if is_none else [w for w in re.split(r"[\s,]+", value.strip("[]() ")) if w]
+        with suppress(msgspec.ValidationError, TypeError):
+            return msgspec.convert(read, kind, strict=False)
     return fail(name, _type_in_words(annotation), f"'{value}'")
 
 
@@ -168,24 +183,6 @@ def _types_in(annotation: Any) -> list[Any]:
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         return [kind for part in typing.get_args(annotation) for kind in _types_in(part)]
     return [annotation]
-
-
-def _convert(text: str, kind: Any) -> Any:
-    """A value of one type from text; `ValueError` if there is none."""
-    origin, lower = typing.get_origin(kind), text.lower()
-    if kind is type(None) and lower in _NONE:
-        return None
-    if origin is typing.Literal and text in typing.get_args(kind):
-        return text
-    if kind is bool and lower in ("true", "false"):
-        return lower == "true"
-    if isinstance(origin, type) and issubclass(origin, Sequence):
-        item = typing.get_args(kind)[0]
-        items = [part for part in re.split(r"[\s,]+", text.strip("[]() ")) if part]
-        return () if lower in _NONE else tuple(_convert(part, item) for part in items)
-    if kind in (int, float, str):
-        return kind(text)
-    raise ValueError
 
 
 def _type_in_words(annotation: Any) -> str:

@@ -611,7 +611,9 @@ def describe(model: FittedModel) -> dict[str, str]:
     return {name: printable(text) for name, text in sentences.items()}  # names may be from a file
 
 
-_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}
+_FIRST = ("epochs", "optimizer", "learning_rate")
+_BOTH = ("batch_size", "prior_scale", "weight_decay")
+_AVERAGED = ("swa_epochs", "swa_learning_rate")
 
 
 def _has_trajectory(model: FittedModel) -> bool:
@@ -624,28 +626,11 @@ def _training(model: FittedModel) -> str:
     training = model.settings.get("training")
     if not training:
         return ""
-    training = asdict(Training()) | training
-    batch = training["batch_size"]
-    rows = "full batches" if batch is None else f"batches of {batch}"
-    prior = "no prior on the weights"
-    if training["prior_scale"] is not None:
-        prior = f"prior N(0, {training['prior_scale']:g}²) on each weight"
-    elif training["weight_decay"] is not None:
-        prior = f"weight decay {training['weight_decay']:g}"
-    if training.get("clip_norm") is not None:
-        prior += f", gradients clipped to norm {training['clip_norm']:g}"
-    first = (
-        f"{training['epochs']} epochs of {_OPTIMIZERS[training['optimizer']]} with learning rate "
-        f"{training['learning_rate']:g}"
-        if training["epochs"]
-        else "a network trained before"
-    )
-    if not _has_trajectory(model):
-        return f"{first}, {rows}, {prior}" if training["epochs"] else first
-    return (
-        f"{first}, {rows}, {prior}; then {training['swa_epochs']} epochs of SGD with constant "
-        f"learning rate {training['swa_learning_rate']:g}, with a snapshot after each"
-    )
+    first = _FIRST if training["epochs"] else ()
+    averaged = _AVERAGED if _has_trajectory(model) else ()
+    names = [*first, *_BOTH, *averaged] if first or averaged else []
+    words = [f"{name.replace('_', ' ')} {training[name]}" for name in names if training.get(name)]
+    return ", ".join(words if first else ["a network trained before", *words])
 
 
 def _subspace(model: FittedModel) -> str:

@@ -6,13 +6,13 @@ Subspaces and engines are imported when they are used, so that the command line 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar
 
 from subbayes.inference.configuration import Sampling
-from subbayes.models.configuration import change
+from subbayes.models.configuration import change, leaves
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import (
     InputError,
@@ -169,18 +169,18 @@ class TableSettings:
             changes: values by dotted name. "subspace" and "inference" take a name, or a mapping of
                 settings that may include its "name".
         """
-        leaves = dict(_leaves(changes))
-        given = self.given.union(leaves)
+        parts = dict(leaves(changes))
+        given = self.given.union(parts)
         settings = self
         for key, resolve in (("subspace", _subspace), ("inference", _engine)):
-            inner = [path for path in leaves if path.startswith(f"{key}.")]
-            part = {path.removeprefix(f"{key}."): leaves.pop(path) for path in inner}
-            chosen = leaves.pop(key, getattr(self, key))
+            inner = [path for path in parts if path.startswith(f"{key}.")]
+            part = {path.removeprefix(f"{key}."): parts.pop(path) for path in inner}
+            chosen = parts.pop(key, getattr(self, key))
             chosen = part.pop("name", chosen)
             if part:
                 chosen = change(resolve(chosen), part, f"{key}.")
             settings = replace(settings, **{key: chosen})
-        return change(settings, leaves).with_given(given)
+        return change(settings, parts).with_given(given)
 
     @property
     def given(self) -> frozenset[str]:
@@ -237,15 +237,6 @@ class TableSettings:
         if chosen.patience is None:
             return replace(chosen, validation=None)
         return replace(chosen, validation=chosen.validation or self.validation_fraction)
-
-
-def _leaves(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of nested mappings."""
-    for name, value in changes.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
 
 
 def configured(name: str, value: Any, default: Any) -> Any:
@@ -352,11 +343,11 @@ def decode_parameters(values: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     return decoded
 
 
-_SPARSE = tuple(f"sparse.{f.name}" for f in dataclasses.fields(SparseSettings))
+_SPARSE_UNUSED = tuple(
+    f"training.{name}" for name in ("prior_scale", "patience", "validation", "time_limit")
+)
 _SAMPLED = (
-    "subspace.rank",
-    "subspace.covariance",
-    "subspace.scale_prior",
+    "subspace",
     "inference",
     "prior",
     "temperature",
@@ -365,41 +356,33 @@ _SAMPLED = (
     "sampling.warmup",
     "sampling.initial",
 )
-_TRAINING = tuple(f"training.{f.name}" for f in dataclasses.fields(Training))
-_NETWORK = tuple(f"network.{f.name}" for f in dataclasses.fields(Perceptron))
-OF_TRAINED = (*_SAMPLED, *_TRAINING, *_NETWORK)
-"""Dotted names of the settings of a network that is trained, and of a subspace around it."""
-_SWA = ("training.swa_epochs", "training.swa_learning_rate")
 
 
-def unused_settings(method: str) -> tuple[str, ...]:
-    """Dotted names of settings that do not affect a method.
+def is_used(setting: str, method: str) -> bool:
+    """Whether a setting affects a method.
 
     Args:
+        setting: its dotted name.
         method: a subspace or a baseline.
 
     Example:
-        >>> unused_settings("pca")[0]
-        'members'
+        >>> is_used("members", "pca"), is_used("members", "ensemble")
+        (False, True)
     """
     from subbayes.subspaces.registry import SUBSPACES
 
-    if method in SUBSPACES:
-        return ("members", *_SPARSE, "effort")
-    if method == "hierarchical":
-        return (*OF_TRAINED, "members", *_SPARSE)
-    if method == "sparse":
-        of_training = ("prior_scale", "patience", "validation", "time_limit")
-        return (
-            *_SAMPLED,
-            *_SWA,
-            "effort",
-            "members",
-            *(f"training.{name}" for name in of_training),
-        )
-    swa = () if method in ("swa", "swag") else _SWA
-    members = () if method == "ensemble" else ("members",)
-    return (*_SAMPLED, *swa, "effort", *members, *_SPARSE)
+    in_subspace, head = method in SUBSPACES, setting.partition(".")[0]
+    if (owner := {"members": "ensemble", "effort": "hierarchical"}.get(head, head)) != head:
+        return method == owner
+    if head == "sparse":
+        return method == "sparse"
+    if head in _SAMPLED or setting in _SAMPLED:
+        return in_subspace
+    if setting.startswith("training.swa"):
+        return in_subspace or method in ("swa", "swag")
+    if method == "sparse" and setting in _SPARSE_UNUSED:
+        return False
+    return method != "hierarchical" or head not in ("training", "network")
 
 
 def check_settings(argument: str, value: _T | None, kind: type[_T]) -> _T | None:
@@ -409,13 +392,6 @@ def check_settings(argument: str, value: _T | None, kind: type[_T]) -> _T | None
         InputTypeError: another type.
     """
     if value is not None and not isinstance(value, kind):
-        fail_type(argument, f"a {kind.__name__}(...)", value, _remedy_of_settings(value, kind))
+        remedy = f"Pass {kind.__name__}(...), or leave it out for the defaults"
+        fail_type(argument, f"a {kind.__name__}(...)", value, remedy)
     return value
-
-
-def _remedy_of_settings(value: Any, kind: type) -> str:
-    if not isinstance(value, Mapping):
-        return f"Pass {kind.__name__}(...), or leave it out for the defaults"
-    known = {field.name for field in dataclasses.fields(kind)}
-    arguments = ", ".join(f"{name}={value[name]!r}" for name in value if name in known)
-    return f"Pass {kind.__name__}({arguments or '...'})"

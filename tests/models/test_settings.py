@@ -13,7 +13,7 @@ from subbayes.models.settings import (
     configured,
     decode_parameters,
     encode_parameters,
-    unused_settings,
+    is_used,
 )
 from subbayes.priors import EvidencePrior
 from subbayes.subspaces.optimal import Optimal
@@ -87,12 +87,24 @@ def test_estimator_parameters_round_trip_through_json():
     assert found == params | {"network": Perceptron((4,))}
 
 
-def test_unused_settings():
-    assert "members" in unused_settings("pca")
-    assert "members" not in unused_settings("ensemble")
-    assert "sparse.slab" not in unused_settings("sparse")
-    assert "training.swa_epochs" in unused_settings("map")
-    assert "training.swa_epochs" not in unused_settings("swag")
+def test_settings_that_methods_use():
+    used = {
+        "members": ("ensemble",),
+        "sparse.slab": ("sparse",),
+        "training.swa_epochs": ("pca", "random", "swa", "swag"),
+        "inference": ("pca", "random"),
+        "sampling.draws": ("pca", "random"),
+        "sampling.seed": ("pca", "random", "map", "swa", "swag", "ensemble", "sparse"),
+        "training.epochs": ("pca", "random", "map", "swa", "swag", "ensemble", "sparse"),
+        "training.time_limit": ("pca", "random", "map", "swa", "swag", "ensemble"),
+    }
+    for setting, methods in used.items():
+        found = [name for name in used["sampling.seed"] if is_used(setting, name)]
+        assert found == list(methods)
+    hierarchical = ("effort", "likelihood", "sampling.seed")
+    assert all(is_used(name, "hierarchical") for name in hierarchical)
+    for name in ("training.epochs", "network.hidden", "subspace.rank", "prior", "members"):
+        assert not is_used(name, "hierarchical")
 
 
 def test_training_stops_early_from_5000_rows():
@@ -115,7 +127,6 @@ def test_training_of_tables_has_a_time_limit():
         assert own.training_for("regression", 100).time_limit == expected
     with pytest.raises(InputError, match="time_limit: expected a finite number above 0, got 0"):
         TableSettings().change({"training.time_limit": "0"})
-    assert "training.time_limit" in unused_settings("sparse")
 
 
 def test_a_time_limit_leaves_enough_snapshots_for_the_rank(monkeypatch):

@@ -482,9 +482,8 @@ def test_describe_settings(fitted):
         "a multilayer perceptron: 2 inputs, a hidden layer of 5 (tanh), 1 output; 21 weights"
     )
     assert words["training"] == (
-        "4 epochs of Adam with learning rate 0.005, batches of 20, no prior on the weights, "
-        "gradients clipped to norm 1; then 5 epochs of SGD with constant learning rate 0.001, "
-        "with a snapshot after each"
+        "epochs 4, optimizer adam, learning rate 0.005, batch size 20, swa epochs 5, "
+        "swa learning rate 0.001"
     )
     assert words["prior"] == "N(0, 1²) on each coordinate z"
     assert words["temperature"] == "T = 1"
@@ -511,7 +510,7 @@ def test_describe_other_choices(fitted):
     )
     words = describe(other)
     assert words["temperature"] == "T = 30, chosen by leave-one-out scores among 1, 30"
-    assert words["training"].startswith("a network trained before, full batches, weight decay 0.01")
+    assert words["training"].startswith("a network trained before, weight decay 0.01")
     assert words["subspace"] == "2 random directions, centred at the mean of the SGD trajectory"
     assert words["prior"] == "Normal(covariance of rank 2) on the coordinates z"
     assert words["likelihood"] == (

@@ -16,7 +16,8 @@ DATA = torch.zeros(4, 2), torch.zeros(4)
     [
         (
             lambda: subbayes.fit(nn.Linear(2, 1), DATA, training={"epochs": 3, "rate": 1}),
-            "training: expected a Training(...), got dict. Pass Training(epochs=3).",
+            "training: expected a Training(...), got dict. Pass Training(...), or leave it out for "
+            "the defaults.",
         ),
         (
             lambda: subbayes.fit(nn.Linear(2, 1), DATA, sampling=50),
