@@ -99,7 +99,8 @@ def _split(name: str, split: int, options: argparse.Namespace) -> Record:
 
 def _numbers(train: pd.DataFrame, held: pd.DataFrame, test: pd.DataFrame) -> dict[str, Any]:
     model, scale = _fit(train, "regression"), float(train["y"].std())
-    before, after = model.evaluate(test, LEVEL), model.conformal(held).evaluate(test, level=LEVEL)
+    before = model.evaluate(test, level=LEVEL)
+    after = model.conformal(held).evaluate(test, level=LEVEL)
     boosting = [
         HistGradientBoostingRegressor(loss="quantile", quantile=q, random_state=0).fit(
             train.drop(columns="y"), train["y"]

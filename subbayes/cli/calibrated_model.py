@@ -67,4 +67,4 @@ class CalibratedModel:
         """Scores on rows with targets, and the coverage and size of the sets."""
         found = self.conformal.evaluate(table, level=level, **options)
         options.pop("ordered", None)
-        return self.base.evaluate(table, level, **options) | found
+        return self.base.evaluate(table, level=level, **options) | found

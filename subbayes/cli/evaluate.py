@@ -61,7 +61,7 @@ def evaluate(
         others = read_rows(fitted, out_of_distribution, source, needs_target=False)
     frame = read_rows(fitted, table, source, needs_target=True)
     options = prediction.arguments_of(fitted) | ({"ordered": True} if ordered else {})
-    scores = fitted.evaluate(frame, level, **options)
+    scores = fitted.evaluate(frame, level=level, **options)
     rows = {"rows": len(frame)}
     facts: dict[str, Any] = {"model": str(model), "table": str(table), **rows}
     facts |= {"level": level, "scores": scores}

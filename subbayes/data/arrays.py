@@ -11,7 +11,7 @@ from jaxtyping import Shaped
 from torch import Tensor
 
 from subbayes.data.to_pandas import to_pandas
-from subbayes.utils.checks import check_count, fail, fail_type
+from subbayes.utils.checks import check_count, check_finite, fail, fail_type
 from subbayes.utils.types import Inputs, Targets
 
 _UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)  # with which torch does not compute
@@ -183,3 +183,18 @@ def evenly_spaced(rows: Shaped[np.ndarray, "S *k"], n: int) -> Shaped[np.ndarray
     if check_count("n_draws", n) >= len(rows):
         return rows
     return rows[(2 * np.arange(n) + 1) * len(rows) // (2 * n)]
+
+
+def check_finite_targets(argument: str, y: Tensor | np.ndarray) -> None:
+    """Check that targets are finite; several of each row, (N, T), may be NaN, which is missing.
+
+    Raises:
+        InputError: infinite targets, or one of a row that is NaN.
+
+    Example:
+        >>> check_finite_targets("y", np.array([[1.0, np.nan], [2.0, 3.0]]))
+    """
+    values = torch.as_tensor(y)
+    if values.ndim == 2 and values.shape[1] > 1:
+        values = torch.where(values.isnan(), 0, values)
+    check_finite(argument, values)

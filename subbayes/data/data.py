@@ -11,7 +11,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
-from subbayes.data.arrays import is_list_of_dicts, join_dicts, to_inputs, to_targets, to_tensor
+from subbayes.data.arrays import (
+    check_finite_targets,
+    is_list_of_dicts,
+    join_dicts,
+    to_inputs,
+    to_targets,
+    to_tensor,
+)
 from subbayes.data.cache import CACHED_BYTES, BatchCache, concatenate
 from subbayes.data.class_weights import class_weights
 from subbayes.data.digests import batch_digests
@@ -55,7 +62,8 @@ def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:
             fail(name, "tensors with one row per observation", "a scalar")
         check_same_length([named[0][0], name], [len(named[0][1]), len(tensor)])
     for name, tensor in named:
-        check_finite(name, tensor)
+        of_targets = name.partition("[")[0].endswith("targets")
+        (check_finite_targets if of_targets else check_finite)(name, tensor)
 
 
 def _check_pair(inputs: Inputs, y: Targets, argument: str) -> None:

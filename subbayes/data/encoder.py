@@ -127,18 +127,40 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             else [str(name) for name, is_missing in table.isna().any().items() if is_missing]
         )
         self._set_sklearn_names()
-        scales = np.sqrt(self._numbers.variance)
-        odd = np.array(self._numbers.columns)[
-            ~((scales > LEAST_SCALE) & (scales < 1 / LEAST_SCALE))
-        ]
-        if len(odd):
-            fail(
-                "X",
-                "columns whose variance float64 can hold",
-                f"another in {quote(odd)}",
-                "Divide them by a constant first",
-            )
+        self._check_scales()
         return self
+
+    @classmethod
+    def of_numbers(
+        cls,
+        X: Float64[np.ndarray, "n d"],
+        names: Sequence[str] | None = None,
+        weights: Float64[np.ndarray, "n"] | None = None,
+        *,
+        standardize: bool = True,
+    ) -> TabularEncoder:
+        """The encoder of columns of finite numbers, all of which are kept, even constant ones.
+
+        Args:
+            X: the columns.
+            names: of the columns, which are found by their position.
+            weights: of the rows, for weighted means and standard deviations.
+            standardize: subtract the mean of each column, and divide it by its standard deviation.
+
+        Example:
+            >>> TabularEncoder.of_numbers(np.array([[0.0], [2.0]]), weights=np.ones(2)).scales()
+            (array([1.]), array([1.]))
+        """
+        columns = [f"x{k}" for k in range(X.shape[1])] if names is None else list(names)
+        encoder = cls()
+        encoder.columns_, encoder.dropped_, encoder._named = columns, [], names is not None
+        encoder._categories, encoder._flagged = _categories_of(pd.DataFrame()), []
+        encoder._numbers = numbers = _numbers_of(pd.DataFrame(X, columns=columns), weights)
+        encoder._check_scales(constant=True)
+        if not standardize:
+            numbers.mean, numbers.scale = [0.0] * len(columns), [1.0] * len(columns)
+        encoder._set_sklearn_names()
+        return encoder
 
     def transform(self, X: Any) -> Float32[np.ndarray, "n features"]:
         """Encode a table with the columns of `fit`.
@@ -242,6 +264,15 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
             value = getattr(self, argument)
             if isinstance(value, (str, Mapping)) or not isinstance(value, Collection):
                 fail(argument, "a list", repr(value)[:60], "Put it in brackets")
+
+    def _check_scales(self, constant: bool = False) -> None:
+        """Check that float64 holds the variances, of which those of constant columns may be 0."""
+        scales = np.sqrt(self._numbers.variance)
+        fits = (scales > LEAST_SCALE) & (scales < 1 / LEAST_SCALE) | (constant & (scales == 0))
+        if not fits.all():
+            got = f"another in {quote(np.array(self._numbers.columns)[~fits])}"
+            remedy = "Divide them by a constant first"
+            fail("X", "columns whose variance float64 can hold", got, remedy)
 
     def _typed(
         self, frame: pd.DataFrame, fitted_levels: Mapping[str, Any] | None = None
@@ -412,13 +443,16 @@ def _text_columns(table: pd.DataFrame) -> list[str]:
     return [str(name) for name, dtype in table.dtypes.items() if is_text(dtype)]
 
 
-def _numbers_of(table: pd.DataFrame) -> NumbersFacts:
+def _numbers_of(
+    table: pd.DataFrame, weights: Float64[np.ndarray, "n"] | None = None
+) -> NumbersFacts:
     """Medians, by which missing numbers are replaced, and means and scales after that."""
     if not table.shape[1]:
         return NumbersFacts(columns=[], median=[], mean=[], variance=[], scale=[])
     impute, scale = SimpleImputer(strategy="median"), StandardScaler()
     with np.errstate(over="ignore", invalid="ignore"):  # `fit` checks the variances
-        scale.fit(impute.set_output(transform="default").fit_transform(table))
+        filled = impute.set_output(transform="default").fit_transform(table)
+        scale.fit(filled, sample_weight=weights)
     return NumbersFacts(
         columns=list(table),
         median=impute.statistics_.tolist(),

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float64, Int64, Shaped
 
-from subbayes.data.arrays import check_not_masked
+from subbayes.data.arrays import check_finite_targets, check_not_masked
 from subbayes.data.columns import as_numbers, kind_of
 from subbayes.data.frames import quote, to_cpu
 from subbayes.data.levels import check_kinds
@@ -32,9 +32,13 @@ class Target:
     Numbers and counts: unchanged (the likelihood `Standardized` has the units of a regression).
     Classification: the index in `classes`.
 
+    Of several targets of a row, shape (n, T), those that are NaN are missing. Classification then
+    has labels that a row has or not, 1 and 0, and no classes.
+
     Args:
         task: `"regression"`, `"classification"` or `"count"`.
         classes: sorted labels, each a str, an int or a bool.
+        columns: number of targets T of a row.
 
     Example:
         >>> target = Target.infer(["no", "yes", "no"])
@@ -46,6 +50,7 @@ class Target:
 
     task: Literal["regression", "classification", "count"]
     classes: tuple[Label, ...] = ()
+    columns: int = 1
 
     @classmethod
     def infer(cls, y: Any, task: str | None = None) -> Target:
@@ -60,7 +65,8 @@ class Target:
         Text whose values are all numbers is treated as numbers.
 
         Args:
-            y: targets (n,) or (n, 1): array, list, Series or tensor.
+            y: targets (n,) or (n, 1): array, list, Series or tensor; or several, (n, T), which are
+                a regression by default.
             task: the task, to override the rules above.
 
         Raises:
@@ -74,6 +80,10 @@ class Target:
         """
         if task is not None:
             check_choice("task", task, TASKS)
+        if (several := _several(y)) is not None:
+            target = cls(task or "regression", columns=several.shape[1])  # type: ignore[arg-type]
+            target.encode(several)
+            return target
         column = _column(y)
         if len(column) < 2:
             fail("y", "at least 2 targets to learn from", str(len(column)))
@@ -86,8 +96,10 @@ class Target:
             return cls("count")
         return cls("classification", classes=_classes(column))
 
-    def encode(self, y: Any) -> Float64[np.ndarray, "n"] | Int64[np.ndarray, "n"]:
+    def encode(self, y: Any) -> Float64[np.ndarray, "n *T"] | Int64[np.ndarray, "n"]:
         """Targets for the likelihood: float64 in regression, int64 for classes and counts.
+
+        Several of each row are float64.
 
         Raises:
             InputError: missing or infinite values, text instead of numbers, unknown labels,
@@ -100,6 +112,8 @@ class Target:
             subbayes.InputError: y: expected only the classes '1', '2', got '3' in 1 of 2 \
 rows. Correct those labels, or fit with rows of every class.
         """
+        if self.columns > 1:
+            return self._checked(y)
         column = _column(y)
         if self.task == "regression":
             return _numbers(column)
@@ -131,6 +145,19 @@ rows. Correct those labels, or fit with rows of every class.
         dtype = object if longest > _SHORT else None  # arrays of text take the longest for each
         return np.array(self.classes, dtype=dtype)[values.astype(int)]
 
+    def _checked(self, y: Any) -> Float64[np.ndarray, "n T"]:
+        """Several targets of each row."""
+        values = _several(y)
+        if values is None or values.shape[1] != self.columns:
+            fail("y", f"{self.columns} targets for each row", f"shape {np.shape(y)}")
+        check_finite_targets("y", values)
+        known = values[~np.isnan(values)]
+        if self.task == "classification" and (bad := (known != 0) & (known != 1)).any():
+            fail("y", "labels 0 and 1 in several columns", number_text(known[bad][0]))
+        if self.task == "count" and (bad := (known < 0) | (known % 1 != 0)).any():
+            fail("y", "counts: whole numbers of at least 0", number_text(known[bad][0]))
+        return values
+
     def _codes(self, column: pd.Series) -> Int64[np.ndarray, "n"]:
         position = {label: code for code, label in enumerate(self.classes)}
         labels = [_label(value) for value in column.tolist()]
@@ -146,12 +173,24 @@ rows. Correct those labels, or fit with rows of every class.
         return np.array([position[label] for label in labels], dtype=np.int64)
 
 
+def _several(y: Any) -> Float64[np.ndarray, "n T"] | None:
+    """Several columns of numbers; None for a vector, or one column."""
+    check_not_masked("y", y)
+    array = np.asarray(to_cpu(to_pandas("y", y)))
+    if array.ndim != 2 or array.shape[1] < 2:
+        return None
+    try:
+        return array.astype(np.float64)
+    except (TypeError, ValueError):
+        fail("y", "numbers in several columns", f"values of type {array.dtype}")
+
+
 def _column(y: Any) -> pd.Series:
     """One column without missing values."""
     check_not_masked("y", y)
     y = to_pandas("y", y)
     if not isinstance(y, pd.Series):
-        array = y if isinstance(y, pd.DataFrame) else np.asarray(_keep_label_types(to_cpu(y)))
+        array = y if isinstance(y, pd.DataFrame) else np.asarray(keep_label_types(to_cpu(y)))
         if array.ndim == 2 and array.shape[1] == 1:
             array = y.iloc[:, 0] if isinstance(y, pd.DataFrame) else array.ravel()
         if array.ndim != 1:
@@ -177,7 +216,7 @@ def _column(y: Any) -> pd.Series:
     return column
 
 
-def _keep_label_types(y: Any) -> Any:
+def keep_label_types(y: Any) -> Any:
     """Convert a list of labels without NumPy's conversion of `['a', 1]` to text."""
     if isinstance(y, (list, tuple)) and all(np.ndim(value) == 0 for value in y):
         array = np.empty(len(y), dtype=object)

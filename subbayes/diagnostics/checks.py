@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int
 
-from subbayes.data.arrays import to_targets
+from subbayes.data.arrays import check_finite_targets, to_targets
 from subbayes.likelihoods import Likelihood
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_finite, fail
@@ -52,8 +52,13 @@ def has_response_columns(likelihood: Likelihood) -> bool:
     return bool(getattr(likelihood.unweighted, "response_columns", ()))
 
 
-def target_values(predictive: Predictive, y: object) -> Float[np.ndarray, "..."]:
-    """Targets in float64 with the shape of the predictions; a column becomes a vector."""
+def target_values(
+    predictive: Predictive, y: object, missing: bool = False
+) -> Float[np.ndarray, "..."]:
+    """Targets in float64 with the shape of the predictions; a column becomes a vector.
+
+    With `missing`, several targets of a row may be NaN.
+    """
     values = leaves(to_targets(y, "y"))[0].detach().cpu().double().numpy()
     classes = predictive.likelihood.kind == "classification"
     shape = (len(predictive),) if classes else predictive.shape
@@ -66,5 +71,5 @@ def target_values(predictive: Predictive, y: object) -> Float[np.ndarray, "..."]
         )
     if values.size == 0:
         fail("y", "at least one target", "none", "Score a table that has rows")
-    check_finite("y", values)
+    (check_finite_targets if missing else check_finite)("y", values)
     return values.reshape(shape)

@@ -45,6 +45,7 @@ __all__ = [
     "crps_gaussian_mixture",
     "ece",
     "interval_width",
+    "label_scores",
     "log_likelihood",
     "rmse",
     "roc_area",
@@ -68,8 +69,10 @@ def score(
     crps, coverage, interval_width. Counts: the same without the moment-matched one. Classification:
     log_likelihood, accuracy, brier, ece, auroc. Tokens: log_likelihood of rows,
     log_likelihood_per_token, perplexity, and accuracy, brier and ece over all tokens that count,
-    each with the mixture of its own position. Censored responses: log_likelihood. Scores that need
-    a method that a likelihood of the user does not define, such as draws for crps, are left out.
+    each with the mixture of its own position. Labels of `SeveralTargets`: log_likelihood of rows
+    and `label_scores`. Censored responses: log_likelihood. Scores that need a method that a
+    likelihood of the user does not define, such as draws for crps, are left out. Of several targets
+    of a row, those that are NaN do not count.
 
     `level` is the probability of the interval for coverage and width. `ordered` says that rows are
     in the order of time, and adds "coverage_alarm", the row from which on it is sure that the
@@ -107,6 +110,8 @@ def score(
     scores = {"log_likelihood": log_likelihood(predictive, y, weights=weights)}
     if has_response_columns(predictive.likelihood):  # values alone may be censored
         return scores
+    if getattr(predictive.likelihood.unweighted, "of_labels", False):
+        return scores | label_scores(predictive, y, weights)
     if predictive.likelihood.kind == "classification":
         each = (accuracy, brier, ece, auroc)
         return scores | {f.__name__: f(predictive, y, weights=weights) for f in each}
@@ -114,7 +119,7 @@ def score(
     computed: dict[str, Callable[[], float]] = {
         "rmse": lambda: rmse(predictive, y, weights),
         "crps": lambda: crps(predictive, y, weights),
-        "coverage": lambda: _covered(ends(), target_values(predictive, y), weights),
+        "coverage": lambda: _covered(ends(), target_values(predictive, y, missing=True), weights),
         "interval_width": lambda: _width(ends(), weights),
     }
     if predictive.likelihood.kind == "regression" and _has_moments(predictive):
@@ -126,10 +131,54 @@ def score(
             scores[name] = compute()
     if ordered:
         lower, upper = ends()
-        values, half = target_values(predictive, y), (1 - level) / 2
+        values, half = target_values(predictive, y, missing=True), (1 - level) / 2
         test = CoverageTest(level - half, 1.0 if kind == "count" else level + half)
         scores |= coverage_scores(test, (lower <= values) & (values <= upper))
     return scores
+
+
+def label_scores(predictive: Predictive, y: object, weights: Weights = None) -> dict[str, float]:
+    r"""Scores of labels that a row has or not, of scikit-learn, without missing entries.
+
+    log_loss[t] of each label; their mean log_loss; hamming_loss, the share of wrong entries at the
+    threshold 1/2; f1_micro of all entries; f1_macro, the mean of the labels' F1; and
+    average_precision, the mean over the labels that some row has.
+
+    Args:
+        predictive: predictions of `SeveralTargets(Bernoulli(), T)`.
+        y: 0 and 1, (N, T), with NaN for missing entries.
+        weights: of the rows.
+
+    Example:
+        >>> import torch
+        >>> from subbayes.likelihoods import Bernoulli, SeveralTargets
+        >>> outputs = torch.tensor([[[2.0, -2.0], [1.0, 3.0], [-1.0, -1.0]]])
+        >>> predictive = Predictive(outputs, SeveralTargets(Bernoulli(), 2))
+        >>> found = label_scores(predictive, [[1, 0], [1, 1], [0, np.nan]])
+        >>> found["hamming_loss"], found["f1_macro"], round(found["log_loss[1]"], 3)
+        (0.0, 1.0, 0.088)
+    """
+    from sklearn.metrics import average_precision_score, f1_score, hamming_loss, log_loss
+
+    p, values = predictive.mean, target_values(predictive, y, missing=True)
+    observed = ~np.isnan(values)
+    counts = np.broadcast_to(1.0 if weights is None else weights[:, None], values.shape)
+    losses, f1, precision = [], [], []
+    for t, rows in enumerate(observed.T):
+        true, probable, count = values[rows, t], p[rows, t], counts[rows, t]
+        losses.append(log_loss(true, probable, labels=[0, 1], sample_weight=count))
+        f1.append(f1_score(true, probable > 0.5, sample_weight=count, zero_division=0))
+        if true.any():
+            precision.append(average_precision_score(true, probable, sample_weight=count))
+    true, likely, count = values[observed], p[observed] > 0.5, counts[observed]
+    return {
+        "log_loss": float(np.mean(losses)),
+        "hamming_loss": float(hamming_loss(true, likely, sample_weight=count)),
+        "f1_micro": float(f1_score(true, likely, sample_weight=count, zero_division=0)),
+        "f1_macro": float(np.mean(f1)),
+        "average_precision": float(np.mean(precision)) if precision else math.nan,
+        **{f"log_loss[{t}]": float(loss) for t, loss in enumerate(losses)},
+    }
 
 
 def _has_moments(predictive: Predictive) -> bool:
@@ -139,11 +188,14 @@ def _has_moments(predictive: Predictive) -> bool:
     return False
 
 
-def _mean(values: Float[np.ndarray, "N *T"], weights: Weights) -> float:
-    """Mean over targets and over rows, which count as often as their weights say."""
-    if weights is None:
-        return float(np.mean(values))
-    return weighted_mean(values.reshape(len(values), -1).mean(1), weights)
+def mean(values: Float[np.ndarray, "N *T"], weights: Weights) -> float:
+    """Mean over targets that are not missing, and rows, which count as often as weights say."""
+    if values.ndim == 2:
+        observed = ~np.isnan(values)
+        if weights is not None:
+            weights = np.broadcast_to(weights[:, None], values.shape)[observed]
+        values = values[observed]
+    return float(np.mean(values)) if weights is None else weighted_mean(values, weights)
 
 
 def log_likelihood(
@@ -167,8 +219,8 @@ def log_likelihood(
     """
     likelihood = predictive.likelihood
     whole = isinstance(y, tuple) or likelihood.per_position or has_response_columns(likelihood)
-    targets = y if whole else target_values(predictive, y)
-    return _mean(predictive.log_prob(targets, moment_matched=moment_matched), weights)
+    targets = y if whole else target_values(predictive, y, missing=True)
+    return mean(predictive.log_prob(targets, moment_matched=moment_matched), weights)
 
 
 def rmse(predictive: Predictive, y: object, weights: Weights = None) -> float:
@@ -183,7 +235,9 @@ def rmse(predictive: Predictive, y: object, weights: Weights = None) -> float:
         3.0
     """
     require_ordered(predictive, "rmse")
-    return math.sqrt(_mean((predictive.mean - target_values(predictive, y)) ** 2, weights))
+    return math.sqrt(
+        mean((predictive.mean - target_values(predictive, y, missing=True)) ** 2, weights)
+    )
 
 
 def crps(predictive: Predictive, y: object, weights: Weights = None) -> float:
@@ -206,7 +260,8 @@ def crps(predictive: Predictive, y: object, weights: Weights = None) -> float:
         (0.2337, 0.2337)
     """
     require_ordered(predictive, "crps")
-    values = target_values(predictive, y)
+    targets = target_values(predictive, y, missing=True)
+    values = np.where(np.isnan(targets), 0.0, targets)
     parts = predictive.components()
     if parts is not None:
         means, stds = (part.reshape(len(part), -1) for part in parts)
@@ -215,7 +270,7 @@ def crps(predictive: Predictive, y: object, weights: Weights = None) -> float:
         each = crps_counts(predictive, values)
     else:
         each = crps_samples(predictive, values)
-    return _mean(each, weights)
+    return mean(np.where(np.isnan(targets), np.nan, each), weights)
 
 
 def coverage(
@@ -230,7 +285,7 @@ def coverage(
         0.5
     """
     require_ordered(predictive, "coverage")
-    values = target_values(predictive, y)
+    values = target_values(predictive, y, missing=True)
     return _covered(predictive.interval(level), values, weights)
 
 
@@ -255,11 +310,11 @@ def _covered(
     interval: tuple[np.ndarray, np.ndarray], values: np.ndarray, weights: Weights
 ) -> float:
     inside = (interval[0] <= values) & (values <= interval[1])
-    return _mean(inside.astype(np.float64), weights)
+    return mean(np.where(np.isnan(values), np.nan, inside), weights)
 
 
 def _width(interval: tuple[np.ndarray, np.ndarray], weights: Weights) -> float:
-    return _mean(interval[1] - interval[0], weights)
+    return mean(interval[1] - interval[0], weights)
 
 
 def accuracy(predictive: Predictive, y: object, weights: Weights = None) -> float:
@@ -272,7 +327,7 @@ def accuracy(predictive: Predictive, y: object, weights: Weights = None) -> floa
         0.5
     """
     p, labels = class_labels(predictive, y, "accuracy")
-    return _mean((p.argmax(1) == labels).astype(np.float64), weights)
+    return mean((p.argmax(1) == labels).astype(np.float64), weights)
 
 
 def brier(predictive: Predictive, y: object, weights: Weights = None) -> float:
@@ -292,7 +347,7 @@ def brier(predictive: Predictive, y: object, weights: Weights = None) -> float:
     """
     p, labels = class_labels(predictive, y, "brier")
     right = p[np.arange(len(p)), labels]
-    return _mean((p**2).sum(1) - 2 * right + 1, weights)
+    return mean((p**2).sum(1) - 2 * right + 1, weights)
 
 
 def ece(predictive: Predictive, y: object, bins: int = 15, weights: Weights = None) -> float:

@@ -16,6 +16,7 @@ from subbayes.likelihoods.base import Likelihood
 from subbayes.likelihoods.discrete import Bernoulli, Categorical, Poisson
 from subbayes.likelihoods.families import FAMILIES, CommonParameters, Family, family_from_config
 from subbayes.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
+from subbayes.likelihoods.several import SeveralTargets
 from subbayes.likelihoods.standardized import Standardized
 from subbayes.likelihoods.tokens import CategoricalTokens
 from subbayes.likelihoods.weighted import Weighted
@@ -33,6 +34,7 @@ __all__ = [
     "HeteroscedasticGaussian",
     "Likelihood",
     "Poisson",
+    "SeveralTargets",
     "Standardized",
     "Weighted",
     "as_likelihood",
@@ -58,8 +60,8 @@ LIKELIHOODS: Registry[Callable[..., Likelihood]] = Registry(
 A likelihood of another package is saved without its class if `to_config` names it as here.
 """
 _BY_NAME = {made.__name__: made for made in _OWN.values()}
-_WRAPPERS: dict[str, Callable[..., Likelihood]] = {
-    made.__name__: made for made in (CommonParameters, Standardized, Weighted)
+_WRAPPERS: dict[str, type[Any]] = {
+    made.__name__: made for made in (CommonParameters, SeveralTargets, Standardized, Weighted)
 }
 
 _OTHER_NAMES = {
@@ -178,9 +180,10 @@ def saved_likelihood(
     return saved
 
 
-def _innermost(likelihood: Likelihood) -> Likelihood:
+def _innermost(likelihood: Any) -> Any:
     """What likelihoods of the package wrap."""
-    while isinstance(likelihood, (CommonParameters, Standardized, Weighted)):
+    wrappers: Any = tuple(_WRAPPERS.values())
+    while isinstance(likelihood, wrappers):
         likelihood = likelihood.likelihood
     return likelihood
 

@@ -84,7 +84,12 @@ class GaussianLike(NormalLikelihood):
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` unless the targets are (N,) or (N, T) numbers."""
-        check_tensor(y, "shape (N,) or (N, targets)", lambda y: y.ndim in (1, 2))
+        check_tensor(
+            y,
+            "shape (N,) or (N, targets) without missing ones",
+            lambda y: y.ndim in (1, 2) and not bool(y.isnan().any()),
+            "Use SeveralTargets(likelihood, T) for T targets of which some are missing",
+        )
 
 
 class _OneParameter(LearnedParameter, GaussianLike):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from subbayes.likelihoods.base import (
 )
 from subbayes.utils.checks import check_positive, fail, fail_type
 from subbayes.utils.types import Outputs, ParameterVector, PerPoint, Targets
+
+_ROUNDING = 1e-14  # of the mean of a constant, relative to it
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,13 @@ class Standardized(WrappedLikelihood):
         if not isinstance(y, (Tensor, tuple)):
             fail_type("y", "a tensor of targets", y)
         value = column(target_values(y), torch.empty(0, dtype=torch.float64))
-        if weights is None:
-            mean, scale = value.mean(0), value.std(0, correction=0)
-        else:
-            share = (weights / weights.sum())[:, None].to(value)
-            mean = (share * value).sum(0)
-            scale = (share * (value - mean).square()).sum(0).sqrt()
-        if not bool((scale > 0).all()):
+        share = (~value.isnan()).to(value)  # NaN is a missing one of several targets
+        if weights is not None:
+            share = share * weights.to(value)[:, None]
+        share, value = share / share.sum(0), value.nan_to_num()
+        mean = (share * value).sum(0)
+        scale = (share * (value - mean).square()).sum(0).sqrt()
+        if not bool((scale > _ROUNDING * mean.abs()).all()):
             fail("y", "targets that vary", "a constant column")
         return cls(likelihood, tuple(mean.tolist()), tuple(scale.tolist()))
 
@@ -130,7 +132,10 @@ class Standardized(WrappedLikelihood):
 
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Log density in the units of y, shape (..., N)."""
-        log_scale = sum(math.log(s) for s in self.scale)
+        log_scale: Any = math.log(self.scale[0])
+        if len(self.scale) > 1:
+            logs = outputs.new_tensor(self.scale).log()
+            log_scale = torch.where(target_values(y).isnan(), 0.0, logs).sum(-1)
         found = self.likelihood.log_prob(outputs, self.standardize(y))
         if isinstance(y, Tensor) or len(y) == 1 + self.takes_noise:
             return found - log_scale
@@ -172,7 +177,7 @@ class Standardized(WrappedLikelihood):
     @property
     @override
     def bounds(self) -> tuple[float, float]:  # type: ignore[override]
-        if self.shift != (0.0,):
+        if any(self.shift):
             return (-math.inf, math.inf)
         low, high = self.likelihood.bounds
         return low * self.scale[0], high * self.scale[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,10 +11,12 @@ from jaxtyping import Float, Shaped
 
 from subbayes.data.arrays import to_tensor
 from subbayes.likelihoods import (
+    Bernoulli,
     Categorical,
+    Family,
     HeteroscedasticGaussian,
     Likelihood,
-    Poisson,
+    SeveralTargets,
     Standardized,
     Weighted,
     as_likelihood,
@@ -41,7 +44,8 @@ def make_likelihood(
     Args:
         name: one of `LIKELIHOODS[task]`; None takes the first.
         task: "regression", "count" or "classification".
-        y: targets (n,).
+        y: targets (n,), or several, (n, T), of which NaN is missing; of classification labels that
+            a row has or not.
         n_classes: K; by default as many as y has.
         weights: of the rows, by which numbers are standardised.
 
@@ -55,14 +59,15 @@ def make_likelihood(
     check_choice("task", task, LIKELIHOODS)
     name = LIKELIHOODS[task][0] if name is None else name
     check_choice("likelihood", name, LIKELIHOODS[task], "subbayes.models.settings.LIKELIHOODS")
+    several = y.ndim == 2
     if task == "classification":
+        if several:
+            return SeveralTargets(Bernoulli(), y.shape[1])
         return Categorical(int(y.max()) + 1 if n_classes is None else n_classes)
-    if name == "poisson":
-        return Poisson()
-    if task == "count":
-        return as_likelihood(name)
-    inner = HeteroscedasticGaussian() if name == "heteroscedastic" else as_likelihood(name)
-    return in_units(inner, y, weights)
+    inner = as_likelihood(name)
+    if several and (np.isnan(y).any() or isinstance(inner, Family)):
+        inner = SeveralTargets(inner, y.shape[1])
+    return inner if task == "count" else in_units(inner, y, weights)
 
 
 def in_units(
@@ -77,8 +82,9 @@ def in_units(
     target = torch.from_numpy(np.array(y, dtype=np.float64))
     if likelihood.bounds[0] == 0:
         likelihood.check_targets(target)
-        mean = float(np.exp(np.average(np.log(y), weights=weights)))
-        return Standardized(likelihood, (0.0,), (mean,))
+        logs = np.ma.masked_invalid(np.log(y))
+        means = np.exp(np.atleast_1d(np.ma.average(logs, axis=0, weights=weights)))
+        return Standardized(likelihood, (0.0,) * len(means), tuple(means.tolist()))
     row_weights = None if weights is None else torch.from_numpy(weights)
     return Standardized.of(likelihood, target, row_weights)
 
@@ -117,6 +123,7 @@ def make_module(
 
     Example:
         >>> x, y = np.zeros((4, 3)), np.array([2, 4, 6, 8])
+        >>> from subbayes.likelihoods import Poisson
         >>> from subbayes.models.settings import Perceptron
         >>> linear = TableSettings(network=Perceptron(()))
         >>> make_module(linear, Poisson(), x, y).layers[-1].bias.exp()
@@ -132,15 +139,17 @@ def make_module(
         network.dropout,
         seed=settings.sampling.seed,
     )
-    if likelihood.kind == "count":
+    if likelihood.kind == "count" and not getattr(likelihood, "of_labels", False):
         last = module.layers[-1]
         assert isinstance(last, torch.nn.Linear)
-        torch.nn.init.constant_(last.bias[:1], _log_mean(y, weights))
+        torch.nn.init.constant_(last.bias[: 1 if y.ndim == 1 else y.shape[1]], log_mean(y, weights))
     return module.float()  # as the features, whatever the default dtype
 
 
-def _log_mean(y: Shaped[np.ndarray, "n"], weights: Float[np.ndarray, "n"] | None) -> float:
-    return float(np.log(max(np.average(y, weights=weights), 1e-3)))
+def log_mean(y: Shaped[np.ndarray, "n *T"], weights: Float[np.ndarray, "n"] | None) -> float:
+    """The logarithm of the mean of counts, of several targets together."""
+    each: Any = np.ma.average(np.ma.masked_invalid(y), axis=0, weights=weights)
+    return float(np.log(max(float(each.mean()), 1e-3)))
 
 
 def split_validation(

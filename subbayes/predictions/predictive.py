@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from subbayes.data.arrays import to_targets
+from subbayes.data.arrays import check_finite_targets, to_targets
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import column
 from subbayes.likelihoods.target_parts import has_weights, split_targets
@@ -27,7 +27,6 @@ from subbayes.predictions.sampled import sampled_cdf, sampled_quantile
 from subbayes.utils.checks import (
     UndefinedError,
     check_count,
-    check_finite,
     check_fraction,
     check_seed,
     fail,
@@ -174,7 +173,7 @@ class Predictive:
             if tensor.ndim == 0 or len(tensor) != len(self):
                 got = len(tensor) if tensor.ndim else "a scalar"
                 fail("y", f"{len(self)} rows, as predicted", got)
-            check_finite("y", tensor)
+            check_finite_targets("y", tensor)
         return targets
 
     def _checked_targets(self, y: object) -> Targets:
@@ -448,7 +447,8 @@ class Predictive:
         predicted from; rows of polars and pyarrow, and of arrays, are numbered.
 
         For classes: the most probable one, by its name or position, its probability and that of
-        each other, entropy and mutual information. Of tokens there is a row for each, with the
+        each other, entropy and mutual information. For labels of `SeveralTargets`: the probability
+        of each. Of tokens there is a row for each, with the
         positions of row and token as index.
 
         Args:
@@ -459,6 +459,8 @@ class Predictive:
 
         if self.likelihood.kind == "classification":
             return self._class_frame(threshold)
+        if getattr(self.likelihood.unweighted, "of_labels", False):
+            return pd.DataFrame(columns_of_targets({"p": self.mean}), index=self.index)
         lower, upper = self.interval(level)
         mean, epistemic, aleatoric = self.mean, self.epistemic, self.aleatoric
         columns = {
@@ -507,8 +509,8 @@ def columns_of_targets(columns: dict[str, Array]) -> dict[str, Array]:
 
 
 def normal_log_prob(z: Array, sd: Array) -> Float[np.ndarray, "n"]:
-    """Log density of normal residuals z standard deviations, summed over targets."""
-    return -(0.5 * (math.log(2 * math.pi) + z**2) + np.log(sd)).sum(-1)
+    """Log density of normal residuals z standard deviations, summed over known targets."""
+    return -np.nansum(0.5 * (math.log(2 * math.pi) + z**2) + np.log(sd), -1)
 
 
 def check_outputs(outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> None:

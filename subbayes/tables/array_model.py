@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float, Shaped
 
-from subbayes.artifacts.files import fail_damaged
-from subbayes.artifacts.saving import Nested
 from subbayes.comparison.methods import Setup, sparse_training
 from subbayes.comparison.registry import BASELINES, named_methods
 from subbayes.data.data import Data
-from subbayes.diagnostics.predictor import Predictor
 from subbayes.distributed.processes import on_first
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.models.checkpoint import check_checkpoint
@@ -32,7 +27,6 @@ from subbayes.models.table_networks import (
 )
 from subbayes.networks.mlp import MLP
 from subbayes.networks.validation import check_fit
-from subbayes.predictions.predictive import Predictive
 from subbayes.sparse.convert import convert
 from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSlab, StudentTSlab
 from subbayes.sparse.result import SparseNetwork
@@ -208,54 +202,3 @@ def _fit_sparse(
         checkpoint=None if sampling.checkpoint is None else Path(sampling.checkpoint) / "sparse",
     )
     return dataclasses.replace(trained, n_draws=SPARSE_DRAWS)
-
-
-def labelled(
-    batches: Iterable[Predictive], classes: Sequence[Any] | np.ndarray | None, index: pd.Index
-) -> Iterator[Predictive]:
-    """Predictions of consecutive batches of rows with names of classes and labels of rows.
-
-    Args:
-        batches: the predictions.
-        classes: names of the classes, None for others.
-        index: labels of all rows.
-    """
-    done = 0
-    for predictive in batches:
-        rows = index[done : done + len(predictive)]
-        yield predictive.with_classes(classes).with_index(rows)
-        done += len(predictive)
-
-
-def check_modes(model: Predictor, mode: dict[str, Any]) -> None:
-    """Check that a model has these modes of prediction.
-
-    Raises:
-        InputError: `mode` for a model that is not a sparse network.
-    """
-    for name, value in mode.items():
-        if name not in model.modes:
-            fail(
-                name,
-                "no such option for a model that is not a sparse network",
-                value,
-                "Leave it out, or fit with method 'sparse'",
-            )
-
-
-def check_saved_size(name: str, count: int, model: Nested) -> None:
-    """Check what an artifact says of columns or classes against the sizes of its network.
-
-    Args:
-        name: "n_inputs" or "n_outputs".
-        count: the number that they need.
-        model: the model, which may hold another one.
-
-    Raises:
-        ArtifactError: another number.
-    """
-    while isinstance(inner := getattr(model.facts, "model", None), Nested):
-        model = inner
-    module = model.facts.network.module
-    if module is not None and (size := getattr(module, name)) != count:
-        fail_damaged(f"a network of {count} {name.removeprefix('n_')}", f"one of {size}")

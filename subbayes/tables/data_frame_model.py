@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from jaxtyping import Shaped
 from msgspec import structs
-from torch import Tensor
+from torch import Tensor, nn
 from typing_extensions import override
 
 from subbayes.artifacts.facts import Count, Facts, Name
-from subbayes.artifacts.saving import Nested, WrappedFacts, artifact, read, save
-from subbayes.artifacts.saving import rebuild as rebuild_model
+from subbayes.artifacts.saving import Nested, artifact
 from subbayes.artifacts.tensors import fingerprint
 from subbayes.data.encoder import TabularEncoder
-from subbayes.data.encoder_module import EncoderModule
-from subbayes.data.encoder_state import EncoderFacts
-from subbayes.data.frames import row_index
 from subbayes.data.tables import split_target
 from subbayes.data.targets import Target
-from subbayes.data.to_pandas import to_pandas
-from subbayes.diagnostics import metrics
-from subbayes.diagnostics.conformal import Calibratable
-from subbayes.diagnostics.detection import out_of_distribution
 from subbayes.diagnostics.predictor import Predictor
 from subbayes.diagnostics.surprise import Update
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import LIKELIHOODS, TableSettings
-from subbayes.predictions.exporting import write_graph
-from subbayes.predictions.modules import LEVELS
 from subbayes.predictions.predictive import Predictive
-from subbayes.sparse.export.small_network import SmallNetwork
-from subbayes.sparse.export.table_units import export_in_table_units
-from subbayes.sparse.result import SparseNetwork
-from subbayes.tables.array_model import (
-    HIERARCHICAL,
-    check_modes,
-    check_saved_size,
-    fit_arrays,
-    labelled,
-)
+from subbayes.tables.array_model import HIERARCHICAL, fit_arrays
+from subbayes.tables.encoded_model import EncodedFacts, EncodedModel
 from subbayes.tables.hierarchical import ENCODING
 from subbayes.utils.checks import fail
 
@@ -59,7 +39,7 @@ class RowsFacts(Facts):
     targets: str
 
 
-class DataFrameFacts(WrappedFacts):
+class DataFrameFacts(EncodedFacts):
     """A `DataFrameModel` but for its tensors."""
 
     kinds = (
@@ -72,14 +52,12 @@ class DataFrameFacts(WrappedFacts):
     )
 
     column: Name
-    target: Target
-    encoder: EncoderFacts
     rows: RowsFacts | None
     notes: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class DataFrameModel(Calibratable):
+class DataFrameModel(EncodedModel):
     """A fitted model that takes data frames.
 
     Attributes:
@@ -203,49 +181,8 @@ class DataFrameModel(Calibratable):
         return [] if self.column in table else [self.column]
 
     def predict(self, table: Any, n_draws: int | None = None, **mode: str) -> Predictive:
-        """The predictive distribution of each row, in the units of the target.
-
-        Args:
-            table: rows with the columns used in fitting; other columns are ignored. A data frame of
-                any library, as for `fit`, or an array of the columns.
-            n_draws: use this many evenly spaced draws instead of all.
-            mode: `structure` and `weights` of a sparse network, see `SparseNetwork.predict`.
-
-        Raises:
-            InputError: missing columns, unknown categories, missing values.
-        """
-        check_modes(self.model, mode)
-        table = to_pandas("table", table)
-        predictive = self.model.predict(self.encoder.transform(table), n_draws=n_draws, **mode)
-        index = row_index(table, len(predictive))
-        return predictive.with_classes(self.target.classes or None).with_index(index)
-
-    def predict_batches(
-        self, table: Any, n_draws: int | None = None, **mode: str
-    ) -> Iterator[Predictive]:
-        """The predictive distributions of batches of rows; see `Predictor.predict_batches`.
-
-        The arguments are those of `predict`.
-        """
-        options: dict[str, Any] = mode
-        check_modes(self.model, options)
-        table = to_pandas("table", table)
-        inputs = self.encoder.transform(table)
-        batches = self.model.predict_batches(inputs, n_draws=n_draws, **options)
-        return labelled(batches, self.target.classes or None, row_index(table, len(inputs)))
-
-    def evaluate(
-        self,
-        table: Any,
-        level: float = 0.95,
-        n_draws: int | None = None,
-        *,
-        ordered: bool = False,
-        **mode: str,
-    ) -> dict[str, float]:
-        """Scores on rows with known targets, which count equally; see `metrics.score`."""
-        features, y = self.rows_and_targets(table)
-        return metrics.score(self.predict(features, n_draws, **mode), y, level, ordered=ordered)
+        """The predictive distribution of each row; see `predict_dist`."""
+        return self.predict_dist(table, n_draws, **mode)
 
     def update(self, table: Any, *, forgetting: float = 1.0, seed: int = 0) -> DataFrameModel:
         """The model after new rows, for which its posterior is the prior; see `FittedModel.update`.
@@ -260,9 +197,10 @@ class DataFrameModel(Calibratable):
         Raises:
             InputError: missing columns, unknown labels, or as `FittedModel.update`.
         """
-        features, values = split_target(table, self.column)
-        rows = self.encoder.transform(features), self.target.encode(values)
-        model = self.model.update(rows, forgetting=forgetting, seed=seed)
+        return self._updated(table, None, None, forgetting, seed)
+
+    @override
+    def _with_model(self, model: Any) -> DataFrameModel:
         return replace(self, model=model, rows=None)
 
     @property
@@ -280,123 +218,14 @@ class DataFrameModel(Calibratable):
         """Whether the rows of a table have the targets of the training rows, in any order."""
         return self.rows == _row_digest(self.rows_and_targets(table)[1])
 
-    def out_of_distribution(
-        self, table: Any, others: Any, n_draws: int | None = None, **mode: str
-    ) -> dict[str, dict[str, float]]:
-        """How well the uncertainty detects rows that are unlike the training table.
-
-        Args:
-            table: rows like those of the training table, but not among them; targets are ignored.
-            others: rows from elsewhere, with the same columns.
-            n_draws: as for `predict`.
-            mode: as for `predict`.
-
-        Returns:
-            AUROC, average precision and false positive rate of each score of uncertainty; see
-            `subbayes.diagnostics.out_of_distribution`.
-        """
-        return out_of_distribution(
-            self.predict(table, n_draws, **mode), self.predict(others, n_draws, **mode)
-        )
-
-    def frame(
-        self,
-        table: Any,
-        level: float = 0.95,
-        threshold: float = 0.95,
-        n_draws: int | None = None,
-        **mode: str,
-    ) -> pd.DataFrame:
-        """Predictions as a pandas data frame with one row, and its label, for each row of `table`.
-
-        For numbers and counts: mean, standard deviations and interval. For classes: the most
-        probable label, whether it is in doubt (no class is more probable than `threshold`), the
-        probability of each class, entropy and mutual information.
-
-        Args:
-            table: as for `predict`.
-            level: probability of the interval.
-            threshold: probability that a class must exceed not to be in doubt.
-            n_draws: as for `predict`.
-            mode: as for `predict`.
-        """
-        import pandas as pd
-
-        batches = self.predict_batches(table, n_draws, **mode)
-        return pd.concat([p.to_frame(level, threshold) for p in batches])
-
-    def export(
-        self,
-        path: str | Path,
-        *,
-        n_draws: int | None = None,
-        levels: Sequence[float] = LEVELS,
-        overwrite: bool = False,
-    ) -> Path:
-        """Write the predictive distribution to a file that other programs run.
-
-        Its graph takes "numbers", the numeric columns in float64 with NaN for missing values, and
-        "categories", the positions of categories among the levels of each column in int64, -1 for
-        missing and the number of levels for new ones. The metadata of the file list columns, levels
-        and classes as JSON. Outputs are those of `Predictor.to_module`, in the units of the target.
-
-        Args:
-            path: a file .onnx (needs the extra "onnx") or .pt2 (`torch.export.load`).
-            n_draws: number of draws, all by default.
-            levels: of the quantiles; () for none.
-            overwrite: replace an existing file.
-
-        Raises:
-            InputError: as `Predictor.export`.
-        """
-        before = EncoderModule(self.encoder)
-        features = before(**before.rows())
-        module, _ = self.model.predictive_module(features, n_draws=n_draws, levels=levels)
-        facts = {"target": self.column, "method": self.model.label, **before.facts, **module.facts}
-        if self.target.classes:
-            facts["classes"] = list(self.target.classes)
-        return write_graph(module, before.rows(), path, facts, before=before, overwrite=overwrite)
-
-    def small_network(self, table: Any = None, layout: str = "auto") -> SmallNetwork:
-        """Export a sparse network as a small plain module.
-
-        Its inputs, named in `inputs`, are the encoder's features in their own units: numbers as
-        they are in the table, zeros and ones for categories. Missing values have to be filled in
-        beforehand with `fills`, as the encoder does.
-
-        Args:
-            table: a typical batch of rows, to choose the fastest layouts; by default all layers
-                are dense.
-            layout: see `SparseNetwork.small_network`.
-
-        Raises:
-            InputError: the model is not a sparse network; a table that cannot be used.
-        """
-        if not isinstance(self.model, SparseNetwork):
-            fail("model", "a sparse network", "another model", "Fit it with method 'sparse'")
-        mean, scale = self.encoder.scales()
-        rows = None
-        if table is not None:
-            features = self.encoder.transform(table) * scale + mean
-            rows = torch.from_numpy(features.astype(np.float32))
-        return export_in_table_units(
-            self.model,
-            mean,
-            scale,
-            rows,
-            layout,
-            classes=self.target.classes,
-            inputs=self.encoder.get_feature_names_out().tolist(),
-            fills=self.encoder.fills(),
-        )
+    @override
+    def _encoding(self) -> tuple[nn.Module, Any, dict[str, Any], Tensor]:
+        before, rows, facts, features = super()._encoding()
+        return before, rows, {"target": self.column, **facts}, features
 
     def describe(self) -> dict[str, str]:
         """Describe the target and the model in words."""
         return {"target": f"{self.column} ({self.target.task})"} | self.model.describe()
-
-    def tensors(self) -> dict[str, Tensor | np.ndarray]:
-        """Tensors of the model of the encoded rows."""
-        return self.model.tensors()
 
     def facts(self) -> DataFrameFacts:
         """The model of the encoded rows, the encoding, and the notes."""
@@ -417,38 +246,15 @@ class DataFrameModel(Calibratable):
         Raises:
             InputError: as `FittedModel.save`, or `n_draws` for a model that is not a posterior.
         """
-        model = self
-        if n_draws is not None:
-            model = replace(self, model=self.fitted_model.thin(n_draws))
-        return save(model, path, overwrite=overwrite)
-
-    @classmethod
-    def load(cls, path: str | Path) -> DataFrameModel:
-        """Load a saved model.
-
-        Raises:
-            InputError: no such artifact, a damaged one, or a model that does not take a table.
-        """
-        tensors, facts, kind = read(path)
-        if kind != cls.kind:
-            fail(
-                "path",
-                "the model of a table",
-                f"a {kind} at '{path}'",
-                "Use subbayes.load, and its compare(...) or evaluate(...)"
-                if kind in ("regression", "semi-structured-model")
-                else "Use subbayes.load for models of a module",
-            )
-        return rebuild_model(kind, tensors, facts, {}, path)
+        if n_draws is None:
+            return super().save(path, overwrite=overwrite)
+        thinned = replace(self, model=self.fitted_model.thin(n_draws))
+        return thinned.save(path, overwrite=overwrite)
 
 
 @artifact("data-frame-model", DataFrameFacts)
 def rebuild(tensors: dict[str, Tensor], facts: DataFrameFacts) -> DataFrameModel:
     """Rebuild a model of data frames from its artifact; see `subbayes.load`."""
-    if facts.model.kind != "stack":  # which knows its columns
-        check_saved_size("n_inputs", facts.encoder.n_features, facts.model)
-    if facts.target.task == "classification" and facts.model.kind != "stack":
-        check_saved_size("n_outputs", len(facts.target.classes), facts.model)
     return DataFrameModel(
         facts.model.rebuild(tensors),
         TabularEncoder.from_facts(facts.encoder),

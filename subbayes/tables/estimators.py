@@ -9,16 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import numpy as np
-import torch
 from jaxtyping import Float
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from typing_extensions import override
 
-from subbayes.artifacts.files import fail_damaged
 from subbayes.artifacts.saving import artifact
 from subbayes.data.encoder import TabularEncoder
-from subbayes.data.encoder_module import EncoderModule
 from subbayes.data.to_pandas import to_pandas
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
@@ -31,25 +28,29 @@ from subbayes.models.settings import (
     decode_parameters,
 )
 from subbayes.priors import EvidencePrior
-from subbayes.sparse.export.small_network import SmallNetwork
-from subbayes.sparse.export.table_units import export_in_table_units
 from subbayes.subspaces.base import SubspaceMethod
-from subbayes.tables.array_model import HIERARCHICAL, SPARSE, check_saved_size
-from subbayes.tables.estimator_base import Classifier, Estimator, EstimatorFacts, Regressor
+from subbayes.tables.array_model import HIERARCHICAL, SPARSE
+from subbayes.tables.estimator_base import (
+    Classifier,
+    Estimator,
+    EstimatorFacts,
+    MatrixEstimator,
+    Regressor,
+)
 from subbayes.tables.hierarchical import ENCODING, Effort
 from subbayes.tables.stacked import Stack
 from subbayes.training.configuration import Training
-from subbayes.utils.checks import check_choice, check_count
-from subbayes.utils.types import Inputs
+from subbayes.utils.checks import check_count
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
-class _SubspaceEstimator(Estimator):
+class _SubspaceEstimator(MatrixEstimator):
     """Parameters of estimators with a posterior in a subspace."""
 
+    _takes_several = True
     _defaults: ClassVar[dict[str, Any]] = {
         "network": Perceptron(),
         "training": TABLE_TRAINING,
@@ -79,7 +80,8 @@ class SubspaceRegressor(_SubspaceEstimator, Regressor):
     $$ p(y \mid x) \approx \frac{1}{S} \sum_s p(y \mid f(x;\, \hat w + P z_s)) $$
 
     With several targets, y of shape (n, T), the network has all of them as outputs, and draws of
-    `predict_dist(X).sample` share one function; the noise is independent given the network.
+    `predict_dist(X).sample` share one function; the noise is independent given the network. Entries
+    of y that are NaN are missing.
 
     `network`, `training` and `sampling` take an object, or a dict of the fields that differ from
     the defaults. Their fields are parameters too, as in `set_params(training__epochs=50)` and in a
@@ -130,21 +132,15 @@ class SubspaceRegressor(_SubspaceEstimator, Regressor):
         True
     """
 
-    _takes_several = True
-
     model_: FittedModel
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = True
-        return tags
 
 
 class SubspaceClassifier(_SubspaceEstimator, Classifier):
     """A neural network for classes, with a posterior over a subspace of its weights.
 
     Parameters, attributes, errors and source are those of `SubspaceRegressor`; `likelihood` is
-    "categorical". Probabilities are averages over the draws of the posterior.
+    "categorical". Probabilities are averages over the draws of the posterior. With y of shape
+    (n, T) there are T labels, 0 or 1, each of which a row has or not.
 
     Attributes:
         classes_: the labels, sorted, shape (K,).
@@ -169,6 +165,7 @@ class _TableEstimator(Estimator):
     """Parameters of estimators of tables, the encoding of tables, and their fit."""
 
     _method = HIERARCHICAL
+    _takes_several = True
     _defaults: ClassVar[dict[str, Any]] = {}
 
     effort: str | Effort = "standard"
@@ -178,47 +175,18 @@ class _TableEstimator(Estimator):
     random_state: Any = None
     verbose: bool = False
 
-    def _check_X(self, X: Any, *, fitting: bool) -> Float[np.ndarray, "n d"]:
-        """Encode a table, and learn its encoding in `fit`."""
+    @override
+    def _learned(
+        self, X: Any, weights: Float[np.ndarray, "n"] | None
+    ) -> Float[np.ndarray, "n features"]:
         X = to_pandas("X", X)
-        if not fitting:
-            return self.encoder_.transform(X)
-        encoder = TabularEncoder(**ENCODING, categorical=self.categorical)
-        self.encoder_: TabularEncoder = encoder.fit(X)
-        self.n_features_in_ = self.encoder_.n_features_in_
-        self.__dict__.pop("feature_names_in_", None)  # of a fit before this one
-        if hasattr(self.encoder_, "feature_names_in_"):
-            self.feature_names_in_ = self.encoder_.feature_names_in_
+        self._take_names(TabularEncoder(**ENCODING, categorical=self.categorical).fit(X))
         return self.encoder_.transform(X)
-
-    def _moments(
-        self, X: Float[np.ndarray, "n d"], weights: Float[np.ndarray, "n"] | None
-    ) -> tuple[Float[np.ndarray, "c"], Float[np.ndarray, "c"]]:
-        return np.zeros(self.n_features_in_), np.ones(self.n_features_in_)
-
-    def _standardize(self, X: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-        return X  # as the encoder returns it
 
     def _settings(self) -> TableSettings:
         settings = super()._settings()
         sampling = dataclasses.replace(settings.sampling, checkpoint=self.checkpoint)
         return dataclasses.replace(settings, sampling=sampling)
-
-    def _encoding(self) -> tuple[torch.nn.Module, Inputs, dict[str, Any]]:
-        """The encoding of the columns in a graph."""
-        before = EncoderModule(self.encoder_)
-        return before, before.rows(), before.facts
-
-    def facts(self) -> EstimatorFacts:
-        """The facts of any estimator, and the encoding of its columns."""
-        facts = super().facts()
-        facts.encoder = self.encoder_.facts()
-        return facts
-
-    def _restore(self, facts: EstimatorFacts) -> None:
-        super()._restore(facts)
-        assert facts.encoder is not None
-        self.encoder_ = TabularEncoder.from_facts(facts.encoder)
 
     def __getstate__(self) -> dict[str, Any]:
         """The state without the posteriors of the members, which hold the training data."""
@@ -239,7 +207,9 @@ class TableRegressor(_TableEstimator, Regressor):
 
     Small networks with a hierarchical prior, all of whose parameters are sampled, on standardised
     columns, their ranks and harmonics of these; see `subbayes.tables.hierarchical`. Tables may have
-    numbers, text, categories and missing values.
+    numbers, text, categories and missing values. With several targets, y of shape (n, T), one
+    network has all of them as outputs, so that draws of `predict_dist(X).sample` share one
+    function; entries of y that are NaN are missing.
 
     Args:
         effort: "quick", "standard" or "long": fixed numbers of steps, see
@@ -280,7 +250,7 @@ class TableClassifier(_TableEstimator, Classifier):
     """The default model of a table with classes to predict.
 
     Parameters, attributes, errors and source are those of `TableRegressor`; `likelihood` is
-    "categorical".
+    "categorical". With y of shape (n, T) there are T labels, 0 or 1, which a row has or not.
 
     Attributes:
         classes_: the labels, sorted, shape (K,).
@@ -297,7 +267,7 @@ class TableClassifier(_TableEstimator, Classifier):
 
 
 @dataclasses.dataclass(eq=False, repr=False, kw_only=True)
-class _SparseEstimator(Estimator):
+class _SparseEstimator(MatrixEstimator):
     """Parameters, inclusion probabilities and export of estimators of sparse networks."""
 
     _method = SPARSE
@@ -338,7 +308,9 @@ class _SparseEstimator(Estimator):
 
         check_is_fitted(self)
         return pd.Series(
-            self.model_.feature_inclusion(), index=self._columns, name="inclusion probability"
+            self.model_.feature_inclusion(),
+            index=self.encoder.get_feature_names_out(),
+            name="inclusion probability",
         )
 
     @property
@@ -346,52 +318,6 @@ class _SparseEstimator(Estimator):
         """Share of the weights with an inclusion probability above one half."""
         check_is_fitted(self)
         return self.model_.density()
-
-    def small_network(self, X: Any = None, layout: str = "auto") -> SmallNetwork:
-        """Export the median model with the posterior means of its weights as a small plain module.
-
-        It takes columns in the units of X, as a float32 tensor (n, d). Its outputs are the logits
-        of classes, or parameters in the units of y, which `outputs` of the result names. The first
-        one is the mean for "gaussian", "heteroscedastic" and "student-t", the logarithm of the
-        median for "log-normal", and the logarithm of the mean for "gamma", "inverse-gaussian" and
-        counts. Others are the logarithms of `sigma` or `shape`, that of `nu - 1`, or the raw
-        variance of the standardised y.
-
-        Args:
-            X: a typical batch of rows, to choose the fastest layouts; by default all layers are
-                dense.
-            layout: "dense", "csr" (compressed sparse rows), or "auto"; see `export_network`.
-
-        Returns:
-            The module, the names of its inputs and outputs, and what was removed.
-
-        Example:
-            >>> rng = np.random.default_rng(0)
-            >>> X = rng.normal(size=(60, 2))
-            >>> model = SparseRegressor(
-            ...     likelihood="gamma", training={"epochs": 20, "learning_rate": 0.05},
-            ...     random_state=0)
-            >>> model.fit(X, rng.gamma(9.0, np.exp(X[:, 0]))).small_network().outputs
-            ('log mean', 'log shape')
-        """
-        check_is_fitted(self)
-        rows = None
-        if X is not None:
-            rows = torch.from_numpy(self._check_X(X, fitting=False).astype(np.float32))
-        return export_in_table_units(
-            self.model_,
-            self.mean_,
-            self.scale_,
-            rows,
-            layout,
-            inputs=self._columns,
-            classes=getattr(self, "classes_", ()),
-        )
-
-    @property
-    def _columns(self) -> list[str]:
-        names = getattr(self, "feature_names_in_", None)
-        return [f"x{k}" for k in range(self.n_features_in_)] if names is None else list(names)
 
 
 class SparseRegressor(_SparseEstimator, Regressor):
@@ -481,22 +407,11 @@ _ESTIMATORS: dict[str, type[Estimator]] = {
 @artifact("estimator", EstimatorFacts)
 def rebuild(tensors: dict[str, Tensor], facts: EstimatorFacts) -> Estimator:
     """Rebuild an estimator from its artifact; see `subbayes.load`."""
-    check_choice("estimator", facts.estimator, _ESTIMATORS)
     cls = _ESTIMATORS[facts.estimator]
-    if unknown := sorted(facts.params.keys() - set(cls._get_param_names())):
-        fail_damaged(f"parameters of {cls.__name__}", repr(unknown[0]))
     params = decode_parameters(facts.params, cls._defaults)
     if "effort" in params:
         params["effort"] = msgspec.convert(params["effort"], str | Effort)
     estimator = cls(**params)
     estimator.model_ = facts.model.rebuild(tensors)
-    if facts.encoder is None:
-        check_saved_size("n_inputs", len(facts.mean), facts.model)
-    if (facts.encoder is not None) != issubclass(cls, _TableEstimator):
-        fail_damaged("the encoding of a table, and of no other model", cls.__name__)
-    if (facts.classes is not None) != issubclass(cls, Classifier):
-        fail_damaged("labels of a classifier, and of no regressor", cls.__name__)
-    if facts.classes is not None and facts.encoder is None:
-        check_saved_size("n_outputs", len(facts.classes), facts.model)
     estimator._restore(facts)
     return estimator

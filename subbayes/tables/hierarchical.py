@@ -19,14 +19,24 @@ from jaxtyping import Float, Int, Shaped
 
 from subbayes.data.arrays import to_tensor
 from subbayes.data.data import Data
+from subbayes.diagnostics import metrics
 from subbayes.diagnostics.stacking import maximise_log_score
 from subbayes.draws import Draws
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.engine import Engine
 from subbayes.inference.samplers.mclmc import MCLMC
-from subbayes.likelihoods import Categorical, Likelihood, Standardized, Weighted, families
+from subbayes.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Likelihood,
+    SeveralTargets,
+    Standardized,
+    Weighted,
+    families,
+)
+from subbayes.likelihoods.target_parts import split_targets
 from subbayes.models.fitted import FittedModel
-from subbayes.models.table_networks import in_units
+from subbayes.models.table_networks import in_units, log_mean
 from subbayes.networks.hierarchical.fourier_process import (
     FourierProcess,
     basis,
@@ -153,7 +163,7 @@ class Head:
 def head_of(
     name: str | None,
     task: str,
-    y: Shaped[np.ndarray, "n"],
+    y: Shaped[np.ndarray, "n *T"],
     n_classes: int | None = None,
     weights: Float[np.ndarray, "n"] | None = None,
 ) -> Head:
@@ -163,23 +173,27 @@ def head_of(
         name: one of `LIKELIHOODS[task]`; None for "student-t", "negative-binomial" or
             "categorical".
         task: "regression", "count" or "classification".
-        y: targets (n,).
+        y: targets (n,), or several, (n, T); see `make_likelihood`.
         n_classes: K; by default as many as y has.
         weights: of the rows.
     """
+    several = y.ndim == 2
+    T = y.shape[1] if several else 1
     if task == "classification":
+        if several:
+            return Head(SeveralTargets(Bernoulli(), T), T)
         count = int(y.max()) + 1 if n_classes is None else n_classes
         return Head(Categorical(count), count)
     name = name or {"regression": "student-t", "count": "negative-binomial"}[task]
     family = families.FAMILIES[
         {"gaussian": "normal", "heteroscedastic": "normal"}.get(name, name)
     ]()
-    shapes = tuple(_shape(family, one, name) for one in family.parameters[1:])
-    outputs = len(family.parameters)
+    shapes = tuple(_shape(family, one, name) for one in family.parameters[1:] for _ in range(T))
+    outputs = T * len(family.parameters)
+    likelihood = SeveralTargets(family, T) if several else family
     if task == "count":
-        offset = float(np.log(max(np.average(y, weights=weights), 1e-3)))
-        return Head(family, outputs, shapes, offset)
-    return Head(in_units(family, y, weights), outputs, shapes)
+        return Head(likelihood, outputs, shapes, log_mean(y, weights))
+    return Head(in_units(likelihood, y, weights), outputs, shapes)
 
 
 def _shape(family: Any, parameter: str, name: str) -> Shape:
@@ -192,9 +206,7 @@ def _shape(family: Any, parameter: str, name: str) -> Shape:
 def fit_network(
     candidate: Candidate,
     head: Head,
-    x: Float[np.ndarray, "n d"],
-    y: Shaped[np.ndarray, "n"],
-    weights: Float[np.ndarray, "n"] | None,
+    data: Data,
     sampling: Sampling,
     climb: int,
     features: RankFeatures,
@@ -205,32 +217,23 @@ def fit_network(
     Args:
         candidate: the network.
         head: its likelihood and outputs.
-        x: columns (n, d), float32.
-        y: targets.
-        weights: of the rows.
+        data: columns (n, d), float32, and targets, with weights of the rows if there are any.
         sampling: of the chains; its seed is that of the start points too.
         climb: steps of Adam before them.
         features: of the columns.
         start: where chains start, instead of points that Adam climbs to.
     """
-    inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
-    matrix = features(inputs)
+    matrix = features(data.inputs)
     if not candidate.hidden:
-        return _fit_process(head, inputs, matrix, y, weights, sampling, features)
+        return _fit_process(head, data, matrix, sampling, features)
     arguments = (matrix.shape[1], candidate.hidden, head.outputs, head.shapes, head.offset)
     whole = HierarchicalMLP(*arguments, features=features, seed=sampling.seed)
     inner = Network(HierarchicalMLP(*arguments, seed=sampling.seed))
     space = FullSubspace(torch.zeros(inner.size))
-    target = to_tensor("y", y, keep_double=True)
-
-    def rows(inputs: torch.Tensor) -> Data:
-        data = Data.of((inputs, target))
-        return data if weights is None else data.weighted(weights)
-
     likelihood = head.likelihood
-    sampled = likelihood if weights is None else Weighted(likelihood)
-    prior = Normal(1.0)
-    posterior = Posterior(inner, sampled, rows(matrix), space, prior, mode=sampling.mode)
+    sampled = Weighted(likelihood) if data.has_weights else likelihood
+    prior, rows = Normal(1.0), replace(data, inputs=matrix)
+    posterior = Posterior(inner, sampled, rows, space, prior, mode=sampling.mode)
     if start is None:
         rng = np.random.default_rng(derive_seed(sampling.seed, 1))
         start = _START * rng.standard_normal((sampling.chains, inner.size))
@@ -247,25 +250,20 @@ def fit_network(
         settings={"subspace": "full", "inference": "mclmc"},
         starts=start,
     )
-    return model.with_data(rows(inputs))
+    return model.with_data(data)
 
 
 def _fit_process(
-    head: Head,
-    inputs: torch.Tensor,
-    matrix: torch.Tensor,
-    y: Shaped[np.ndarray, "n"],
-    weights: Float[np.ndarray, "n"] | None,
-    sampling: Sampling,
-    features: RankFeatures,
+    head: Head, data: Data, matrix: torch.Tensor, sampling: Sampling, features: RankFeatures
 ) -> FittedModel:
     """Draw the weights of a Gaussian process, with hyper-parameters of the largest evidence."""
     rng = np.random.default_rng(derive_seed(sampling.seed, 4))
     likelihood, inputs_of_process = head.likelihood, matrix.double()
     assert isinstance(likelihood, Standardized)
-    shift, scale = likelihood.shift[0], likelihood.scale[0]
-    target = (torch.from_numpy(np.asarray(y, np.float64)) - shift) / scale
-    own = torch.ones_like(target) if weights is None else torch.from_numpy(weights)
+    assert data.y is not None
+    parts = split_targets(data.y, data.has_weights)
+    target = (parts.values.double() - likelihood.shift[0]) / likelihood.scale[0]
+    own = torch.from_numpy(parts.counts)
     known = np.flatnonzero(own.numpy() > 0)  # a row of weight 0 says nothing
     rows = np.sort(rng.permutation(known)[:_EVIDENCE_ROWS])
     hyper = maximise_evidence(inputs_of_process[rows], target[rows], own[rows], rng)
@@ -286,8 +284,17 @@ def _fit_process(
     space = FullSubspace(torch.zeros(network.size))
     settings = {"subspace": "full", "inference": "laplace"}
     model = FittedModel(network, likelihood, space, Normal(1.0), draws=draws, settings=settings)
+    return model.with_data(data)
+
+
+def _rows(
+    x: Float[np.ndarray, "n d"],
+    y: Shaped[np.ndarray, "n *T"],
+    weights: Float[np.ndarray, "n"] | None,
+) -> Data:
+    inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     data = Data.of((inputs, to_tensor("y", y, keep_double=True)))
-    return model.with_data(data if weights is None else data.weighted(weights))
+    return data if weights is None else data.weighted(weights)
 
 
 def _climb(
@@ -306,7 +313,7 @@ def _climb(
 
 def fit_hierarchical(
     x: Float[np.ndarray, "n d"],
-    y: Shaped[np.ndarray, "n"],
+    y: Shaped[np.ndarray, "n *T"],
     task: str,
     effort: str | Effort = "standard",
     *,
@@ -348,7 +355,8 @@ def fit_hierarchical(
         )
         x, y = x[rows], y[rows]
         weights = None if weights is None else weights[rows]
-    if task != "regression" or likelihood not in _WITH_PROCESS or len(y) > _PROCESS_ROWS:
+    alone = y.ndim == 1 and len(y) <= _PROCESS_ROWS and likelihood in _WITH_PROCESS
+    if task != "regression" or not alone:
         effort = replace(effort, candidates=tuple(c for c in effort.candidates if c.hidden))
     every = [_features(candidate, x) for candidate in effort.candidates]
     shares, starts, record = np.ones(1), [None], dict[str, Any]()
@@ -356,13 +364,13 @@ def fit_hierarchical(
         shares, starts, record = _compare(
             effort, every, x, y, task, likelihood, n_classes, weights, sampling
         )
-    head = head_of(likelihood, task, y, n_classes, weights)
+    head, data = head_of(likelihood, task, y, n_classes, weights), _rows(x, y, weights)
     members, counts = [], []
     for m, share in enumerate(shares):
         if share > 0:
             run = _sized(sampling, effort.chains, effort.steps, f"member-{m}")
             one = fit_network(
-                effort.candidates[m], head, x, y, weights, run, effort.climb, every[m], starts[m]
+                effort.candidates[m], head, data, run, effort.climb, every[m], starts[m]
             )
             members.append(one)
             counts.append(max(1, round(share * min(_MIXED, one.default_draws))))
@@ -373,7 +381,7 @@ def _compare(
     effort: Effort,
     features: list[RankFeatures],
     x: Float[np.ndarray, "n d"],
-    y: Shaped[np.ndarray, "n"],
+    y: Shaped[np.ndarray, "n *T"],
     task: str,
     likelihood: str | None,
     n_classes: int | None,
@@ -389,13 +397,15 @@ def _compare(
     held = min(_MOST_COMPARED, max(1, round(_HELD_OUT * len(y))))
     kept, out = np.sort(order[held:]), np.sort(order[:held])
     own = None if weights is None else weights[kept]
-    classes = int(y.max()) + 1 if task == "classification" and n_classes is None else n_classes
-    head = head_of(likelihood, task, y[kept], classes, own)
+    if task == "classification" and y.ndim == 1 and n_classes is None:
+        n_classes = int(y.max()) + 1
+    head = head_of(likelihood, task, y[kept], n_classes, own)
     rows = None if weights is None else weights[out]
+    data = _rows(x[kept], y[kept], own)
     found, ends = [], []
     for m, candidate in enumerate(effort.candidates):
         run = _sized(sampling, effort.chains, effort.compared, f"candidate-{m}")
-        one = fit_network(candidate, head, x[kept], y[kept], own, run, effort.climb, features[m])
+        one = fit_network(candidate, head, data, run, effort.climb, features[m])
         found.append(one.predict(x[out].astype(np.float32)))
         likely = _likely_chains(found[-1], y[out], one.sampled.n_chains, rows)
         ends.append(one.sampled.z[likely, -1])
@@ -412,14 +422,15 @@ def _compare(
         "held_out": held,
     }
     if task == "regression":
-        below = np.stack([predictive.cdf(y[out]) for predictive in found], 1) @ shares
-        record["coverage"] = float(np.average(np.abs(below - 0.5) <= LEVEL / 2, weights=rows))
+        below = np.stack([predictive.cdf(y[out]) for predictive in found], -1) @ shares
+        inside = np.where(np.isnan(below), np.nan, np.abs(below - 0.5) <= LEVEL / 2)
+        record["coverage"] = metrics.mean(inside, rows)
     return shares, ends, record
 
 
 def _likely_chains(
     predictive: Predictive,
-    y: Shaped[np.ndarray, "n"],
+    y: Shaped[np.ndarray, "n *T"],
     chains: int,
     weights: Float[np.ndarray, "n"] | None = None,
 ) -> Int[np.ndarray, "chains"]:

@@ -89,7 +89,11 @@ def test_labels_match_across_numeric_dtypes_and_no_decision_is_none():
         ([2.5, 2.5], None, "targets that vary.*got values from 2.5 to 2.5"),
         (["u", "u"], None, "at least 2 classes, got 'u' alone"),
         (["u", "v", "w", 1], None, "labels of one type, got int and str"),
-        (np.ones((3, 2)), None, r"one target per row, shape \(n,\), got shape \(3, 2\)"),
+        (np.ones((3, 2, 2)), None, r"one target per row, shape \(n,\), got shape \(3, 2, 2\)"),
+        (np.ones((3, 2)) / 2, "classification", "labels 0 and 1 in several columns, got 0.5"),
+        (np.ones((3, 2)) / 2, "count", "counts: whole numbers of at least 0, got 0.5"),
+        (np.full((3, 2), np.inf), None, "finite numbers"),
+        ([["a", "b"], ["c", "d"]], None, "numbers in several columns"),
         ([0.5, 1.5], "classification", "labels that are text, whole numbers or booleans, got 0.5"),
         ([datetime.date(2020, 1, 1)] * 2, "classification", "booleans, got a date"),
         (pd.date_range("2020", periods=3), None, "the target, got dates"),
@@ -168,3 +172,14 @@ def test_a_damaged_target_configuration_raises():
 def test_whole_numbers_of_64_bits_are_decoded_exactly():
     target = Target.infer([0, 2**63 - 1, 2**63 - 2] * 2, "classification")
     assert target.decode([1, 2, 0]).tolist() == [2**63 - 2, 2**63 - 1, 0]
+
+
+def test_several_columns_may_lack_entries():
+    y = np.array([[1.0, np.nan], [0.0, 1.0], [np.nan, np.nan]])
+    for task in (None, "classification", "count"):
+        target = Target.infer(y, task)
+        assert (target.task, target.columns, target.classes) == (task or "regression", 2, ())
+        np.testing.assert_array_equal(target.encode(pd.DataFrame(y)), y)
+        with pytest.raises(InputError) as error:
+            target.encode(y[:, 0])
+        assert error.value.argument == "y"

@@ -317,7 +317,7 @@ def test_thinning_says_that_there_are_fewer_draws() -> None:
 @pytest.mark.parametrize("bad", [[np.inf, *[1.0] * 29], ["heavy"] * 30, [-1.0, *[1.0] * 29]])
 def test_weights_of_rows_of_an_estimator_are_numbers(bad: list[Any]) -> None:
     estimator = subbayes.SubspaceRegressor()
-    with pytest.raises(InputError, match="weight.*: expected one finite number of at least 0"):
+    with pytest.raises(InputError, match="weight.*: expected"):
         estimator.fit(X.numpy(), Y.numpy(), sample_weight=bad)
 
 

@@ -107,7 +107,7 @@ def test_bad_input_is_one_line(call, pattern):
 
 TABLE = pd.DataFrame(X, columns=list("abc")).assign(y=Y)
 TWICE = TABLE.set_axis(["a", "a", "c", "y"], axis=1)
-MISSING = "y: expected no missing targets, got 1 missing .first in row 19."
+MISSING = "y: expected no missing targets, got 1 of 20 missing .first in row 19."
 
 
 @pytest.mark.usefixtures("unchecked")
