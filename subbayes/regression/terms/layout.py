@@ -67,27 +67,20 @@ class GroupColumns:
 
     def summed(self, rows: StoredRows, values: Float[Tensor, "n m"]) -> Float[Tensor, "J q m"]:
         """The product of the transposed columns with some values."""
-        codes, loadings = self.codes(rows), self.loadings(rows)
-        found = [
-            values.new_zeros(self.groups, values.shape[1]).index_add(
-                0, codes, loadings[:, k : k + 1] * values
-            )
-            for k in range(self.effects)
-        ]
-        return torch.stack(found, 1)
+        products = self.loadings(rows)[..., None] * values[:, None]
+        found = values.new_zeros(self.groups, self.effects, values.shape[1])
+        return found.index_add(0, self.codes(rows), products)
 
     def crossed(
         self, rows: StoredRows, weights: RowValues, other: GroupColumns
     ) -> Float[Tensor, "J q c"]:
         """The weighted product of the columns with all those of another factor."""
         cell = self.codes(rows) * other.groups + other.codes(rows)
-        found = weights.new_zeros(self.groups, self.effects, other.groups, other.effects)
-        for k in range(self.effects):
-            for m in range(other.effects):
-                products = weights * self.loadings(rows)[:, k] * other.loadings(rows)[:, m]
-                sums = weights.new_zeros(self.groups * other.groups).index_add_(0, cell, products)
-                found[:, k, :, m] = sums.reshape(self.groups, other.groups)
-        return found.flatten(2)
+        weighted = self.loadings(rows) * weights[:, None]
+        products = weighted[..., None] * other.loadings(rows)[:, None]
+        found = weights.new_zeros(self.groups * other.groups, self.effects, other.effects)
+        found.index_add_(0, cell, products)
+        return found.unflatten(0, (self.groups, other.groups)).transpose(1, 2).flatten(2)
 
 
 @dataclass(frozen=True)
