@@ -26,6 +26,7 @@ EXPERIMENTS = (
     "conformal",
     "defaults",
     "enough",
+    "estimator_defaults",
     "fit_defaults",
     "laplace_images",
     "laplace_regression",

@@ -199,9 +199,11 @@ def score(name: str, seed: int, data_dir: str | None = None) -> Record:
     return record
 
 
-def markdown(records: list[Record]) -> str:
+def markdown(
+    records: list[Record], methods: dict[str, str] = METHODS, default: str = "`fit`"
+) -> str:
     """Return a table: the score of the default, and its gains over the other methods."""
-    others = [method for method in METHODS if method != "default"]
+    others = [method for method in methods if method != "default"]
     rows = []
     for case in dict.fromkeys(record["case"] for record in records):
         own = [record for record in records if record["case"] == case]
@@ -210,8 +212,8 @@ def markdown(records: list[Record]) -> str:
             mean, error = gain(own, method)
             cells.append(f"{'+' if mean > 0 else ''}{number(mean)} ± {number(error)}")
         rows.append(cells)
-    head = ["data", "`fit`", *(METHODS[method] for method in others)]
-    title = "log-likelihood of a test row by `fit`, and its gain over the others"
+    head = ["data", default, *(methods[method] for method in others)]
+    title = f"log-likelihood of a test row by {default}, and its gain over the others"
     return markdown_table(head, rows, title)
 
 

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import Any, Literal, TypeVar
 
 from subbayes.inference.configuration import Sampling
@@ -119,7 +120,9 @@ class TableSettings:
         likelihood: "heteroscedastic", "gaussian" or "student-t" for numbers, "log-normal",
             "gamma" or "inverse-gaussian" for numbers above 0, "poisson" or "negative-binomial" for
             counts, "categorical" for classes; None uses the first of these for the task.
-        subspace: a method of `subbayes.subspaces`, or its name.
+        subspace: a method of `subbayes.subspaces`, or its name. With subspace, inference and prior
+            None, they are the defaults of `fit`, and networks are trained under the prior of the
+            largest evidence.
         inference: an engine of `subbayes.inference`, or its name.
         prior: scale of the prior of the coordinates, or "evidence", as for `fit`.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
@@ -207,6 +210,14 @@ class TableSettings:
         return 0.2 if self.training.validation is None else self.training.validation
 
     @property
+    def learns_prior(self) -> bool:
+        """Whether the evidence chooses the prior of the training, as in `fit` without options."""
+        training = self.training
+        is_free = training.prior_scale is None and training.weight_decay is None
+        is_default = self.subspace is None and self.inference is None and self.prior is None
+        return is_default and is_free and not training.is_decoupled
+
+    @property
     def samples_noise(self) -> bool:
         """Whether all weights are sampled, from an ensemble, and with them the noise's scale."""
         name = getattr(self.subspace, "name", self.subspace)
@@ -291,7 +302,7 @@ def encode_parameters(params: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     if dataclasses.is_dataclass(encoded.get("prior")):
         encoded["prior"] = dataclasses.asdict(encoded["prior"])
     for name in ("subspace", "inference"):
-        if name in encoded and not isinstance(encoded[name], (str, Mapping)):
+        if not isinstance(encoded.get(name), (str, Mapping, NoneType)):
             encoded[name] = _recorded(name, encoded[name])
     return encoded
 

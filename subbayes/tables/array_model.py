@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Shaped
+from torch import nn
 
 from subbayes.comparison.methods import Setup, sparse_training
 from subbayes.comparison.registry import BASELINES, named_methods
@@ -15,6 +16,7 @@ from subbayes.data.data import Data
 from subbayes.distributed.processes import on_first
 from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.models.checkpoint import check_checkpoint
+from subbayes.models.defaults import learns_prior, with_evidence_prior
 from subbayes.models.fit import fit
 from subbayes.models.fitted import FittedModel
 from subbayes.models.settings import TableSettings
@@ -26,6 +28,7 @@ from subbayes.models.table_networks import (
     without_global_variance,
 )
 from subbayes.networks.mlp import MLP
+from subbayes.networks.network import Network
 from subbayes.networks.validation import check_fit
 from subbayes.sparse.convert import convert
 from subbayes.sparse.priors import Bernoulli, BetaBinomial, NormalSlab, SpikeSlab, StudentTSlab
@@ -147,16 +150,30 @@ def _fit_posterior(
     likelihood = make_likelihood(settings.likelihood, task, rows[1], n_classes, weights)
     if settings.samples_noise:
         likelihood = without_global_variance(likelihood)
+    module: nn.Module = make_module(settings, likelihood, *rows, weights)
+    data = Data.of(rows) if weights is None else Data.of(rows).weighted(weights)
+    training = settings.training_for(task, len(rows[1]))
+    network = Network(module)
+    if settings.learns_prior and learns_prior(network, likelihood, data):
+        network, training = with_evidence_prior(
+            network,
+            likelihood if weights is None else Weighted(likelihood),
+            data,
+            dataclasses.replace(training, prior_scale=None),
+            seed=settings.sampling.seed,
+            progress=settings.sampling.progress,
+        )
+        module = network.module_with()
     return fit(
-        make_module(settings, likelihood, *rows, weights),
-        rows if weights is None else Data.of(rows).weighted(weights),
+        module,
+        data,
         likelihood=likelihood,
-        subspace=settings.subspace,
+        subspace="pca" if settings.subspace is None and rows[1].ndim > 1 else settings.subspace,
         prior=settings.prior,
         inference=settings.inference,
         temperature=settings.temperature,
         validation=validation,
-        training=settings.training_for(task, len(rows[1])),
+        training=training,
         sampling=settings.sampling,
     )
 

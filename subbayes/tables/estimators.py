@@ -59,9 +59,9 @@ class _SubspaceEstimator(MatrixEstimator):
 
     network: Perceptron | Mapping[str, Any] | None = None
     likelihood: str | None = None
-    subspace: str | SubspaceMethod = "pca"
-    inference: str | Engine = "elliptical-slice"
-    prior: float | str | EvidencePrior = 1.0
+    subspace: str | SubspaceMethod | None = None
+    inference: str | Engine | None = None
+    prior: float | str | EvidencePrior | None = None
     temperature: float | str = 1.0
     training: Training | Mapping[str, Any] | None = None
     sampling: Sampling | Mapping[str, Any] | None = None
@@ -73,11 +73,12 @@ class _SubspaceEstimator(MatrixEstimator):
 class SubspaceRegressor(_SubspaceEstimator, Regressor):
     r"""A neural network for numbers or counts, with a posterior over a subspace of its weights.
 
-    Training finds the maximum a posteriori estimate and continues with a constant learning rate;
-    the principal directions of that trajectory span the subspace, and elliptical slice sampling
-    draws from the posterior in it:
-
     $$ p(y \mid x) \approx \frac{1}{S} \sum_s p(y \mid f(x;\, \hat w + P z_s)) $$
+
+    Without subspace, inference and prior, they are those of `subbayes.fit`: linearised Laplace of
+    all weights for numbers and counts; for classes, several targets or more than 2000 weights, the
+    principal directions of a trajectory of SGD, and elliptical slice sampling. The prior in
+    training is then that of the largest evidence, unless `training` has one.
 
     With several targets, y of shape (n, T), the network has all of them as outputs, and draws of
     `predict_dist(X).sample` share one function; the noise is independent given the network. Entries
@@ -97,8 +98,9 @@ class SubspaceRegressor(_SubspaceEstimator, Regressor):
         inference: an engine of `subbayes.inference` such as `NUTS()`, or its name.
         prior: scale of the prior of the coordinates, or "evidence", as for `subbayes.fit`.
         temperature: T > 0 of the posterior, or "loo" or "validation" to choose it.
-        training: a `Training`; by default 100 epochs and 40 of weight averaging, with a prior of
-            scale 0.3 of the weights (1 for classes).
+        training: a `Training`; by default 100 epochs, in two or three trainings, and 40 of weight
+            averaging. With a subspace, an engine or a prior of your choice it is one training, with
+            a prior of scale 0.3 of the weights (1 for classes).
         sampling: a `Sampling` (draws, chains, warmup); its seed is `random_state`. Its `checkpoint`
             is the folder of one fit: other rows or parameters, as in cross-validation, are refused.
         standardize: centre the columns of X and divide them by their standard deviation. (The

@@ -32,10 +32,15 @@ from subbayes import (
     SubspaceRegressor,
 )
 from subbayes.artifacts import folder as artifact
+from subbayes.data.data import Data
 from subbayes.data.encoder import TabularEncoder
 from subbayes.diagnostics import metrics
 from subbayes.inference.engine import ENGINES
+from subbayes.models.defaults import with_evidence_prior
+from subbayes.models.fit import fit
 from subbayes.models.settings import TableSettings
+from subbayes.models.table_networks import make_likelihood, make_module
+from subbayes.networks.network import Network
 from subbayes.subspaces.registry import SUBSPACES
 from subbayes.tables.array_model import fit_arrays
 
@@ -152,6 +157,51 @@ def test_model_equals_fit_matrix_of_standardised_columns():
     by_hand = fit_arrays(scaled, y, "regression", model._settings(), progress=False)
     assert np.array_equal(model.model_.draws.z, by_hand.draws.z)
     assert np.array_equal(model.predict(X), by_hand.predict(scaled).mean)
+
+
+def test_without_options_posterior_and_prior_are_those_of_fit():
+    X, y = numbers()
+    options = {"training": {"epochs": 20, "swa_epochs": 3}, "sampling": {"draws": 8, "chains": 2}}
+    model = SubspaceRegressor(**options, random_state=0).fit(X, y)
+    scaled = torch.from_numpy(((X - X.mean(0)) / X.std(0)).astype(np.float32))
+    settings = model._settings()
+    likelihood = make_likelihood(None, "regression", y)
+    network, training = with_evidence_prior(
+        Network(make_module(settings, likelihood, scaled.numpy(), y)),
+        likelihood,
+        Data.of((scaled, torch.from_numpy(y))),
+        settings.training,
+        progress=False,
+    )
+    by_hand = fit(
+        network.module_with(),
+        (scaled, torch.from_numpy(y)),
+        likelihood=likelihood,
+        training=training,
+        sampling=settings.sampling,
+    )
+    assert by_hand.draws.engine == "laplace-linearised"
+    np.testing.assert_allclose(model.predict(X), by_hand.predict(scaled).mean, rtol=1e-4)
+    own = model.predict(X, return_std=True)[1]
+    np.testing.assert_allclose(own, by_hand.predict(scaled).std, rtol=1e-3)
+
+    classifier, fixed = (
+        SubspaceClassifier(**options, **subspace, random_state=0).fit(*labels())
+        for subspace in ({}, {"subspace": "pca"})
+    )
+    assert classifier.model_.label == fixed.model_.label == "PCA + ESS"
+    assert fixed.model_.settings["training"]["prior_scale"] == 1.0
+    codes = torch.from_numpy(np.unique(labels()[1], return_inverse=True)[1])
+    likelihood = make_likelihood(None, "classification", codes.numpy())
+    _, training = with_evidence_prior(
+        Network(make_module(classifier._settings(), likelihood, scaled.numpy(), codes.numpy())),
+        likelihood,
+        Data.of((scaled, codes)),
+        classifier._settings().training,
+        progress=False,
+    )
+    found = classifier.model_.settings["training"]["prior_scale"]
+    assert found == pytest.approx(training.prior_scale, rel=1e-5)
 
 
 # --- predictions --------------------------------------------------------------------------------

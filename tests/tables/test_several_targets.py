@@ -37,7 +37,7 @@ def fitted(y=Y, **options):
 
 @pytest.mark.parametrize("name", ["heteroscedastic", "gaussian"])
 def test_it_is_the_fit_of_one_network(name):
-    model = fitted(likelihood=name)
+    model = fitted(likelihood=name, subspace="pca")
     noise = {"heteroscedastic": HeteroscedasticGaussian(), "gaussian": Gaussian()}[name]
     inputs = ((X - X.mean(0)) / X.std(0)).astype(np.float32)
     settings = model._settings()
