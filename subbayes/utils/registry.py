@@ -173,7 +173,7 @@ _TERMS = "subbayes.regression.terms"
 TERMS: Registry[Any] = Registry(
     "term",
     {
-        "s": f"{_TERMS}.smooths:SmoothTerm",
+        "s": f"{_TERMS}.factor_smooths:AnySmoothTerm",
         "te": f"{_TERMS}.smooths:TensorTerm",
         "ti": f"{_TERMS}.smooths:TensorTerm",
         "t2": f"{_TERMS}.smooths:PlainTensorTerm",

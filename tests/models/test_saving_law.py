@@ -279,6 +279,7 @@ def test_a_sampled_table_of_which_draws_were_dropped_is_given_back(tmp_path: Pat
 REGRESSIONS: dict[str, dict[str, Any]] = {
     "effects": {},
     "smooth": {"formula": "y ~ s(a, k=4)"},
+    "smooths of levels": {"formula": "y ~ s(a, c, bs='fs', k=4)"},
     "nuts": {"inference": "nuts"},
     "own": {"inference": Another()},
     "network": {"networks": {"net": (net_of_one := subbayes.MLP(1, (3,), 1, seed=0))}},

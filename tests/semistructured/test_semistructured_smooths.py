@@ -391,7 +391,7 @@ def test_models_with_smooths_are_saved_and_predict_new_rows(tmp_path):
 @pytest.mark.parametrize(
     ("term", "said"),
     [
-        ("s(x, bs='xx')", "bs= to be one of 'ps', 'cr', 'cc', 'tp', got"),
+        ("s(x, bs='xx')", "bs= to be one of 'ps', 'cr', 'cc', 'tp', 'fs', 'sz', got"),
         ("s(x, k=2)", "k= to be a whole number from 3 to 1000"),
         ("s(x, k=1001)", "k= to be a whole number from 3 to 1000"),
         ("s(x, bs='cr', k=100)", "at least 100 distinct values, got 60. Pass k=60"),

@@ -48,8 +48,8 @@ class Term:
     Attributes:
         name: the term as written in the formula.
         parameter: distribution parameter whose predictor the term belongs to.
-        kind: "intercept", "linear", "factor", "smooth", "random", "spline", "monotonic", or
-            "network" for the partial dependence of a network.
+        kind: "intercept", "linear", "factor", "smooth", "random", "spline", "monotonic",
+            "factor smooth", or "network" for the partial dependence of a network.
         columns: positions of its columns in the design matrix.
         variables: columns of the data frame that the term reads.
         fixed: number of the first columns whose coefficients are not penalised; None for all.
@@ -437,6 +437,8 @@ class Design:
             for term in self._own_terms(parameter):
                 own = term.learned
                 assert own is not None
+                if own.kind == "factor smooth":
+                    continue  # 0 is the average level
                 if isinstance(own, GroupEffects):
                     own_references = references_of(own.formula)
                 else:

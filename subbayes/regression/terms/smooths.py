@@ -10,7 +10,9 @@ are made orthogonal to constants and to $\ell$ over the training rows, and scale
 the prior standard deviation of the nonlinear part over the rows. With a factor as `by=`, they are
 orthogonal over the rows of each level, and scaled by all training rows as one smooth of these would
 be: functions of all levels have one prior given $\tau$, and those of a level with few distinct
-values are determined by it between them. A row counts as often as its weight says.
+values are determined by it between them. The first level of an ordered factor has no smooth, so
+that beside `s(x)` the others are differences from it, as in mgcv. A row counts as often as its
+weight says.
 
 Tensor products are those of `t2` of mgcv and brms (Wood, Scheipl and Faraway 2013, "Straightforward
 intermediate rank tensor product smoothing in mixed models"): every margin is split into its
@@ -167,7 +169,7 @@ class SmoothTerm(CallTerm):
     def learn(
         self, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
     ) -> list[LearnedTerm]:
-        """One term, or one for each level of the factor of `by=`."""
+        """One term, or one for each level of `by=`, of an ordered factor all but the first."""
         call = self.call
         blocks = [frame[list(c)].to_numpy(dtype=np.float64) for c, _, _ in self.margins]
         for block in blocks:
@@ -195,10 +197,10 @@ class SmoothTerm(CallTerm):
 
         if call.by is None or has_numbers(frame[call.by]):
             return [learned(None, every)]
-        return [
-            learned(level, every * (frame[call.by] == level).to_numpy())
-            for level in levels_of(frame[call.by])
-        ]
+        levels, dtype = levels_of(frame[call.by]), frame[call.by].dtype
+        if isinstance(dtype, pd.CategoricalDtype) and dtype.ordered:
+            levels = levels[1:]  # differences from the first level
+        return [learned(level, every * (frame[call.by] == level).to_numpy()) for level in levels]
 
 
 @dataclass(frozen=True)
@@ -407,7 +409,7 @@ def _parts(
         return linear[0], [("wiggle", wiggles[0])]
     constant = [] if call.function == "ti" else [np.ones((len(frame), 1))]
     null = [np.column_stack([*constant, part]) for part in linear]
-    fixed = _product(null)
+    fixed = products(null)
     if constant:
         fixed = fixed[:, 1:]
     names, blocks = call.columns, []
@@ -415,13 +417,13 @@ def _parts(
         if any(chosen):
             parts = [w if c else n for c, w, n in zip(chosen, wiggles, null, strict=True)]
             label = ":".join(n for n, c in zip(names, chosen, strict=True) if c)
-            product = _product(parts)
+            product = products(parts)
             if product.shape[1]:
                 blocks.append((label, product))
     return fixed, blocks
 
 
-def _product(parts: Sequence[Float[np.ndarray, "n _"]]) -> TermColumns:
+def products(parts: Sequence[Float[np.ndarray, "n _"]]) -> TermColumns:
     """All products of a column of each part, row by row."""
     found = parts[0]
     for part in parts[1:]:
