@@ -611,7 +611,7 @@ class Results(Calibratable):
     def contrast(
         self,
         variable: str,
-        levels: Iterable[Any] | None = None,
+        levels: Iterable[Any] | str | None = None,
         *,
         data: Any = None,
         comparison: str = "difference",
@@ -628,7 +628,8 @@ class Results(Calibratable):
 
         Args:
             variable: the column.
-            levels: pairs (a, b), a compared with b; by default each level with the first one.
+            levels: pairs (a, b), a compared with b; "pairwise" for all pairs, of which the printed
+                table says that intervals hold for one each; by default each level with the first.
             data: as for `marginal_means`, as are the other arguments.
             comparison: "difference", "ratio", such as a relative risk or a ratio of rates, or
                 "odds ratio", of probabilities; ratios are those of the means over rows.

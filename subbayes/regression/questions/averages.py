@@ -8,6 +8,7 @@ unlike coefficients behind a link.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -46,6 +47,7 @@ class Averages:
         quantity: what is averaged, for figures.
         null: the value without an effect, which the direction is away from.
         effects: averages over the "population" of the rows, or over these rows, the "sample".
+        note: what else the printed table says.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Averages:
     quantity: str = "average"
     null: float = 0.0
     effects: str = "sample"
+    note: str = ""
 
     def table(self) -> pd.DataFrame:
         """Mean, standard deviation, central interval and probability of direction."""
@@ -75,7 +78,8 @@ class Averages:
     def __repr__(self) -> str:
         shown = self.table().to_string(float_format=lambda v: f"{v:.4g}", max_rows=_MOST_PRINTED)
         of = "the population of rows" if self.effects == "population" else "the rows"
-        return f"Averages of {self.name!r} over {of}, {len(self.draws)} draws\n{shown}"
+        note = f"\n{self.note}" if self.note else ""
+        return f"Averages of {self.name!r} over {of}, {len(self.draws)} draws\n{shown}{note}"
 
 
 def chosen_values(
@@ -250,9 +254,17 @@ class RowQuestion:
         chosen = chosen_values(self.variable, self.frame, self.levels, values)
         return self._averages(chosen, self._means(chosen))
 
-    def contrasts(self, pairs: Iterable[Any] | None, comparison: str) -> Averages:
+    def contrasts(self, pairs: Iterable[Any] | str | None, comparison: str) -> Averages:
         """Comparisons of the averages; see `Results.contrast`."""
         check_choice("comparison", comparison, tuple(_COMPARISONS))
+        if isinstance(pairs, str) and pairs == "pairwise":
+            chosen = chosen_values(self.variable, self.frame, self.levels, None)
+            pairs = [(b, a) for a, b in itertools.combinations(chosen, 2)]
+            note = (
+                f"{len(pairs)} comparisons, each with an interval of its own: that all of them "
+                "hold at once is less probable than that one does."
+            )
+            return replace(self.contrasts(pairs, comparison), note=note)
         if pairs is None:
             first_level, *others = chosen_values(self.variable, self.frame, self.levels, None)
             pairs = [(value, first_level) for value in others]
