@@ -35,7 +35,7 @@ from subbayes.regression.formula.checks import (
     plain_columns,
     with_used_categories,
 )
-from subbayes.regression.formula.splitting import with_columns
+from subbayes.regression.formula.grammar import with_columns
 from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.integrals.empirical_bayes import with_default_smoothing
 from subbayes.regression.shapes import RowValues

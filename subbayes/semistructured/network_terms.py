@@ -16,7 +16,7 @@ from torch import nn
 from subbayes.likelihoods.families import Family
 from subbayes.networks.outputs import HALF
 from subbayes.networks.tracing.private_torch import uncompiled
-from subbayes.regression.formula.splitting import sides_of, summands
+from subbayes.regression.formula.grammar import FunctionCall, split_at, summands
 from subbayes.regression.terms.calls import Call, CallTerm, parse_call
 from subbayes.semistructured.predictors import NetworkTerm
 from subbayes.utils.checks import fail, fail_type
@@ -67,18 +67,19 @@ def without_networks(
 def _without_networks(text: Any, names: Collection[str]) -> tuple[Any, list[Call]]:
     if not isinstance(text, str):  # reported with the formula
         return text, []
-    *left, right = sides_of(text)
+    *left, right = split_at(text, "~")
+    if not right.strip():
+        return text, []
     rest, calls = "", []
-    for sign, summand in summands(right):
-        name, bracket, _ = summand.partition("(")
-        if sign != "-" and bracket and name.strip() in names:
-            call = parse_call("formula", summand.strip(), NetworkCall)  # type: ignore[type-abstract]
+    for sign, source, node in summands("formula", right):
+        if sign == "+" and isinstance(node, FunctionCall) and node.function in names:
+            call = parse_call("formula", node, NetworkCall)  # type: ignore[type-abstract]
             calls.append(call)
         else:
-            rest += sign + summand
+            rest += f" {sign} {source}"
     if not calls:
         return text, []
-    rest = rest.strip().removeprefix("+").strip() or "1"
+    rest = rest.removeprefix(" + ").strip() or "1"
     return "~".join([*left, f" {rest}"]) if left else rest, calls
 
 

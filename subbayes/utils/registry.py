@@ -179,7 +179,7 @@ TERMS: Registry[Any] = Registry(
         "t2": f"{_TERMS}.smooths:PlainTensorTerm",
         "mo": f"{_TERMS}.monotonic:MonotonicTerm",
         "gp": f"{_TERMS}.gaussian_process:GaussianTerm",
-        "re": f"{_TERMS}.re_call:RandomIntercept",
+        "re": f"{_TERMS}.group_effects:RandomIntercept",
     },
 )
 _PRIORS = "subbayes.regression.priors"

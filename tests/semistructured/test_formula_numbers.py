@@ -81,9 +81,14 @@ def test_offsets_are_computed_in_doubles(text):
 
 def test_braces_of_offsets_hold_one_expression():
     assert Design({"mu": "offset({x}) + offset(2*x)"}, FRAME).names == ["Intercept"]
-    with pytest.raises(InputError, match="no options, got 'offset"):
-        evaluated("offset({a, x})")
-    for text in ("offset({})", "offset({{a}})", "offset({a: x})", "I({a})", "offset({open('a')})"):
+    for text in (
+        "offset({a, x})",
+        "offset({})",
+        "offset({{a}})",
+        "offset({a: x})",
+        "I({a})",
+        "offset({open('a')})",
+    ):
         with pytest.raises(InputError, match="expected columns, numbers"):
             evaluated(text)
 
@@ -135,12 +140,6 @@ def test_quoted_names_are_not_those_of_other_columns():
     frame = FRAME.assign(_column_body_mass=1.0)
     _, columns, _ = evaluated("0 + I(`body mass` - 2 * _column_body_mass)", frame)
     np.testing.assert_array_equal(columns[:, 0], DOUBLES["body mass"] - 2)
-
-
-def test_the_name_of_the_conversion_is_refused_as_a_column_beside_arithmetic():
-    with pytest.raises(InputError, match="Unable to evaluate factor"):
-        evaluated("I(x * a) + __double__", FRAME.assign(__double__=1.0))
-    assert evaluated("I(x * a)", FRAME.assign(__double__=1.0))[0].terms[1].variables == ("a", "x")
 
 
 @pytest.mark.parametrize("text", ["I(~p)", "np.where(~p, 2, 3)", "C(~p)", "I(~(p & q))"])

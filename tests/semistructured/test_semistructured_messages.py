@@ -77,7 +77,7 @@ def test_mistakes_in_terms_have_a_remedy(term, said):
     Regression("y ~ when").specification.prepare(later, None)
 
 
-def test_factors_of_r_are_those_of_formulaic():
+def test_factors_of_r_are_those_of_this_grammar():
     def names(term):
         model = Regression(f"y ~ {term}").specification.prepare(frame, None)
         return model.design.names

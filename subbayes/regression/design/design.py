@@ -1,7 +1,8 @@
 """Formulas: from a formula and a data frame to named columns of a design matrix.
 
-formulaic parses and evaluates formulas. This module adds terms, penalties, offsets, the same
-columns for new rows, and errors that name columns and levels.
+`formula/grammar.py` parses a formula, and the files of `terms/` make columns of its terms. This
+module adds offsets, centres, the same columns for new rows, and errors that name columns and
+levels.
 """
 
 from __future__ import annotations
@@ -14,14 +15,13 @@ from typing import Any, Literal, NoReturn
 import numpy as np
 import pandas as pd
 import torch
-from formulaic.errors import FormulaicError
 from jaxtyping import Float
 
 from subbayes.data.levels import check_kinds, check_levels, check_read_differently, kinds_of
 from subbayes.regression.formula.checks import check_columns, check_complete, check_different
-from subbayes.regression.formula.grammar import check_size
+from subbayes.regression.formula.expansion import check_size
+from subbayes.regression.formula.grammar import split_at
 from subbayes.regression.formula.names import written_as
-from subbayes.regression.formula.splitting import sides_of, without_r_names
 from subbayes.regression.shapes import DesignColumns, Points, TermColumns
 from subbayes.regression.terms.columns import (
     FormulaColumns,
@@ -29,12 +29,12 @@ from subbayes.regression.terms.columns import (
     column_means,
     column_scales,
     remaining_scales,
+    with_references,
 )
 from subbayes.regression.terms.group_effects import GroupEffects, GroupLaw, NewGroups
 from subbayes.regression.terms.law import Law, LearnedTerm
 from subbayes.regression.terms.layout import Layout, stored_width
 from subbayes.regression.terms.parsing import RightSide
-from subbayes.regression.terms.reference_levels import references_of, with_references
 from subbayes.utils.checks import InputError, check_choice, closest, fail, fail_type, one_of
 from subbayes.utils.types import RowNumbers
 
@@ -108,13 +108,13 @@ def split_formula(formula: str | Mapping[str, str], location: str) -> tuple[str,
         fail_type("formula", "a string, or one per parameter", formula)
     if location not in parts:
         fail("formula", f"one for {location!r}, the location", ", ".join(parts) or "none")
-    sides = {name: [side.strip() for side in sides_of(part)] for name, part in parts.items()}
+    sides = {name: [side.strip() for side in split_at(part, "~")] for name, part in parts.items()}
     if len(sides[location]) != 2 or not sides[location][0]:
         fail("formula", "a response and effects, such as 'y ~ age + C(sex)'", repr(parts[location]))
     for name, side in sides.items():
         if len(side) > 2 or (name != location and len(side) == 2 and side[0]):
             fail(f"formula of {name!r}", "effects alone, such as '~ age'", repr(parts[name]))
-    right = {name: without_r_names(side[-1]) or "1" for name, side in sides.items()}
+    right = {name: side[-1] or "1" for name, side in sides.items()}
     return sides[location][0], right
 
 
@@ -133,7 +133,7 @@ def formula_variables(right: Mapping[str, str], frame: pd.DataFrame) -> tuple[st
 class _ParameterFormula:
     """The formula of one parameter, its variables, and the positions of its effects and offsets.
 
-    `column_terms` holds the term of each column of `columns`, those of formulaic's terms.
+    `column_terms` holds the term of each column of `columns`.
     """
 
     columns: FormulaColumns
@@ -231,35 +231,31 @@ class Design:
             check_read_differently(name, frame[name])
         prefix = "" if parameter == self.parameters[0] else f"{parameter}."
         own = side.learn(frame, prefix, weights)
-        columns = FormulaColumns.learn(argument, side.rest, frame)
-        names = columns.names
+        columns = side.columns(frame)
         effects: list[int] = []
         offsets: list[int] = []
-        column_terms = [""] * len(names)
-        for term, places in columns.spec.term_indices.items():
-            name = str(term)
-            for place in places:
-                column_terms[place] = name
-            if any(str(factor).startswith("offset(") for factor in term.factors):
-                if len(term.factors) > 1:
-                    fail(f"term {name!r}", "offset(...) on its own", "an interaction")
-                offsets += places
+        column_terms: list[str] = []
+        for part in columns.terms:
+            column_terms += [part.name] * len(part.places)
+            kind = columns.kind(part)
+            if part.is_offset:
+                if len(part.factors) > 1:
+                    fail(f"term {part.name!r}", "offset(...) on its own", "an interaction")
+                offsets += part.places
                 continue
-            if name == "1" and not intercept:
+            if kind == "intercept" and not intercept:
                 continue
             start = len(self.names)
-            effects += places
-            self.names += [prefix + names[i] for i in places]
-            self.column_parameters += [parameter] * len(places)
-            named = map(str, columns.spec.term_variables.get(term, ()))
-            variables = tuple(sorted(v for v in named if v in columns.read))
+            effects += part.places
+            self.names += [prefix + columns.names[i] for i in part.places]
+            self.column_parameters += [parameter] * len(part.places)
             self.terms.append(
                 Term(
-                    name=prefix + ("Intercept" if name == "1" else name),
+                    name=prefix + ("Intercept" if kind == "intercept" else part.name),
                     parameter=parameter,
-                    kind=columns.kind(term, places),
-                    columns=tuple(range(start, start + len(places))),
-                    variables=variables,
+                    kind=kind,
+                    columns=tuple(range(start, len(self.names))),
+                    variables=part.variables,
                 )
             )
         for term in own:
@@ -302,9 +298,7 @@ class Design:
         """Columns of the data frame that random effects alone read."""
         others = {name for term in self.terms if not term.groups for name in term.variables}
         for formula in self._formulas.values():  # offsets too
-            others.update(
-                str(v) for names in formula.columns.spec.term_variables.values() for v in names
-            )
+            others.update(formula.columns.read)
         return tuple(name for name in self.variables if name not in others)
 
     def term(self, name: str) -> Term:
@@ -426,7 +420,7 @@ class Design:
         Left alone they are 0, which is the reference level only beside an intercept.
         """
         for parameter, formula in self._formulas.items():
-            levels, references = formula.columns.levels(), references_of(formula.columns)
+            levels, references = formula.columns.levels(), formula.columns.references()
             known_rows = with_references(frame, levels, references)
             if known_rows is not None:
                 replaced, _ = self._evaluate(known_rows)
@@ -440,7 +434,7 @@ class Design:
                 if own.kind == "factor smooth":
                     continue  # 0 is the average level
                 if isinstance(own, GroupEffects):
-                    own_references = references_of(own.formula)
+                    own_references = own.formula.references()
                 else:
                     own_references = {n: found[0] for n, found in own.levels.items()} | references
                 known_rows = with_references(frame, own.levels, own_references)
@@ -477,7 +471,7 @@ class Design:
         return [t.learned for t in self.terms if isinstance(t.learned, GroupEffects)]
 
     def _own_terms(self, parameter: str) -> list[Term]:
-        """The terms of a parameter that formulaic does not evaluate."""
+        """The terms of a parameter that are not columns and factors."""
         return [t for t in self.terms if t.learned is not None and t.parameter == parameter]
 
     def new_groups(self, frame: pd.DataFrame) -> dict[str, NewGroups]:
@@ -515,7 +509,7 @@ class Design:
         """All columns of a parameter's formula, offsets included."""
         try:
             values = formula.columns.evaluate(frame)
-        except (FormulaicError, ValueError) as error:
+        except ValueError as error:
             self._fail_at_values(error, frame)
         check_defined(values, formula.column_terms)
         return values

@@ -12,9 +12,10 @@ from subbayes.data.frames import quote
 from subbayes.data.levels import check_kinds, check_read_differently, levels_of
 from subbayes.likelihoods.families import Family
 from subbayes.regression.design.rows import column_numbers
-from subbayes.regression.formula.checks import plain_columns
-from subbayes.regression.formula.grammar import check_formula, formula_errors
-from subbayes.regression.formula.numbers import model_matrix
+from subbayes.regression.formula.checks import check_columns, formula_errors, plain_columns
+from subbayes.regression.formula.expansion import columns_of
+from subbayes.regression.formula.grammar import Bar, Constant, Crossing, Node, Sum, parse
+from subbayes.regression.terms.evaluation import Evaluation
 from subbayes.utils.checks import fail, number_text
 
 _MOST_CLASSES = 50  # of numbers
@@ -104,8 +105,9 @@ class Response:
         """Columns of the data frame that the response is computed from."""
         if self.name in frame.columns:
             return (self.name,)
-        with formula_errors("response", self.name):
-            return check_formula("response", self.name, frame, response=True)
+        columns = tuple(sorted(columns_of(_expression(self.name))))
+        check_columns(columns, frame)
+        return columns
 
 
 def _check_classes(name: str, labels: list[Any], rows: int, family: Family) -> None:
@@ -152,16 +154,23 @@ def _check_ordered(name: str, values: pd.Series) -> None:
     )
 
 
+def _expression(text: str) -> Node:
+    """The tree of a response, which is one factor."""
+    tree = parse("response", text)
+    if isinstance(tree, (Bar, Constant, Crossing, Sum)):
+        remedy = f"Write arithmetic in braces: {{{text}}}"
+        fail("response", "one response", repr(text), remedy)
+    return tree
+
+
 def _evaluate(expression: str, frame: pd.DataFrame) -> np.ndarray:
     """The value of an expression such as `np.log(y)`."""
-    with formula_errors("response", expression), np.errstate(all="ignore"):
-        columns = check_formula("response", expression, frame, response=True)
-        matrix = model_matrix(f"{expression} - 1", frame[list(columns)], {"np": np})
-    values = np.array(matrix, dtype=np.float64)
-    if values.shape[1] != 1:
-        fail("formula", "one response", f"{expression!r}, {values.shape[1]} columns")
-    undefined = np.flatnonzero(~np.isfinite(values[:, 0]))
+    with formula_errors("response", expression):
+        values = np.array(
+            Evaluation("response", frame, response=True).factor(_expression(expression))
+        )
+    undefined = np.flatnonzero(~np.isfinite(values))
     if len(undefined):
         got = f"{len(undefined)} rows without one, the first at position {undefined[0]}"
         fail(expression, "finite numbers", got, "Drop these rows, or transform it another way")
-    return values[:, 0]
+    return values

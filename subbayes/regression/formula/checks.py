@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from decimal import Decimal
 from numbers import Real
 from typing import Any, Literal
@@ -14,11 +15,23 @@ import pandas as pd
 
 from subbayes.data.columns import as_numpy
 from subbayes.data.levels import listed
-from subbayes.utils.checks import closest, fail
+from subbayes.regression.formula.grammar import SHAPE
+from subbayes.utils.checks import InputError, closest, fail
 
 Missing = Literal["drop", "error"]
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}($|[ T]\d{2}:\d{2})")
+
+
+@contextmanager
+def formula_errors(argument: str, text: str) -> Iterator[None]:
+    """Convert errors of an evaluation to `InputError`."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        fail(argument, SHAPE, f"{text!r}: {' '.join(str(error).split())}")
 
 
 def check_different(argument: str, what: str, names: Iterable[str]) -> None:

@@ -1,219 +1,465 @@
-"""What a formula may contain, checked before any of it is evaluated.
+"""The grammar of formulas: from text to a tree, and from a tree to text. Nothing is evaluated.
 
-formulaic evaluates the factors of a formula as Python, and a formula may come from a file. Only
-names of columns, numbers, operators and the functions listed here are therefore passed on to it,
-in formulas of limited size. The tokens are those of formulaic's own parser, so that what is checked
-is what is evaluated.
+Terms are joined by the operators of Wilkinson and Rogers (1973, "Symbolic description of factorial
+models for analysis of variance"), `+ - * / : ^ ** %in%`. What is in a call or in braces is an
+expression, with the operators of Python and their precedence. `(effects | groups)` is a term.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NoReturn
+from unicodedata import category
 
-import pandas as pd
-from formulaic.errors import FormulaicError
-from formulaic.parser import DefaultFormulaParser
-from formulaic.parser.algos.sanitize_tokens import sanitize_tokens
-from formulaic.parser.algos.tokenize import tokenize
-from formulaic.parser.types import ASTNode, Token
+import numpy as np
 
-from subbayes.regression.formula.checks import check_columns
-from subbayes.regression.formula.factors import SHAPE, Factor, parse_errors
-from subbayes.utils.checks import InputError, fail
-from subbayes.utils.memory import check_memory
+from subbayes.utils.checks import fail
 
+SHAPE = "a formula such as 'y ~ age + C(sex) + s(bmi)'"
+ALLOWED = "columns, numbers, operators and functions of docs/methods/semi-structured.md"
 _LENGTH = 10_000  # characters of a formula
-_FACTOR_LENGTH = 1_000  # characters of a factor
 _BRACKETS = 30  # brackets inside each other
-_PRODUCTS = 10_000  # terms that a formula expands to, before equal ones are merged
-_ORDER = 8  # factors of an interaction
-_COLUMNS = 10_000  # columns of the design matrix
+_DEEPEST = 100  # operators inside each other
+_LARGEST = 1e15  # constants, which remain exact integers in float64
 
-_KNOWN_BY_TEXT = ("C(", "offset(")
-_OPERATOR = re.compile(r"[-+*/:^]+|in")
-_VALUE = re.compile(r"[0-9]{1,15}(\.[0-9]{0,15})?|\.[0-9]{1,15}")
-
-# --- formulas -----------------------------------------------------------------------------------
+# --- the tree -----------------------------------------------------------------------------------
 
 
-def check_formula(
-    argument: str, text: str, frame: pd.DataFrame, *, response: bool = False
-) -> tuple[str, ...]:
-    """Check one side of a formula, without evaluating it, and return the columns that it reads.
+class Node:
+    """A part of a formula."""
+
+    @property
+    def children(self) -> list[Node]:
+        """The parts of it."""
+        values = (v if isinstance(v, tuple) else (v,) for v in vars(self).values())
+        return [value for several in values for value in several if isinstance(value, Node)]
+
+
+@dataclass(frozen=True)
+class Name(Node):
+    """A column of the data frame."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Constant(Node):
+    """A number, a text, True, False or None, and how it is written."""
+
+    value: Any = field(compare=False)
+    text: str
+
+
+@dataclass(frozen=True)
+class Listing(Node):
+    """A list or a tuple, an option of a call."""
+
+    opened: str
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Operation(Node):
+    """An operator of an expression with one or two operands."""
+
+    symbol: str
+    operands: tuple[Node, ...]
+
+
+@dataclass(frozen=True)
+class Keyword(Node):
+    """An option of a call with its name."""
+
+    name: str
+    value: Node
+
+
+@dataclass(frozen=True)
+class FunctionCall(Node):
+    """A call in an expression, or as a term.
+
+    Attributes:
+        source: how it is written in the formula, with one space between words.
+    """
+
+    function: str
+    arguments: tuple[Node, ...]
+    keywords: tuple[Keyword, ...] = ()
+    source: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Crossing(Node):
+    """An operator of terms other than + and -."""
+
+    symbol: str
+    left: Node
+    right: Node
+
+
+@dataclass(frozen=True)
+class Sum(Node):
+    """Terms that are added and subtracted, each with its sign and its text."""
+
+    terms: tuple[Node, ...]
+    signs: tuple[str, ...]
+    sources: tuple[str, ...] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Bar(Node):
+    """Effects that vary among groups: `(left | groups)`, or `||`; left is None if it is empty."""
+
+    left: Node | None
+    symbol: str
+    groups: Node
+    left_source: str = field(compare=False)
+    groups_source: str = field(compare=False)
+    source: str = field(compare=False)
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """A node and all that is in it, from left to right."""
+    yield node
+    for child in node.children:
+        yield from walk(child)
+
+
+# --- from text ----------------------------------------------------------------------------------
+
+_TOKEN = re.compile(
+    r"""(?P<space>\s+)|(?P<quoted>`[^`]+`)|(?P<text>'[^']*'|"[^"]*")"""
+    r"""|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w.]))"""
+    r"""|(?P<symbol>%in%|\*\*|//|\|\||[<>=!]=|[-+*/:^|&~%<>=(){}\[\],])"""
+    r"""|(?P<word>[^\s`'"+*/:^|&~%<>=(){}\[\],!-]+)|(?P<other>.)"""
+)
+_CONSTANTS = {"True": True, "False": False, "None": None, "np.pi": np.pi, "np.e": np.e}
+_BRACKET = {"(": ")", "[": "]", "{": "}"}
+_CROSSINGS = {"*": 1, "/": 1, "%in%": 1, ":": 2, "**": 3, "^": 3}
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+_POWERS = {
+    **dict.fromkeys(COMPARISONS, 1),
+    **{":": 2, "|": 2, "^": 3, "&": 4, "+": 5, "-": 5},
+    **dict.fromkeys(("*", "/", "//", "%"), 6),
+    "**": 8,
+}
+"""How tightly operators of expressions bind; those of one operand as 7."""
+_UNARY = 7
+
+
+@dataclass(frozen=True)
+class _Token:
+    kind: str
+    text: str
+    start: int
+    end: int
+
+
+def _is_of_words(char: str) -> bool:
+    return char.isalnum() or char in "._" or category(char)[0] == "M"
+
+
+def _tokens(text: str) -> list[_Token]:
+    found = _TOKEN.finditer(text)
+    return [_Token(str(m.lastgroup), m[0], *m.span()) for m in found if m.lastgroup != "space"]
+
+
+@lru_cache(maxsize=256)
+def parse(argument: str, text: str) -> Node:
+    """The tree of one side of a formula.
 
     Args:
         argument: name of the argument, for errors.
         text: one side of a formula.
-        frame: the data frame, of which only the names and dtypes of columns are read.
-        response: whether it is the left-hand side, which is a single elementwise expression.
 
     Raises:
-        InputError: a factor with anything but columns, numbers, operators and known functions;
-            unknown columns; or a formula that is too large. FormulaicError: other wrong syntax.
+        InputError: another syntax, or a formula that is too long or too deep.
 
     Example:
-        >>> frame = pd.DataFrame({"age": [20.0], "sex": ["f"]})
-        >>> check_formula("formula", "np.log(age) + C(sex):age", frame)
-        ('age', 'sex')
-        >>> check_formula("formula", "age + open('notes')", frame)
-        Traceback (most recent call last):
-        ...
-        subbayes.InputError: formula: expected columns, numbers, operators and functions ...
+        >>> parse("formula", "a:b")
+        Crossing(symbol=':', left=Name(name='a'), right=Name(name='b'))
+        >>> written(parse("formula", "{`body mass`/(a-1)**2}"))
+        '`body mass` / (a - 1) ** 2'
     """
-    factors = _factors(argument, text, response)
-    columns = tuple(sorted({name for factor in factors for name in factor.columns}))
-    check_columns(columns, frame)
-    for factor in factors:
-        factor.check_with(frame)
-    _check_size(argument, text)
-    widths = {factor.text: factor.width(frame) for factor in factors}
-    terms = DefaultFormulaParser().get_terms(text)
-    total = sum(math.prod(widths.get(one.expr, 1) for one in term.factors) for term in terms)
-    check_size(argument, text, total, len(frame))
-    return columns
-
-
-def _factors(argument: str, text: str, response: bool) -> list[Factor]:
-    """The factors of one side of a formula, each of them checked."""
-    check_length(argument, text)
-    factors, tokens = [], list(_tokens(argument, text))
-    numbers = {"1"} | {token.token for token in tokens if token.kind is Token.Kind.VALUE}
-    for token in tokens:
-        kind, content = token.kind, token.token
-        if kind is Token.Kind.NAME or kind is Token.Kind.PYTHON:
-            factor = Factor(argument, content, response)
-            if kind is Token.Kind.NAME:
-                if content == "Intercept" and not response:  # a name of the summary
-                    remedy = "Rename the column, or write 1 for the intercept"
-                    fail(argument, "columns that are not called 'Intercept'", repr(text), remedy)
-                if content in numbers:  # formulaic knows terms by their text
-                    remedy = f"Rename the column, or write I(`{content}`)"
-                    fail(argument, "columns whose names are no terms", f"`{content}`", remedy)
-                factor.names.append(content)
-            else:
-                factor.parse()
-            factors.append(factor)
-        elif kind is Token.Kind.VALUE:
-            if not _VALUE.fullmatch(content):
-                fail(argument, "numbers and columns as terms", content)
-        elif kind is Token.Kind.OPERATOR and not _OPERATOR.fullmatch(content):
-            remedy = "Close all brackets" if text.count("(") != text.count(")") else ""
-            fail(argument, "the operators + - * / : ** ^ and %in%", repr(content), remedy)
-        elif kind is Token.Kind.CONTEXT and content not in "()":
-            fail(argument, "round brackets", repr(content))
-        if response and (len(factors) != 1 or kind not in (Token.Kind.NAME, Token.Kind.PYTHON)):
-            remedy = f"Write arithmetic in braces: {{{text}}}"
-            fail(argument, "one response", repr(text), remedy)
-    if not response:
-        _check_texts(argument, factors)
-    return factors
-
-
-def _check_texts(argument: str, factors: list[Factor]) -> None:
-    """Refuse columns whose names are the text of a call, as formulaic knows calls by it."""
-    calls = {factor.text for factor in factors if factor.is_python}
-    for name in (factor.text for factor in factors if not factor.is_python):
-        if name in calls or name.replace(" ", "").startswith(_KNOWN_BY_TEXT):
-            expected = "columns whose names are no terms"
-            fail(argument, expected, f"`{name}`", "Rename the column")
-
-
-def check_length(argument: str, text: str) -> None:
-    """Raise `InputError` for a formula that is too long, or whose brackets are nested too deep."""
     if len(text) > _LENGTH:
         fail(argument, f"at most {_LENGTH:,} characters", f"{len(text):,}")
-    deepest = 0
-    for brackets in ("()", "[]", "{}"):
-        depth = 0
-        for char in text:
-            depth = max(0, depth + (char == brackets[0]) - (char == brackets[1]))
-            deepest = max(deepest, depth)
-    if deepest > _BRACKETS:
-        fail(argument, f"at most {_BRACKETS} brackets inside each other", deepest)
-
-
-@contextmanager
-def formula_errors(argument: str, text: str) -> Iterator[None]:
-    """Convert errors of formulaic to `InputError`."""
+    parser = _Parser(argument, text)
     try:
-        yield
-    except InputError:
-        raise
-    except (FormulaicError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        if isinstance(error.__cause__, InputError):  # of a function of this package
-            raise error.__cause__ from None
-        plain = " ".join(re.sub(r"\x1b\[[0-9;]*m", "", str(error)).split())
-        fail(argument, SHAPE, f"{text!r}: {plain}")
+        tree = parser.sum()
+    except RecursionError:
+        parser.fail_at_depth()
+    if parser.token.kind != "end":
+        parser.refuse()
+    level: Sequence[Node] = [tree]
+    for _ in range(_DEEPEST):
+        level = [child for node in level for child in node.children]
+    if level:
+        parser.fail_at_depth()
+    return tree
 
 
-def _tokens(argument: str, text: str) -> list[Token]:
-    """The tokens of formulaic's parser."""
-    found = []
-    for token in tokenize(text):
-        if len(token.token) > _FACTOR_LENGTH:
-            expected = f"factors of at most {_FACTOR_LENGTH:,} characters"
-            fail(argument, expected, f"{len(token.token):,}", "Add a column to the data frame")
-        with parse_errors(argument, token.token):
-            found += sanitize_tokens([token])
-    return found
+def summands(argument: str, text: str) -> list[tuple[str, str, Node]]:
+    """The sign, the text and the tree of each summand of a right-hand side.
+
+    Example:
+        >>> [(sign, source) for sign, source, _ in summands("formula", "x - (1 | g)")]
+        [('+', 'x'), ('-', '(1 | g)')]
+    """
+    tree = parse(argument, text)
+    if isinstance(tree, Sum):
+        return list(zip(tree.signs, tree.sources, tree.terms, strict=True))
+    return [("+", " ".join(text.split()), tree)]
 
 
-def _check_size(argument: str, text: str) -> None:
-    """Raise `InputError` if the operators expand to many terms, or to terms of many factors."""
-    tree = DefaultFormulaParser().get_ast(text)
-    nodes, sizes = [tree], {}
-    for node in nodes:  # grows: parents before children
-        if isinstance(node, ASTNode):
-            node.args = list(node.args)
-            nodes += node.args
-    for node in reversed(nodes):
-        if not isinstance(node, ASTNode):
-            sizes[id(node)] = 1, 1
-            continue
-        parts = [sizes[id(arg)] for arg in node.args]
-        sizes[id(node)] = terms, order = _expanded(argument, node, parts)
-        if terms > _PRODUCTS:
-            fail(argument, f"at most {_PRODUCTS:,} terms", f"more, from {text!r}")
-        if order > _ORDER:
-            fail(argument, f"interactions of at most {_ORDER} factors", f"more, from {text!r}")
+class _Parser:
+    """A parser by the precedence of operators (Pratt 1973)."""
+
+    def __init__(self, argument: str, text: str) -> None:
+        self.argument, self.text = argument, text
+        self.tokens = [*_tokens(text), _Token("end", "", len(text), len(text))]
+        self.place = depth = 0
+        for token in self.tokens:
+            depth += (token.text in _BRACKET) - (token.text in _BRACKET.values())
+            if depth > _BRACKETS:
+                fail(argument, f"at most {_BRACKETS} brackets inside each other", "more")
+
+    @property
+    def token(self) -> _Token:
+        return self.tokens[self.place]
+
+    @property
+    def symbol(self) -> str:
+        """The next symbol; "" before names and numbers."""
+        return self.token.text if self.token.kind == "symbol" else ""
+
+    def take(self) -> _Token:
+        self.place += 1
+        return self.tokens[self.place - 1]
+
+    def expect(self, symbol: str) -> None:
+        if self.symbol != symbol:
+            self.refuse()
+        self.place += 1
+
+    def source(self, start: int) -> str:
+        """The text from a token to the one before the next, with one space between words."""
+        begin, end = self.tokens[start].start, self.tokens[self.place - 1].end
+        return " ".join(self.text[begin:end].split())
+
+    def refuse(self) -> NoReturn:
+        """Raise for the next token."""
+        remedy = "Close all brackets" if self.text.count("(") > self.text.count(")") else ""
+        if self.token.kind == "end":
+            fail(self.argument, SHAPE, f"{self.text!r}, which ends too early", remedy)
+        fail(self.argument, ALLOWED, f"{self.token.text!r} in {self.text!r}", remedy)
+
+    def fail_at_depth(self) -> NoReturn:
+        expected = f"at most {_DEEPEST} operators inside each other"
+        fail(self.argument, expected, repr(self.text[:80]), "Add a column to the data frame")
+
+    def sum(self) -> Node:
+        """Terms with their signs; of several signs in a row, an odd number of - is -."""
+        nodes: list[Node] = []
+        signs: list[str] = []
+        sources: list[str] = []
+        while not nodes or self.symbol in ("+", "-"):
+            minus = False
+            while self.symbol in ("+", "-"):
+                minus ^= self.take().text == "-"
+            start = self.place
+            nodes.append(self.crossing())
+            signs.append("-" if minus else "+")
+            sources.append(self.source(start))
+        return nodes[0] if signs == ["+"] else Sum(tuple(nodes), tuple(signs), tuple(sources))
+
+    def crossing(self, least: int = 0) -> Node:
+        left = self.term()
+        while (power := _CROSSINGS.get(self.symbol, 0)) > least:
+            symbol = self.take().text
+            left = Crossing(symbol, left, self.crossing(power - (power == 3)))
+        return left
+
+    def term(self) -> Node:
+        if self.symbol == "(":
+            return self.brackets()
+        if self.symbol == "{":
+            return self.braces()
+        if self.token.kind not in ("number", "quoted", "word"):
+            self.refuse()
+        return self.atom()
+
+    def brackets(self) -> Node:
+        """Terms in brackets, or effects that vary."""
+        start = self.place
+        self.take()
+        left = None if self.symbol in ("|", "||") else self.sum()
+        left_source, symbol = self.source(start + 1), self.symbol
+        if symbol not in ("|", "||"):
+            self.expect(")")
+            assert left is not None
+            return left
+        self.take()
+        groups_start = self.place
+        groups = self.sum()
+        groups_source = self.source(groups_start)
+        if self.symbol in ("|", "||"):
+            shape = "(effects | groups) or (effects || groups)"
+            fail(self.argument, shape, repr(self.text))
+        self.expect(")")
+        return Bar(left, symbol, groups, left_source, groups_source, self.source(start))
+
+    def braces(self) -> Node:
+        self.expect("{")
+        node = self.expression()
+        self.expect("}")
+        return node
+
+    def expression(self, least: int = 0) -> Node:
+        signs = []
+        while self.symbol in ("+", "-", "~"):
+            signs.append(self.take().text)
+        left = self.expression(_UNARY) if signs else self.operand()
+        for sign in reversed(signs):
+            left = Operation(sign, (left,))
+        while (power := _POWERS.get(self.symbol, 0)) > least:
+            symbol = self.take().text
+            left = Operation(symbol, (left, self.expression(power - (symbol == "**"))))
+            least = max(least, power == 1)  # a < b < c is refused
+        return left
+
+    def operand(self) -> Node:
+        if self.symbol not in ("(", "["):
+            return self.atom()
+        opened = self.take().text
+        items, closed = [self.expression()] if self.symbol != "]" else [], _BRACKET[opened]
+        is_group = opened == "(" and self.symbol == ")" and len(items) == 1
+        while self.symbol == ",":
+            self.take()
+            if self.symbol != closed:
+                items.append(self.expression())
+        self.expect(closed)
+        return items[0] if is_group else Listing(opened, tuple(items))
+
+    def atom(self) -> Node:
+        """A number, a text, a column or a call."""
+        start, token = self.place, self.token
+        kind, text = token.kind, token.text
+        if kind in ("number", "text"):
+            self.take()
+            whole = text.isdigit()
+            if kind == "number" and float(text) > _LARGEST:
+                fail(self.argument, ALLOWED, f"a number above {_LARGEST:g} in {self.text!r}")
+            value = text[1:-1] if kind == "text" else int(text) if whole else float(text)
+            return Constant(value, repr(value))
+        if kind == "quoted":
+            self.take()
+            return Name(text[1:-1])
+        if kind != "word" or not all(map(_is_of_words, text)):
+            self.refuse()
+        self.take()
+        if self.symbol != "(":
+            is_constant = text in _CONSTANTS or text.startswith("contr.")
+            return Constant(_CONSTANTS.get(text), text) if is_constant else Name(text)
+        return self.call("C" if text in ("factor", "as.factor") else text, start)
+
+    def call(self, function: str, start: int) -> Node:
+        self.expect("(")
+        arguments, keywords = [], []
+        while self.symbol != ")":
+            following = self.tokens[self.place + 1]
+            if self.token.kind == "word" and following.text == "=":
+                name = self.take().text
+                self.take()
+                keywords.append(Keyword(name, self.expression()))
+            elif keywords:
+                self.refuse()
+            elif function == "offset" and self.symbol == "{":
+                arguments.append(self.braces())
+            else:
+                arguments.append(self.expression())
+            if self.symbol != ")":
+                self.expect(",")
+        self.take()
+        return FunctionCall(function, tuple(arguments), tuple(keywords), self.source(start))
 
 
-def check_size(argument: str, text: str, total: int, rows: int) -> None:
-    """Raise `InputError` for a design matrix that is too large.
+# --- text ---------------------------------------------------------------------------------------
+
+
+def written(node: Node, least: int = 0) -> str:
+    """An expression as Python writes it, with back-quotes around names where they are needed.
 
     Args:
-        argument: name of the argument, for errors.
-        text: the right-hand side of a formula.
-        total: an upper bound of its number of columns.
-        rows: number of rows.
+        node: an expression.
+        least: how tightly the operator around it binds.
     """
-    if total > _COLUMNS:
-        fail(argument, f"at most {_COLUMNS:,} columns", f"up to {total:,} from {text!r}")
-    what = f"a design matrix of {rows} rows and up to {total} columns"
-    check_memory(argument, what, 8 * rows * total, "Use fewer splines or levels")
+    match node:
+        case Name(name):
+            return name if name.isidentifier() else f"`{name}`"
+        case Constant(text=text):
+            return text
+        case Keyword(name, value):
+            return f"{name}={written(value)}"
+        case Listing(opened, items):
+            comma = "," if opened == "(" and len(items) == 1 else ""
+            return f"{opened}{', '.join(map(written, items))}{comma}{_BRACKET[opened]}"
+        case FunctionCall(function, arguments, keywords):
+            return f"{function}({', '.join(map(written, (*arguments, *keywords)))})"
+        case Operation(symbol, (operand,)):
+            power, text = _UNARY, symbol + written(operand, _UNARY)
+        case Operation(symbol, (left, right)):
+            power = _POWERS[symbol]
+            of_left, of_right = power + (power in (1, 8)), power + (power != 8)
+            text = f"{written(left, of_left)} {symbol} {written(right, of_right)}"
+        case _:
+            raise AssertionError(node)
+    return f"({text})" if power < least else text
 
 
-def _expanded(argument: str, node: ASTNode, parts: list[tuple[int, int]]) -> tuple[int, int]:
-    """Upper bounds of the number of terms of an operator, and of the factors of each."""
-    symbol = str(node.operator.symbol)
-    if len(parts) < 2:
-        return parts[0] if parts else (1, 1)
-    (left, left_order), (right, right_order) = parts
-    match symbol:
-        case "**" | "^":
-            exponent = node.args[1]
-            if not isinstance(exponent, Token) or exponent.token not in map(str, range(1, 9)):
-                fail(argument, f"exponents from 1 to {_ORDER}", f"'{symbol} {exponent!r}'")
-            power = int(exponent.token)
-            return left**power, min(left_order * power, left * left_order)
-        case ":":
-            return left * right, left_order + right_order
-        case "*":
-            return left + right + left * right, left_order + right_order
-        case "/" | "in":
-            parent, nested = (parts[1], parts[0]) if symbol == "in" else parts
-            return left + right, parent[0] * parent[1] + nested[1]
-    return left + right, max(left_order, right_order)
+def label(factor: Node) -> str:
+    """What a factor is called in names of terms: a column by its name without back-quotes."""
+    return factor.name if isinstance(factor, Name) else written(factor)
+
+
+def split_at(text: str, symbol: str) -> list[str]:
+    """Split text at a symbol outside brackets and quotes.
+
+    Example:
+        >>> split_at("y ~ `a~b` + I(~c)", "~")
+        ['y ', ' `a~b` + I(~c)']
+    """
+    depth, starts, ends = 0, [0], []
+    for token in _tokens(text):
+        depth += (token.text in _BRACKET) - (token.text in _BRACKET.values())
+        if token.text == symbol and depth == 0:
+            starts.append(token.end)
+            ends.append(token.start)
+    return [text[a:b] for a, b in zip(starts, [*ends, len(text)], strict=True)]
+
+
+def with_columns(formula: str | Mapping[str, str], columns: Sequence[str]) -> Any:
+    """A formula in which the columns stand for points of right-hand sides, as in `y ~ .` of R.
+
+    Args:
+        formula: the formula, or one for each parameter.
+        columns: names of columns.
+
+    Example:
+        >>> with_columns("y ~ . + s(x) - x", ["x", "body mass"])
+        'y ~ (x + `body mass`) + s(x) - x'
+        >>> with_columns("y ~ .:g", ["x"])
+        'y ~ (x):g'
+    """
+    if not isinstance(formula, str):
+        return {name: with_columns(text, columns) for name, text in formula.items()}
+    left, *right = split_at(formula, "~")
+    points = [token for token in _tokens(formula) if token.text == "." and token.start > len(left)]
+    if len(right) != 1 or not points:
+        return formula
+    every = " + ".join(written(Name(column)) for column in columns) or "1"
+    for point in reversed(points):
+        formula = f"{formula[: point.start]}({every}){formula[point.end :]}"
+    return formula

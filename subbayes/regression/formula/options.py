@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from subbayes.regression.formula.grammar import Constant, Keyword, Listing, Node, Operation
 from subbayes.utils.checks import fail
 
 Option = tuple[str, Callable[[Any], bool]]
@@ -58,11 +58,10 @@ def read_options(
     argument: str,
     call: str,
     known: Mapping[str, Option],
-    positional: Sequence[ast.expr],
-    keywords: Sequence[ast.keyword],
-    is_read: Callable[[str, ast.expr], bool],
+    positional: Sequence[Node],
+    keywords: Sequence[Keyword],
 ) -> dict[str, Any]:
-    """The options of a call, which are literals.
+    """The options of a call, which are literals, or parts of the tree.
 
     Args:
         argument: name of the argument, for errors.
@@ -70,12 +69,11 @@ def read_options(
         known: what each option has to be, in the order in which they may have no name.
         positional: options without a name.
         keywords: options with their names.
-        is_read: whether the caller reads the value of an option itself.
 
     Raises:
         InputError: unknown options, one that is given twice, or another value.
     """
-    words = [*zip(known, positional, strict=False), *((str(w.arg), w.value) for w in keywords)]
+    words = [*zip(known, positional, strict=False), *((w.name, w.value) for w in keywords)]
     names = {name for name, _ in words}
     if not names <= known.keys() or len(names) < len(positional) + len(keywords):
         listed = ", ".join(f"{name}=" for name in known) or "no options"
@@ -83,16 +81,23 @@ def read_options(
     found = {}
     for name, node in words:
         shown, allowed = known[name]
-        if is_read(name, node):
-            continue
-        try:
-            value = ast.literal_eval(node)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            fail(argument, f"{name}= to be {shown}", repr(call))
+        value = _literal(node)
         if not allowed(value):
             fail(argument, f"{name}= to be {shown}", repr(call), _REMEDIES.get(str(value), ""))
         found[name] = value
     return found
+
+
+def _literal(node: Node) -> Any:
+    """The value of a literal; other nodes as they are."""
+    match node:
+        case Constant(value=value) if value is not None:
+            return value
+        case Operation("-" | "+" as sign, (Constant(value=int() | float() as value),)):
+            return -value if sign == "-" else value
+        case Listing(items=items):
+            return [_literal(item) for item in items]
+    return node
 
 
 _REMEDIES = {

@@ -1,21 +1,29 @@
 """Terms of the response as in brms: `y | cens(c)`, `trunc(lb=0)`, `trials(n)`, `weights(w)`.
 
 They stand for a family or an argument of the model, which the formula is rewritten to: what
-follows sees a plain response. The text is parsed and never evaluated.
+follows sees a plain response.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from subbayes.likelihoods.families import CensoredFamily, Family, TruncatedFamily
-from subbayes.regression.formula.splitting import plain_name, sides_of, split_at, within_brackets
+from subbayes.regression.formula.grammar import (
+    Constant,
+    FunctionCall,
+    Keyword,
+    Name,
+    Node,
+    Operation,
+    Sum,
+    parse,
+    split_at,
+)
 from subbayes.utils.checks import fail, number_text
 
-_LENGTH = 1_000  # characters of the terms
 _SHAPE = "y | cens(status), trunc(lb=0, ub=9), trials(n) and weights(w), joined by +"
 _ARGUMENTS = {
     "cens": ("status", "upper"),
@@ -67,7 +75,7 @@ def read_response_terms(
     text = formula if isinstance(formula, str) else None
     if isinstance(formula, Mapping):
         text = formula.get(location)
-    if not isinstance(text, str) or len(sides := sides_of(text)) != 2:
+    if not isinstance(text, str) or len(sides := split_at(text, "~")) != 2:
         return ResponseTerms(formula, family, weights)  # reported with the formula
     left, right = sides
     response, *after_bars = split_at(left, "|")
@@ -88,44 +96,41 @@ def read_response_terms(
 
 def _terms(text: str) -> dict[str, dict[str, Any]]:
     """Arguments of each term, by its name: columns as text, numbers as numbers."""
-    if len(text) > _LENGTH:
-        _fail(f"terms of the response of at most {_LENGTH:,} characters", f"{len(text):,}")
+    tree = parse("formula", text)
+    terms = tree.terms if isinstance(tree, Sum) and "-" not in tree.signs else (tree,)
     found: dict[str, dict[str, Any]] = {}
-    for part in split_at(text, "+"):
-        name = part.partition("(")[0].strip()
-        inner = within_brackets(part.strip().removeprefix(name).strip())
-        if inner is None or name not in _ARGUMENTS or name in found:
-            _fail(f"{_SHAPE}, each once", repr(text.strip()))
-        found[name] = _arguments(name, inner)
+    for term in terms:
+        match term:
+            case FunctionCall(name) if name in _ARGUMENTS and name not in found:
+                found[name] = _arguments(term)
+            case _:
+                _fail(f"{_SHAPE}, each once", repr(text.strip()))
     return found
 
 
-def _arguments(term: str, text: str) -> dict[str, Any]:
+def _arguments(term: FunctionCall) -> dict[str, Any]:
     """The arguments of a term by name."""
-    allowed = _ARGUMENTS[term]
-    found: dict[str, Any] = {}
-    for place, part in enumerate(split_at(text, ",")):
-        *word, value = split_at(part, "=")
-        name = word[0].strip() if word else "".join(allowed[place : place + 1])
-        if name not in allowed or name in found or not value.strip():
-            _fail(f"{term}({', '.join(allowed)})", f"other arguments of {term}(...)")
-        found[name] = _value(term, value)
-    return found
+    allowed = _ARGUMENTS[term.function]
+    positional = [Keyword(name, node) for name, node in zip(allowed, term.arguments, strict=False)]
+    words = [*positional, *term.keywords]
+    names = {word.name for word in words}
+    given = len(term.arguments) + len(term.keywords)
+    if not names or not names <= {*allowed} or len(names) < given:
+        _fail(f"{term.function}({', '.join(allowed)})", f"other arguments of {term.function}(...)")
+    return {word.name: _value(term.function, word.value) for word in words}
 
 
-def _value(term: str, text: str) -> str | float:
+def _value(term: str, node: Node) -> str | float:
     """A column, or a number."""
-    column = plain_name(text)
-    if column is not None:
-        return column
+    match node:
+        case Name(name):
+            return name
+        case Constant(value=int() | float() as number):
+            return float(number)
+        case Operation("-", (Constant(value=int() | float() as number),)):
+            return -float(number)
     remedy = "Leave out a bound that there is not" if term == "trunc" else "Add a column"
-    try:
-        value = float("".join(text.split()))
-    except ValueError:
-        _fail(f"columns and numbers in {term}(...)", "another expression", remedy)
-    if not math.isfinite(value):
-        _fail(f"numbers within the range of float64 in {term}(...)", "a larger one", remedy)
-    return value
+    _fail(f"columns and numbers in {term}(...)", "another expression", remedy)
 
 
 def _around(name: str, given: Mapping[str, Any], family: Family) -> Family:

@@ -6,23 +6,18 @@ A term is one file of this folder, or of another package: a subclass of `CallTer
 
 from __future__ import annotations
 
-import ast
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
-from unicodedata import is_normalized
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NoReturn
 
 import pandas as pd
 from typing_extensions import override
 
 from subbayes.regression.formula.checks import has_numbers
-from subbayes.regression.formula.factors import parse_errors
+from subbayes.regression.formula.grammar import Constant, FunctionCall, Name, Node, label, written
 from subbayes.regression.formula.options import Option, read_options
 from subbayes.regression.terms.law import WrittenTerm
 from subbayes.utils.checks import fail
-
-_NAMES = re.compile(r"""'[^']*'|"[^"]*"|`([^`]+)`|[^\W\d]\w*""")
 
 
 @dataclass(frozen=True)
@@ -34,7 +29,7 @@ class Call:
     columns: tuple[str, ...]
     options: Mapping[str, Any]
     by: str | None
-    expressions: tuple[str, ...] = ()
+    expressions: Mapping[str, Node] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,23 +53,25 @@ class CallTerm(WrittenTerm):
     remedy: ClassVar[str] = ""
 
     @classmethod
-    def parse(cls, argument: str, text: str) -> Sequence[WrittenTerm]:
+    def parse(cls, argument: str, call: FunctionCall) -> Sequence[WrittenTerm]:
         """The terms of a call.
 
         Args:
             argument: name of the argument, for errors.
-            text: the call.
+            call: the call in the tree of the formula.
 
         Raises:
-            InputError: other syntax, another number of columns, or unknown options.
+            InputError: another number of columns, or unknown options.
 
         Example:
+            >>> from subbayes.regression.formula.grammar import parse
             >>> from subbayes.utils.registry import TERMS
-            >>> (term,) = TERMS["te"].parse("formula", "te(x, `body mass`, k=5)")
+            >>> call = parse("formula", "te(x, `body mass`, k=5)")
+            >>> (term,) = TERMS["te"].parse("formula", call)
             >>> term.call.columns, term.call.options
             (('x', 'body mass'), {'k': 5})
         """
-        return [cls(parse_call(argument, text, cls))]
+        return [cls(parse_call(argument, call, cls))]
 
     @property
     @override
@@ -95,70 +92,31 @@ class CallTerm(WrittenTerm):
         return 1
 
 
-def parse_call(argument: str, text: str, term: type[CallTerm]) -> Call:
-    """Parse a call of columns with options that are literals; see `CallTerm.parse`."""
-    code, aliases = _without_names(text)
-    with parse_errors(argument, text):
-        node = ast.parse(code, mode="eval").body
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-        fail(argument, "a call such as s(x, k=8)", repr(text))
-    function, known, (least, most) = node.func.id, term.options, term.most_columns
-    with parse_errors(argument, text):
-        columns = [
-            _as_written(arg, aliases)
-            if term.of_expressions and not isinstance(arg, ast.Constant)
-            else _column(argument, text, arg, aliases)
-            for arg in node.args
-        ]
+def parse_call(argument: str, call: FunctionCall, term: type[CallTerm]) -> Call:
+    """Read a call of columns with options that are literals; see `CallTerm.parse`."""
+    text, known, (least, most) = call.source, term.options, term.most_columns
+    for node in call.arguments:
+        if isinstance(node, Constant) or not (term.of_expressions or isinstance(node, Name)):
+            _fail_at_column(argument, text, node)
+    columns = tuple(map(label, call.arguments))
     if not least <= len(columns) <= most or len(set(columns)) < len(columns):
         count = f"{least}" if least == most else f"{least} to {most}"
-        fail(argument, f"{function}(...) of {count} different columns", repr(text), term.remedy)
+        fail(
+            argument, f"{call.function}(...) of {count} different columns", repr(text), term.remedy
+        )
     if term.varies:
-        known = {**known, "by": ("a column", str.isidentifier)}
-    options = read_options(argument, text, known, [], node.keywords, _is_read_apart)
-    by = None
-    for word in node.keywords:
-        if word.arg == "by":
-            by = _column(argument, text, word.value, aliases)
-    shown = " ".join(text.split())
-    of = zip(node.args, columns, strict=True)
-    expressions = tuple(column for arg, column in of if not isinstance(arg, ast.Name))
-    return Call(shown, function, tuple(columns), options, by, expressions)
+        known = {**known, "by": ("a column", lambda value: isinstance(value, Node))}
+    keywords = [word for word in call.keywords if written(word) != "k=-1"]  # the default of mgcv
+    options = read_options(argument, text, known, [], keywords)
+    by = options.pop("by", None)
+    if by is not None:
+        if not isinstance(by, Name):
+            _fail_at_column(argument, text, by)
+        by = by.name
+    expressions = {label(node): node for node in call.arguments if not isinstance(node, Name)}
+    return Call(text, call.function, columns, options, by, expressions)
 
 
-def _is_read_apart(option: str, node: ast.expr) -> bool:
-    """Whether an option is the column of `by=`, read after the others, or k=-1, as by default."""
-    return option == "by" or (option == "k" and ast.unparse(node) == "-1")
-
-
-def _without_names(text: str) -> tuple[str, dict[str, str]]:
-    """A call with identifiers in place of quoted names and of those that Python changes."""
-    aliases: dict[str, str] = {}
-
-    def alias(found: re.Match[str]) -> str:
-        name = found[1] or found[0]
-        if found[0][0] in "'\"" or (found[1] is None and is_normalized("NFKC", name)):
-            return found[0]
-        known = {other: alias for alias, other in aliases.items()}
-        found_alias = known.get(name, f"_column{len(aliases)}_")
-        aliases[found_alias] = name
-        return found_alias
-
-    return _NAMES.sub(alias, text), aliases
-
-
-def _as_written(node: ast.expr, aliases: Mapping[str, str]) -> str:
-    """The name of a column, or an expression with the quoted names of its columns."""
-    if isinstance(node, ast.Name):
-        return aliases.get(node.id, node.id)
-    text = ast.unparse(node)
-    for alias, name in aliases.items():
-        text = text.replace(alias, f"`{name}`")
-    return text
-
-
-def _column(argument: str, text: str, node: ast.expr, aliases: Mapping[str, str]) -> str:
-    if not isinstance(node, ast.Name):
-        remedy = "Add a column to the data frame"
-        fail(argument, "columns", f"{ast.unparse(node)!r} in {text!r}", remedy)
-    return aliases.get(node.id, node.id)
+def _fail_at_column(argument: str, text: str, node: Node) -> NoReturn:
+    remedy = "Add a column to the data frame"
+    fail(argument, "columns", f"{written(node)!r} in {text!r}", remedy)

@@ -1,105 +1,262 @@
-"""Columns that formulaic computes for a right-hand side, and the same columns for new rows."""
+"""Columns of the part of a right-hand side that is not terms of this package.
+
+A factor of n levels has n columns where the terms before do not span them, and n - 1 contrasts
+elsewhere, so that no column is a combination of others by the form of the formula alone.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from formulaic import ModelSpec
-from formulaic.errors import DataMismatchWarning, FormulaicError
 from jaxtyping import Bool, Float, Int
 
-from subbayes.regression.formula.grammar import check_formula, formula_errors
-from subbayes.regression.formula.numbers import factor_column, model_matrix
+from subbayes.regression.formula.checks import formula_errors
+from subbayes.regression.formula.expansion import Factors, check_terms, columns_of
+from subbayes.regression.formula.functions import KNOWN, options_of
+from subbayes.regression.formula.grammar import Constant, FunctionCall, Node, label
 from subbayes.regression.shapes import DesignColumns, TermColumns
-from subbayes.utils.checks import InputError, fail
+from subbayes.regression.terms.contrasts import Coding, coding_of
+from subbayes.regression.terms.evaluation import Evaluation
+from subbayes.regression.terms.transforms import Transform
+from subbayes.utils.checks import fail
 from subbayes.utils.types import RowNumbers
-from subbayes.utils.warning import filtered_warnings
 
 _ROWS, _OTHERS = 1000, 1000  # that regressions on the columns of other terms take
 _ROUNDING = 1e-12  # of a column relative to its largest value, in which constants differ
-_CONTEXT = {"np": np, "offset": lambda x: x}
+
+Part = tuple[tuple[Node, bool], ...]
+"""Factors whose columns are multiplied, each with whether contrasts are in place of indicators."""
+
+
+@dataclass(frozen=True)
+class FormulaTerm:
+    """A term of columns and factors.
+
+    Attributes:
+        factors: the factors.
+        parts: whose columns, one part after the other, are those of the term.
+        places: positions of the columns.
+    """
+
+    factors: Factors
+    parts: tuple[Part, ...]
+    places: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The factors as written, or 1."""
+        return ":".join(map(label, self.factors)) or "1"
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Columns of the data frame that it reads."""
+        return tuple(sorted({name for factor in self.factors for name in columns_of(factor)}))
+
+    @property
+    def is_offset(self) -> bool:
+        """Whether its column is an offset."""
+        return any(isinstance(f, FunctionCall) and f.function == "offset" for f in self.factors)
+
+    @property
+    def scale(self) -> float:
+        """The product of its numbers."""
+        return math.prod(f.value for f in self.factors if isinstance(f, Constant))
 
 
 @dataclass(frozen=True)
 class FormulaColumns:
-    """The columns of a right-hand side without terms of this package, and those of new rows.
+    """The columns of terms, as learned from training rows.
 
     Attributes:
-        spec: what formulaic has learned from training rows.
-        read: columns of the data frame that are read. The others are not passed on, as they could
-            have the names of functions.
+        argument: name of the argument, for errors.
+        read: columns of the data frame that are read.
+        terms: the terms.
+        names: name of each column.
+        codings: levels and contrasts of factors.
+        learned: what functions have learned.
     """
 
-    spec: ModelSpec
+    argument: str
     read: tuple[str, ...]
+    terms: tuple[FormulaTerm, ...]
+    names: tuple[str, ...]
+    codings: Mapping[Node, Coding]
+    learned: Mapping[Node, Transform]
 
     @classmethod
-    def learn(cls, argument: str, text: str, frame: pd.DataFrame) -> FormulaColumns:
-        """Check a right-hand side, and evaluate it on training rows.
+    def learn(
+        cls, argument: str, text: str, products: Sequence[Factors], frame: pd.DataFrame
+    ) -> FormulaColumns:
+        """Check terms, and evaluate them on training rows.
 
         Args:
             argument: name of the argument, for errors.
-            text: the right-hand side.
+            text: the formula, likewise.
+            products: the factors of each term.
             frame: the rows.
 
         Raises:
-            InputError: a formula that formulaic cannot evaluate, or a factor with one level.
+            InputError: terms that cannot be evaluated, or a factor with one level.
         """
-        with formula_errors(argument, text), np.errstate(all="ignore"):
-            read = check_formula(argument, text, frame)
-            learned = cls(model_matrix(text, frame[list(read)], _CONTEXT).model_spec, read)
-        for expression, levels, _ in learned.factors():
-            if len(levels) == 1:
-                remedy = "Leave it out of the formula"
-                fail(factor_column(expression), "at least 2 levels of a factor", levels[0], remedy)
-        return learned
-
-    @property
-    def names(self) -> list[str]:
-        """Name of each column."""
-        return list(map(str, self.spec.column_names))
-
-    def factors(self) -> Iterator[tuple[str, list[Any], Any]]:
-        """The expression, the levels and the contrasts of each factor."""
-        for expression, (kind, state) in self.spec.encoder_state.items():
-            if getattr(kind, "value", kind) == "categorical":
-                yield str(expression), list(state["categories"]), state["contrasts"].contrasts
+        with formula_errors(argument, text):
+            read = check_terms(argument, text, products, frame)
+            evaluation = Evaluation(argument, frame)
+            values = {f: evaluation.factor(f) for f in _without_numbers(products)}
+            every = {f: coding_of(argument, f, value) for f, value in values.items()}
+            codings = {factor: coding for factor, coding in every.items() if coding is not None}
+        found = cls(argument, read, (), (), codings, evaluation.learned)
+        spanning = {f for f in values if _has(f, "include_intercept")}
+        spanning |= {f for f, coding in codings.items() if coding.spans_intercept}
+        first_row = {factor: value[:1] for factor, value in values.items()}
+        spanned: set[frozenset[Any]] = set()
+        terms, names = [], list[str]()
+        for factors in products:
+            parts = _parts(_without_numbers([factors]), spanning, spanned)
+            first = len(names)
+            for part in parts:
+                names += found._block(part, first_row)[1]
+            terms.append(FormulaTerm(factors, parts, tuple(range(first, len(names)))))
+        return replace(found, terms=tuple(terms), names=tuple(names))
 
     def levels(self) -> dict[str, list[Any]]:
         """Levels of each factor, by the column of the data frame or the expression."""
-        return {factor_column(expression): levels for expression, levels, _ in self.factors()}
+        return {coding.key: coding.levels for coding in self.codings.values()}
 
-    def kind(self, term: Any, places: Sequence[int]) -> str:
+    def references(self) -> dict[str, Any]:
+        """The reference level of each factor whose contrasts have one, likewise."""
+        codings = self.codings.values()
+        return {c.key: c.reference for c in codings if c.reference is not None}
+
+    def kind(self, term: FormulaTerm) -> str:
         """The kind of a term, as of `design.Term`."""
-        if str(term) == "1":
+        if not term.factors:
             return "intercept"
-        factors = {expression for expression, _, _ in self.factors()}
-        if not factors.isdisjoint(map(str, term.factors)):
+        if not self.codings.keys().isdisjoint(term.factors):
             return "factor"
-        return "linear" if len(places) == 1 else "spline"
+        return "linear" if len(term.places) == 1 else "spline"
 
     def evaluate(self, frame: pd.DataFrame) -> Float[np.ndarray, "n columns"]:
         """All columns of rows, which are not finite where they are undefined.
 
         Raises:
-            FormulaicError, ValueError: values that a term does not accept.
             InputError: levels of an expression, as in `C(np.floor(x))`, that are undefined or new.
+            ValueError: values that a term does not accept.
         """
-        spec = copy.deepcopy(self.spec)  # evaluation changes its state
-        # unseen levels are reported by check_levels
-        with filtered_warnings("ignore", DataMismatchWarning), np.errstate(all="ignore"):
-            try:
-                matrix = model_matrix(spec, frame[list(self.read)], _CONTEXT)
-            except FormulaicError as error:
-                if isinstance(error.__cause__, InputError):
-                    raise error.__cause__ from None
-                raise
-        return np.array(matrix, dtype=np.float64).reshape(len(frame), -1)
+        evaluation = Evaluation(self.argument, frame, self.learned)
+        with np.errstate(all="ignore"):
+            values = {
+                factor: evaluation.factor(factor)
+                for factor in _without_numbers(term.factors for term in self.terms)
+            }
+            blocks = [np.empty((len(frame), 0))]
+            for term in self.terms:
+                for part in term.parts:
+                    block = term.scale * self._block(part, values)[0]
+                    blocks.append(np.broadcast_to(block, (len(frame), block.shape[1])))
+        return np.hstack(blocks)
+
+    def _block(
+        self, part: Part, values: Mapping[Node, Any]
+    ) -> tuple[Float[np.ndarray, "n columns"], list[str]]:
+        """The products of the columns of factors, and their names."""
+        block, names = np.ones((1, 1)), [""]
+        for factor, reduced in part:
+            x, coding = values[factor], self.codings.get(factor)
+            if coding is not None:
+                x, labels = coding.columns(x, reduced)
+            elif x.ndim == 1:
+                x, labels = x[:, None], [label(factor)]
+            else:
+                x = x[:, int(reduced) :]
+                start = reduced + (not _has(factor, "include_intercept", "raw"))
+                labels = [f"{label(factor)}[{start + i}]" for i in range(x.shape[1])]
+            product = x[:, :, None] * block[:, None, :]
+            block = product.reshape(len(x), product.shape[1] * product.shape[2])
+            names = [f"{one}:{last}" if one else last for last in labels for one in names]
+        return block, [name or "Intercept" for name in names]
+
+
+def _has(factor: Node, *flags: str) -> bool:
+    """Whether an option of a factor is True."""
+    if not isinstance(factor, FunctionCall) or factor.function not in KNOWN:
+        return False
+    options = options_of("formula", factor)
+    return any(options.get(flag) is True for flag in flags)
+
+
+def _without_numbers(products: Iterable[Factors]) -> list[Node]:
+    """The different factors of terms that are no numbers."""
+    every = dict.fromkeys(itertools.chain(*products))
+    return [factor for factor in every if not isinstance(factor, Constant)]
+
+
+def _parts(
+    factors: Sequence[Node], spanning: Set[Node], spanned: set[frozenset[Any]]
+) -> tuple[Part, ...]:
+    """The parts of a term whose columns are no combinations of those of the terms before.
+
+    The columns of a factor are contrasts and a constant: those of a term the products of all of
+    them, without those that other terms have. A part with a constant and the one with contrasts in
+    its place are one part with indicators.
+
+    Args:
+        factors: the factors of the term.
+        spanning: factors whose columns have a constant as a combination.
+        spanned: the products of terms before, to which those of this term are added.
+    """
+    choices = [[(f, True), None] if f in spanning else [(f, False)] for f in factors]
+    products = [tuple(one for one in chosen if one) for chosen in itertools.product(*choices)]
+    new = [part for part in products if frozenset(part) not in spanned]
+    spanned.update(map(frozenset, new))
+    return tuple(_merged(new))
+
+
+def _merged(parts: Sequence[Part]) -> list[Part]:
+    found: list[Part] = []
+    for part in sorted(parts, key=len):
+        for other in found:
+            more = set(part) - set(other)
+            if len(part) == len(other) + 1 and len(more) == 1 and (last := more.pop())[1]:
+                full = tuple((f, reduced and f != last[0]) for f, reduced in part)
+                found = _merged([*(p for p in found if p != other), full])
+                break
+        else:
+            found.append(part)
+    return found
+
+
+def with_references(
+    frame: pd.DataFrame, levels: Mapping[str, list[Any]], references: Mapping[str, Any]
+) -> pd.DataFrame | None:
+    """Rows with reference levels in the place of unseen ones; None if there are no unseen ones.
+
+    Args:
+        frame: the rows.
+        levels: those seen in training, by column.
+        references: the reference levels, by column.
+
+    Raises:
+        InputError: unseen levels of a factor whose contrasts have no reference level.
+    """
+    changed = {}
+    for name, known in levels.items():
+        if name not in frame.columns or (seen := frame[name].isin(known)).all():
+            continue
+        if name not in references:
+            fail(
+                "new_levels",
+                f"'reference' for factors with a reference level, unlike {name}",
+                "other contrasts than Treatment",
+                f"Give these rows one of its levels: {', '.join(map(str, known[:5]))}",
+            )
+        changed[name] = frame[name].astype(object).where(seen, references[name])
+    return frame.assign(**changed) if changed else None
 
 
 def check_defined(values: TermColumns, terms: Sequence[str]) -> None:

@@ -29,10 +29,20 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.data.levels import check_levels, levels_of
-from subbayes.regression.formula.checks import check_different
-from subbayes.regression.formula.grammar import check_formula, formula_errors
-from subbayes.regression.formula.splitting import plain_name, split_at, within_brackets
+from subbayes.regression.formula.checks import check_different, formula_errors
+from subbayes.regression.formula.expansion import Factors, check_terms, expand
+from subbayes.regression.formula.functions import fail_as_summand
+from subbayes.regression.formula.grammar import (
+    Bar,
+    Constant,
+    Crossing,
+    FunctionCall,
+    Name,
+    Node,
+    Sum,
+)
 from subbayes.regression.shapes import ColumnValues, ExtraValues, PointValues, TermColumns
+from subbayes.regression.terms.calls import CallTerm
 from subbayes.regression.terms.columns import (
     FormulaColumns,
     check_defined,
@@ -67,12 +77,14 @@ class GroupTerm(WrittenTerm):
     """A term `(left | groups)` as written, for the combinations of one or more columns.
 
     Attributes:
-        left: the right-hand side of the effects that vary.
+        left: the effects that vary, as written.
+        products: the factors of each of them.
         groups: columns whose combinations are the groups.
         correlated: False for `||`.
     """
 
     left: str
+    products: Sequence[Factors]
     groups: tuple[str, ...]
     correlated: bool
 
@@ -88,8 +100,7 @@ class GroupTerm(WrittenTerm):
 
     def check(self, argument: str, frame: pd.DataFrame) -> tuple[str, ...]:
         """Check the left-hand side without evaluating it, and return the columns that it reads."""
-        with formula_errors(argument, self.left):
-            read = check_formula(argument, self.left, frame)
+        read = check_terms(argument, self.left, self.products, frame)
         return tuple(dict.fromkeys([*read, *self.groups]))
 
     def width(self, frame: pd.DataFrame) -> int:
@@ -104,10 +115,10 @@ class GroupTerm(WrittenTerm):
         self, argument: str, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
     ) -> list[LearnedTerm]:
         """Learn levels, and the columns of the left-hand side, from training rows."""
-        formula = FormulaColumns.learn(argument, self.left, frame)
-        for expression in map(str, formula.spec.factors):
-            if expression.replace(" ", "").startswith("offset("):
-                got = f"{expression} in {self.name}"
+        formula = FormulaColumns.learn(argument, self.left, self.products, frame)
+        for term in formula.terms:
+            if term.is_offset:
+                got = f"{term.name} in {self.name}"
                 fail(argument, "linear effects, factors and splines that vary", got)
         names = formula.names
         if not 1 <= len(names) <= _MOST:
@@ -150,48 +161,71 @@ class GroupTerm(WrittenTerm):
                 )
 
 
-def parse_group_term(argument: str, text: str) -> list[GroupTerm]:
-    """Parse `(left | groups)`: one term, or one for each level of nested groups.
+def group_terms(argument: str, bar: Bar) -> list[GroupTerm]:
+    """The terms of `(left | groups)`: one, or one for each level of nested groups.
 
     Args:
         argument: name of the argument, for errors.
-        text: the term.
+        bar: the term in the tree of the formula.
 
     Raises:
-        InputError: other syntax, with what to write.
+        InputError: other groups than columns, with what to write.
 
     Example:
-        >>> [term.name for term in parse_group_term("formula", "(x | school/class)")]
+        >>> from subbayes.regression.formula.grammar import parse
+        >>> bar = parse("formula", "(x | school/class)")
+        >>> [term.name for term in group_terms("formula", bar)]
         ['(1 + x | school)', '(1 + x | school:class)']
     """
-    parts = split_at(within_brackets(text) or "", "|")
-    correlated = len(parts) == 2
-    if not (correlated or (len(parts) == 3 and not parts[1].strip())):
-        fail(argument, "(effects | groups) or (effects || groups)", repr(text))
-    left, right = " ".join(parts[0].split()), parts[-1].strip()
-    if not left:
-        fail(argument, "effects that vary, such as (1 | g)", repr(text), f"Write (1 | {right})")
-    nested = [[plain_name(name) for name in split_at(part, ":")] for part in split_at(right, "/")]
-    if any(name is None for part in nested for name in part):
-        names = [name for name in split_at(right, "+") if plain_name(name)]
-        remedy = " + ".join(f"({left} | {name.strip()})" for name in names)
-        fail(
-            argument,
-            "columns as groups, joined by : for combinations or / for nested groups",
-            repr(text),
-            f"Write {remedy}" if len(names) > 1 else "Add a column with the groups",
-        )
-    terms, groups = [], tuple[str, ...]()
-    for part in nested:
-        groups = tuple(dict.fromkeys([*groups, *map(str, part)]))
-        terms.append(GroupTerm(_with_intercept(left), groups, correlated))
-    return terms
+    if bar.left is None:
+        groups = bar.groups_source
+        remedy = f"Write (1 | {groups})"
+        fail(argument, "effects that vary, such as (1 | g)", repr(bar.source), remedy)
+    nested = _nested(bar.groups)
+    if nested is None:
+        remedy = "Add a column with the groups"
+        if isinstance(bar.groups, Sum):
+            remedy = "Write " + " + ".join(f"({bar.left_source} | {g})" for g in bar.groups.sources)
+        expected = "columns as groups, joined by : for combinations or / for nested groups"
+        fail(argument, expected, repr(bar.source), remedy)
+    products, others, _ = expand(argument, bar.left)
+    for node in others:
+        fail_as_summand(argument, node)
+    left = bar.left_source if _has_intercept(bar.left) else f"1 + {bar.left_source}"
+    return [GroupTerm(left, products, groups, bar.symbol == "|") for groups in nested]
 
 
-def _with_intercept(left: str) -> str:
-    """The left-hand side with its intercept written: `x` is `1 + x`."""
-    written = {part.strip() for part in split_at(left, "+-")} & {"0", "1"}
-    return left if written else f"1 + {left}"
+def _nested(node: Node) -> list[tuple[str, ...]] | None:
+    """The columns of each level of nested groups; None of other expressions."""
+    match node:
+        case Name(name):
+            return [(name,)]
+        case Crossing(":" | "/" as symbol, left, right):
+            outer, inner = _nested(left), _nested(right)
+            if outer is None or inner is None or (symbol == ":" and len(outer) + len(inner) > 2):
+                return None
+            own = [tuple(dict.fromkeys(outer[-1] + groups)) for groups in inner]
+            return own if symbol == ":" else outer + own
+    return None
+
+
+def _has_intercept(left: Node) -> bool:
+    """Whether the intercept is written, or 0 in its place."""
+    terms = left.terms if isinstance(left, Sum) else (left,)
+    return any(isinstance(term, Constant) for term in terms)
+
+
+class RandomIntercept(CallTerm):
+    """`re(g)`, another spelling of `(1 | g)`."""
+
+    @classmethod
+    @override
+    def parse(cls, argument: str, call: FunctionCall) -> Sequence[WrittenTerm]:
+        match call:
+            case FunctionCall(arguments=(Name(name),), keywords=()):
+                return [GroupTerm("1", [()], (name,), True)]
+        remedy = "Write a term of each column, or (1 | a:b) for combinations of columns"
+        fail(argument, "re(...) of one column", repr(call.source), remedy)
 
 
 def _keys(frame: pd.DataFrame, groups: Sequence[str]) -> list[tuple[Any, ...]]:

@@ -7,7 +7,7 @@ those of the hyperparameters, such as standard deviations. `Law` is that functio
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from typing_extensions import override
 
+from subbayes.regression.formula.grammar import Node
 from subbayes.regression.priors.prior import EffectPrior
 from subbayes.regression.shapes import ColumnValues, ExtraValues, PointValues, TermColumns
 from subbayes.utils.types import RowNumbers
@@ -163,9 +164,9 @@ class WrittenTerm(ABC):
         """The largest number of columns that it can have."""
 
     @property
-    def expressions(self) -> Sequence[str]:
-        """Names of columns that it reads which are expressions of columns, such as `log(x)`."""
-        return ()
+    def expressions(self) -> Mapping[str, Node]:
+        """What it reads as columns but is an expression of columns, such as `log(x)`, by name."""
+        return {}
 
     @abstractmethod
     def learn(

@@ -2,49 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, fields
-from typing import cast
 
 import pandas as pd
 
-from subbayes.regression.formula.checks import check_columns, check_different
-from subbayes.regression.formula.grammar import (
-    check_formula,
-    check_length,
+from subbayes.regression.formula.checks import check_columns, check_different, formula_errors
+from subbayes.regression.formula.expansion import (
+    Factors,
     check_size,
-    formula_errors,
+    check_terms,
+    columns_of,
+    expand,
 )
-from subbayes.regression.formula.splitting import split_terms
+from subbayes.regression.formula.grammar import Bar, Node, parse
 from subbayes.regression.shapes import TermColumns
 from subbayes.regression.terms.columns import FormulaColumns
-from subbayes.regression.terms.group_effects import parse_group_term
+from subbayes.regression.terms.evaluation import Evaluation
+from subbayes.regression.terms.group_effects import group_terms
 from subbayes.regression.terms.law import Counts, LearnedTerm, WrittenTerm
+from subbayes.regression.terms.transforms import Transform
 from subbayes.utils.checks import fail
 from subbayes.utils.registry import TERMS
 
 _MOST = 100  # terms of this package in a right-hand side
-
-
-def written_terms(argument: str, texts: Sequence[str]) -> list[WrittenTerm]:
-    """Parse terms, without evaluating them.
-
-    Raises:
-        InputError: wrong syntax, unknown options, or a term that occurs twice.
-    """
-    found = [term for text in texts for term in _parse(argument, text)]
-    if len(found) > _MOST:
-        fail(argument, f"at most {_MOST} terms in brackets and smooths", len(found))
-    check_different(argument, "terms", (term.name for term in found))
-    return found
-
-
-def _parse(argument: str, text: str) -> Sequence[WrittenTerm]:
-    if text.startswith("("):
-        return parse_group_term(argument, text)
-    return cast(
-        "Sequence[WrittenTerm]", TERMS[text.partition("(")[0].strip()].parse(argument, text)
-    )
 
 
 @dataclass(frozen=True)
@@ -54,14 +35,16 @@ class RightSide:
     Attributes:
         argument: name of the argument, for errors.
         text: the right-hand side.
-        rest: the part of columns and factors.
+        products: the factors of each term of columns and factors.
         terms: the other terms.
+        read: columns that the terms of columns and factors read.
     """
 
     argument: str
     text: str
-    rest: str
+    products: Sequence[Factors]
     terms: tuple[WrittenTerm, ...]
+    read: Set[str]
 
     @classmethod
     def of(cls, argument: str, text: str) -> RightSide:
@@ -71,34 +54,46 @@ class RightSide:
             InputError: wrong syntax, unknown options, or a term that occurs twice.
 
         Example:
-            >>> RightSide.of("formula", "x + s(x, df=12) + (1 | g)").rest
-            'x'
+            >>> side = RightSide.of("formula", "x + s(x, df=12) + (1 | g)")
+            >>> [term.name for term in side.terms]
+            ['s(x, df=12)', '(1 | g)']
         """
-        check_length(argument, text)
-        with formula_errors(argument, text):
-            rest, own = split_terms(argument, text)
-            return cls(argument, text, rest, tuple(written_terms(argument, own)))
+        products, nodes, read = expand(argument, parse(argument, text))
+        terms: list[WrittenTerm] = []
+        for node in nodes:
+            if isinstance(node, Bar):
+                terms += group_terms(argument, node)
+            else:
+                terms += TERMS[node.function].parse(argument, node)
+        if len(terms) > _MOST:
+            fail(argument, f"at most {_MOST} terms in brackets and smooths", len(terms))
+        check_different(argument, "terms", (term.name for term in terms))
+        return cls(argument, text, products, tuple(terms), read)
 
     def check(self, frame: pd.DataFrame) -> tuple[str, ...]:
         """Check it against a data frame, without evaluating it, and return the columns it reads.
 
         Raises:
-            InputError: as `check_formula`.
+            InputError: unknown columns, or too many columns of the design matrix.
         """
         argument = self.argument
         with formula_errors(argument, self.text):
-            columns = list(check_formula(argument, self.rest, frame))
+            columns = list(check_terms(argument, self.text, self.products, frame, self.read))
             width = 0
             for term in self.terms:
                 needed = term.check(argument, frame)
                 needed = tuple(name for name in needed if name not in term.expressions)
-                for text in term.expressions:
-                    needed += check_formula(argument, text, frame)
+                for text, node in term.expressions.items():
+                    needed += check_terms(argument, text, [(node,)], frame)
                 check_columns(needed, frame)
                 columns += needed
                 width += term.width(frame)
             check_size(argument, self.text, width, len(frame))
         return tuple(dict.fromkeys(columns))
+
+    def columns(self, frame: pd.DataFrame) -> FormulaColumns:
+        """The columns of the terms of columns and factors, learned from rows."""
+        return FormulaColumns.learn(self.argument, self.text, self.products, frame)
 
     def learn(
         self, frame: pd.DataFrame, prefix: str, weights: Counts | None = None
@@ -121,17 +116,17 @@ def _learn(
     """Learn a term, of expressions from their values."""
     if not term.expressions:
         return term.learn(argument, frame, prefix, weights)
-    values = {
-        text: FormulaColumns.learn(argument, f"0 + {text}", frame) for text in term.expressions
-    }
-    parts = term.learn(argument, _with_values(frame, values), prefix, weights)
-    read = {name for columns in values.values() for name in columns.read}
+    evaluation = Evaluation(argument, frame)
+    values = {text: evaluation.factor(node) for text, node in term.expressions.items()}
+    parts = term.learn(argument, frame.assign(**values), prefix, weights)
+    read = {name for node in term.expressions.values() for name in columns_of(node)}
     return [
         OfExpressions(
             **{f.name: getattr(part, f.name) for f in fields(LearnedTerm)}
             | {"variables": tuple(sorted({*part.variables} - {*values} | read))},
             term=part,
-            values=values,
+            expressions=term.expressions,
+            transforms=evaluation.learned,
         )
         for part in parts
     ]
@@ -139,15 +134,14 @@ def _learn(
 
 @dataclass(frozen=True)
 class OfExpressions(LearnedTerm):
-    """A term that reads expressions, by their text."""
+    """A term that reads expressions, by their text, and what functions in them have learned."""
 
     term: LearnedTerm
-    values: Mapping[str, FormulaColumns]
+    expressions: Mapping[str, Node]
+    transforms: Mapping[Node, Transform]
 
     def columns(self, frame: pd.DataFrame) -> TermColumns:
         """The columns of the term."""
-        return self.term.columns(_with_values(frame, self.values))
-
-
-def _with_values(frame: pd.DataFrame, values: Mapping[str, FormulaColumns]) -> pd.DataFrame:
-    return frame.assign(**{text: columns.evaluate(frame)[:, 0] for text, columns in values.items()})
+        evaluation = Evaluation(f"term {self.name!r}", frame, self.transforms)
+        values = {text: evaluation.factor(node) for text, node in self.expressions.items()}
+        return self.term.columns(frame.assign(**values))

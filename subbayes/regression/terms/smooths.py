@@ -27,7 +27,7 @@ a factor as `by=`, over the rows of each level. All columns have mean zero.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ from typing_extensions import override
 
 from subbayes.data.levels import levels_of
 from subbayes.regression.formula.checks import has_numbers
+from subbayes.regression.formula.grammar import Node
 from subbayes.regression.formula.options import one_of, one_or_each, whole
 from subbayes.regression.shapes import Points, TermColumns
 from subbayes.regression.terms.bases import BASES, Basis, Cubic, basis_of, whitened
@@ -133,7 +134,7 @@ class SmoothTerm(CallTerm):
 
     @property
     @override
-    def expressions(self) -> Sequence[str]:
+    def expressions(self) -> Mapping[str, Node]:
         return self.call.expressions
 
     @property
