@@ -515,29 +515,39 @@ class Results(Calibratable):
         category: Any,
         new_levels: NewLevels = "error",
         groups: bool = True,
+        dpar: str | None = None,
     ) -> Callable[[pd.DataFrame], Float[np.ndarray, "S n"]]:
-        """Draws of the mean, or of the location's predictor, as a function of rows.
+        """Draws of the mean or a parameter, or of a predictor, as a function of rows.
 
         Of quantile regression the quantile takes the place of the mean.
         """
         check_choice("scale", scale, ("response", "link"))
         check_count("n_draws", n_draws)
-        place = self._position_of(category, scale)
+        family = self.state.model.family
+        if dpar is None:
+            place = self._position_of(category, scale)
+        else:
+            check_choice("dpar", dpar, family.parameters)
+            place = family.parameters.index(dpar)
 
         def quantity(rows: pd.DataFrame) -> np.ndarray:
             most = min(n_draws, self.state.draws.flat().shape[0])
             found = self.predict(rows, n_draws=most, new_levels=new_levels, groups=groups)
             if scale == "link":
                 return found.outputs[..., place].numpy()
-            mean = self.state.model.family.averaged(found.outputs).numpy()
+            if dpar is not None:
+                return family.values(found.outputs)[dpar].numpy()
+            mean = family.averaged(found.outputs).numpy()
             if mean.shape[-1] == 1 and category is not None:  # the probability of the second class
                 return mean[..., 0] if place else 1 - mean[..., 0]
             return mean[..., place if mean.shape[-1] > 1 else 0]
 
         return quantity
 
-    def _quantity_name(self, scale: str, category: Any) -> str:
+    def _quantity_name(self, scale: str, category: Any, dpar: str | None = None) -> str:
         """What `_quantity` is, for figures."""
+        if dpar is not None:
+            return dpar if scale == "response" else self.state.model.family.predictor_scale(dpar)
         model, place = self.state.model, self._position_of(category, scale)
         if scale == "link":
             return model.family.predictor_scale(model.family.parameters[place])
@@ -575,6 +585,7 @@ class Results(Calibratable):
         weights: str | None = None,
         category: Any = None,
         effects: str | None = None,
+        dpar: str | None = None,
     ) -> Averages:
         """The mean response with a column set to each value in all rows, averaged over them.
 
@@ -597,6 +608,7 @@ class Results(Calibratable):
                 were drawn from, with random weights of the rows (the Bayesian bootstrap) in each
                 draw ("population"); by default that of the fit for its rows beside networks, else
                 "sample". Without networks, intervals of other packages are those of "sample".
+            dpar: the parameter of the family that takes the place of the mean, such as "sigma".
 
         Returns:
             The averages, with `draws` and `table()`.
@@ -605,7 +617,9 @@ class Results(Calibratable):
             InputError: an unknown column, a column of many numbers that are not levels without
                 `values`, or a response of several classes without `category`.
         """
-        question = self._question(variable, data, scale, level, n_draws, weights, category, effects)
+        question = self._question(
+            variable, data, scale, level, n_draws, weights, category, effects, dpar
+        )
         return question.means(values)
 
     def contrast(
@@ -621,6 +635,7 @@ class Results(Calibratable):
         weights: str | None = None,
         category: Any = None,
         effects: str | None = None,
+        dpar: str | None = None,
     ) -> Averages:
         """Differences or ratios of marginal means between levels of a column.
 
@@ -639,6 +654,7 @@ class Results(Calibratable):
             weights: as for `marginal_means`.
             category: as for `marginal_means`.
             effects: as for `marginal_means`.
+            dpar: as for `marginal_means`.
 
         Raises:
             InputError: levels that do not exist, or ratios of means that are not positive.
@@ -646,7 +662,9 @@ class Results(Calibratable):
         if scale == "link" and comparison != "difference":
             remedy = "Ratios are those of means: leave scale at 'response'"
             fail("comparison", "'difference' for scale='link'", repr(comparison), remedy)
-        question = self._question(variable, data, scale, level, n_draws, weights, category, effects)
+        question = self._question(
+            variable, data, scale, level, n_draws, weights, category, effects, dpar
+        )
         return question.contrasts(levels, comparison)
 
     def marginal_slopes(
@@ -661,6 +679,7 @@ class Results(Calibratable):
         weights: str | None = None,
         category: Any = None,
         effects: str | None = None,
+        dpar: str | None = None,
     ) -> Averages:
         """The slope of the mean response in a column of numbers, averaged over rows.
 
@@ -676,8 +695,11 @@ class Results(Calibratable):
             weights: as for `marginal_means`.
             category: as for `marginal_means`.
             effects: as for `marginal_means`.
+            dpar: as for `marginal_means`.
         """
-        question = self._question(variable, data, scale, level, n_draws, weights, category, effects)
+        question = self._question(
+            variable, data, scale, level, n_draws, weights, category, effects, dpar
+        )
         return question.slopes(by)
 
     def _question(
@@ -690,6 +712,7 @@ class Results(Calibratable):
         weights: str | None,
         category: Any,
         effects: str | None,
+        dpar: str | None,
     ) -> RowQuestion:
         """The column and the quantity of averages over rows."""
         check_fraction("level", level)
@@ -701,8 +724,8 @@ class Results(Calibratable):
         return RowQuestion(
             variable,
             self._levels(variable),
-            self._quantity(scale, n_draws, category),
-            self._quantity_name(scale, category),
+            self._quantity(scale, n_draws, category, dpar=dpar),
+            self._quantity_name(scale, category, dpar),
             frame,
             RowAverage(frame, weights, seed),
             level,
