@@ -26,6 +26,7 @@ from typing_extensions import override
 
 from subbayes.data.levels import levels_of
 from subbayes.regression.formula.checks import has_numbers
+from subbayes.regression.formula.grammar import FunctionCall
 from subbayes.regression.formula.options import one_of
 from subbayes.regression.shapes import TermColumns
 from subbayes.regression.terms.bases import BASES
@@ -44,9 +45,9 @@ class AnySmoothTerm(SmoothTerm):
 
     @classmethod
     @override
-    def parse(cls, argument: str, text: str) -> Sequence[WrittenTerm]:
-        call = parse_call(argument, text, cls)
-        return [(FactorSmoothTerm if call.options.get("bs") in _KINDS else SmoothTerm)(call)]
+    def parse(cls, argument: str, call: FunctionCall) -> Sequence[WrittenTerm]:
+        smooth = parse_call(argument, call, cls)
+        return [(FactorSmoothTerm if smooth.options.get("bs") in _KINDS else SmoothTerm)(smooth)]
 
 
 @dataclass(frozen=True)
