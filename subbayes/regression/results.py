@@ -578,6 +578,7 @@ class Results(Calibratable):
         variable: str,
         values: Iterable[Any] | None = None,
         *,
+        by: str | None = None,
         data: Any = None,
         scale: str = "response",
         level: float = 0.95,
@@ -595,6 +596,7 @@ class Results(Calibratable):
         Args:
             variable: the column.
             values: its values; by default all levels.
+            by: column whose groups of rows have averages of their own.
             data: the rows; by default those of training, at most 2000 evenly spaced ones.
             scale: "response" for E[y], or the quantile of the "asymmetric-laplace" family; "link"
                 for the predictor of the location.
@@ -620,13 +622,14 @@ class Results(Calibratable):
         question = self._question(
             variable, data, scale, level, n_draws, weights, category, effects, dpar
         )
-        return question.means(values)
+        return question.by_group(by, lambda own: own.means(values))
 
     def contrast(
         self,
         variable: str,
         levels: Iterable[Any] | str | None = None,
         *,
+        by: str | None = None,
         data: Any = None,
         comparison: str = "difference",
         scale: str = "response",
@@ -645,6 +648,7 @@ class Results(Calibratable):
             variable: the column.
             levels: pairs (a, b), a compared with b; "pairwise" for all pairs, of which the printed
                 table says that intervals hold for one each; by default each level with the first.
+            by: as for `marginal_means`.
             data: as for `marginal_means`, as are the other arguments.
             comparison: "difference", "ratio", such as a relative risk or a ratio of rates, or
                 "odds ratio", of probabilities; ratios are those of the means over rows.
@@ -665,7 +669,7 @@ class Results(Calibratable):
         question = self._question(
             variable, data, scale, level, n_draws, weights, category, effects, dpar
         )
-        return question.contrasts(levels, comparison)
+        return question.by_group(by, lambda own: own.contrasts(levels, comparison))
 
     def marginal_slopes(
         self,
@@ -816,6 +820,7 @@ class Results(Calibratable):
         variable: str | None = None,
         values: Iterable[Any] | None = None,
         *,
+        by: str | None = None,
         data: Any = None,
         level: float = 0.95,
         n_draws: int = 1000,
@@ -835,6 +840,7 @@ class Results(Calibratable):
             times: increasing times; by default 50 from 0 to the longest of the training rows.
             variable: column of the curves.
             values: its values; by default all levels.
+            by: column whose groups of rows have averages of their own.
             data: the rows; by default those of training, at most 2000 evenly spaced ones.
             level: level of the central intervals.
             n_draws: use at most this many evenly spaced draws.

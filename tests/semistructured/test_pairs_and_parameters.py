@@ -23,6 +23,16 @@ def test_all_pairs_are_compared_and_the_table_says_what_intervals_hold_for():
         first, second = label.split(" - ")
         naive = means.draws[:, place[first]] - means.draws[:, place[second]]
         np.testing.assert_allclose(found.draws[:, i], naive, atol=1e-12)
+    by = frame.assign(h=frame.x > 0)
+    for options in ({}, {"levels": "pairwise"}):
+        ask = model.contrast if options else model.marginal_means
+        groups = ask("g", by="h", data=by, **options)
+        parts = [ask("g", data=by[by.h == h], **options) for h in (False, True)]
+        expected = np.concatenate([part.draws for part in parts], 1)
+        np.testing.assert_allclose(groups.draws, expected, atol=1e-9)
+        assert (groups.name, groups.labels[0]) == ("g by h", f"{parts[0].labels[0]}, h=False")
+    with pytest.raises(InputError, match="^by: expected one of"):
+        model.contrast("g", by="k")
     last = repr(found).splitlines()[-1]
     assert last.startswith("6 comparisons, each with an interval of its own")
     assert repr(model.contrast("g")).splitlines()[-1].startswith("d - a")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from subbayes.data.levels import kind_of_level, levels_of, same_level
 from subbayes.regression.formula.checks import has_numbers
@@ -221,6 +221,7 @@ class RowQuestion:
         average: over the rows.
         level: level of the intervals.
         effects: averages over the "population" of the rows, or over these rows, the "sample".
+        part: which rows are averaged; by default all.
     """
 
     variable: str
@@ -231,6 +232,7 @@ class RowQuestion:
     average: RowAverage
     level: float
     effects: str
+    part: Bool[np.ndarray, "n"] | None = None
 
     def _averages(
         self,
@@ -247,7 +249,21 @@ class RowQuestion:
     def _means(self, chosen: Sequence[Any]) -> Float[np.ndarray, "S m"]:
         """The average at each value."""
         rows = [set_to(self.average.rows, self.variable, value) for value in chosen]
-        return np.stack([self.average(self.predict(at)) for at in rows], 1)
+        return np.stack([self.average(self.predict(at), self.part) for at in rows], 1)
+
+    def by_group(self, by: str | None, ask: Callable[[RowQuestion], Averages]) -> Averages:
+        """The answer to a question, or one for the rows of each value of a column."""
+        if by is None:
+            return ask(self)
+        rows = self.average.rows
+        check_choice("by", by, tuple(map(str, rows.columns)))
+        groups = levels_of(rows[by])
+        found = [ask(replace(self, part=(rows[by] == group).to_numpy())) for group in groups]
+        labels = [
+            f"{v}, {by}={g}" for g, own in zip(groups, found, strict=True) for v in own.labels
+        ]
+        draws = np.concatenate([own.draws for own in found], 1)
+        return replace(found[0], name=f"{self.variable} by {by}", labels=tuple(labels), draws=draws)
 
     def means(self, values: Iterable[Any] | None) -> Averages:
         """The averages; see `Results.marginal_means`."""
