@@ -11,7 +11,7 @@ import torch
 from pages import ROOT, SIZES, run_page, same_output
 
 import subbayes
-from subbayes import likelihoods
+from subbayes import distributed, likelihoods
 from subbayes.comparison.registry import METHODS
 from subbayes.inference.engine import ENGINES as ENGINE_NAMES
 from subbayes.likelihoods.families import FAMILIES
@@ -85,6 +85,13 @@ SMALL_TABLES = {
 }
 """Sizes of pages whose tables would take most of a minute."""
 nearly = partial(same_output, relative=0.15, absolute=0.06)
+
+
+@pytest.fixture(autouse=True)
+def alone():
+    """Leave the processes that a page has joined."""
+    yield
+    distributed.leave()
 
 
 @pytest.mark.slow
