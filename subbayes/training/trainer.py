@@ -102,7 +102,7 @@ class SwaResult:
 
     def warn_of_descent(self) -> None:
         """Warn if the loss falls all along the trajectory."""
-        if falls_steadily(losses := self.history["train_loss"]):
+        if falls_steadily(losses := self.history.get("train_loss", [])):
             warn_user(
                 f"trajectory: the loss falls all along it, from {losses[0]:.3g} to "
                 f"{losses[-1]:.3g}: its directions are those of training, not of the posterior. "

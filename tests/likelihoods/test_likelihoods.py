@@ -577,7 +577,7 @@ Y = torch.zeros(4)
         (
             Gaussian(1.0),
             torch.zeros(2, 2, 2),
-            r"y: expected shape \(N,\) or \(N, targets\), got shape",
+            r"y: expected shape \(N,\) or \(N, targets\) without missing ones, got shape",
         ),
         (Gaussian(1.0), (Y, Y), r"y: expected shape .*, got a tuple"),
         (Gaussian("per-observation"), Y, r"y: expected a pair \(y, noise scale\).*got one tensor"),

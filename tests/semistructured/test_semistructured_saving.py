@@ -146,9 +146,9 @@ def test_loading_requires_what_a_file_cannot_contain(fitted, tmp_path):
     model.save(path, overwrite=True)
     with pytest.raises(InputError, match=r"networks\['image'\].*got none. Pass load\(path, netw"):
         SemiStructuredRegression.load(path)
-    with pytest.raises(InputError, match=r"deep\['image'\]: expected the saved architecture"):
+    with pytest.raises(InputError, match=r"networks\['image'\]: expected the saved architecture"):
         SemiStructuredRegression.load(path, {"image": cnn(3)})
-    with pytest.raises(InputError, match="names of networks: image, table, got other"):
+    with pytest.raises(InputError, match="names in the formula: image, table, got other"):
         SemiStructuredRegression.load(path, {"other": cnn()})
     with pytest.raises(InputError, match="a fitted model"):
         Regression("y ~ x").save(tmp_path / "new")
