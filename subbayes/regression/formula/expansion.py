@@ -11,6 +11,7 @@ from typing import TypeGuard
 
 import pandas as pd
 
+from subbayes.data.columns import as_numpy
 from subbayes.regression.formula.checks import check_columns, check_no_dates, different_values
 from subbayes.regression.formula.functions import KNOWN, fail_as_summand, options_of
 from subbayes.regression.formula.grammar import (
@@ -224,7 +225,7 @@ def _width(argument: str, factor: Node, frame: pd.DataFrame) -> int:
     has_levels = any(call.function == "C" for call in calls)
     levels, sizes = 1, [1]
     for name in columns_of(factor, compared=False):
-        values = frame[name]
+        values = as_numpy(frame[name])
         if has_levels or not pd.api.types.is_numeric_dtype(values.dtype):
             levels *= len(different_values(values.dropna()))
     for call in calls:
