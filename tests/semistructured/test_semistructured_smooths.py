@@ -417,6 +417,7 @@ def test_models_with_smooths_are_saved_and_predict_new_rows(tmp_path):
         ("s(x, bs='cc', knots=c(0, 12))", r"two ends of a period, got"),
         ("s(x, k=c(4))", r"k= to be a whole number from 3 to 1000, got 's\(x, k=c\(4\)\)'\.$"),
         ("s(x, bs='cs')", "Write bs='cr'; smooths that shrink to 0 are not available"),
+        ("s(x, bs='gp')", r"Write gp\(x\), a term of its own"),
         ("s(x, bs='ts')", "Write bs='tp'; smooths that shrink"),
         ("s(x, fx=TRUE)", r"s\(...\) with bs=, k=, df=, degree=, knots=, by=, got"),
         ("s(x, m=2)", r"s\(...\) with bs=, k=, df=, degree=, knots=, by=, got"),

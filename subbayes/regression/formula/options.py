@@ -103,4 +103,4 @@ def _literal(node: Node) -> Any:
 _REMEDIES = {
     name: f"Write bs={other!r}; smooths that shrink to 0 are not available"
     for name, other in (("cs", "cr"), ("ts", "tp"))
-}
+} | {"gp": "Write gp(x), a term of its own"}
