@@ -90,7 +90,8 @@ def score(name: str, seed: int, data_dir: str | None = None) -> Record:
     parts = [part.numpy() for pair in rows_of(name, seed, data_dir) for part in pair]
     is_number = CASES[name][0] == "gaussian"
     rows: Rows = (parts[0], parts[1], parts[2], parts[3])
-    terms, seconds = {}, {}
+    terms = {}
+    seconds = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for method in METHODS:

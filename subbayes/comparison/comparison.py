@@ -305,7 +305,9 @@ def compare_methods(
     values, noise = (y, None) if isinstance(y, Tensor) else y
     table, predictives, models = [], {}, {}
     held_out = None if validation is None else Data.of(validation, "validation")
-    held_out_terms, test_terms, counts = {}, {}, np.zeros(0)
+    held_out_terms = {}
+    test_terms = {}
+    counts = np.zeros(0)
     for key, method in chosen.items():
         shared = sum(setup.trained.seconds[: method.phases]) if method.phases else 0.0
         models[key], seconds = method.fit(setup)
@@ -363,7 +365,8 @@ def _calibration(
     with suppress(InputError):  # rows that determine none, or counts
         model = temperature_scaling(model, data)
         tau = model.temperature
-    terms, counts = [], []
+    terms = []
+    counts = []
     for inputs, y in data.batches():
         split = split_targets(y, data.has_weights)
         known = {} if split.noise is None else {"noise": split.noise}

@@ -160,7 +160,8 @@ def label_scores(predictive: Predictive, y: object, weights: Weights = None) -> 
     """
     from sklearn.metrics import average_precision_score, f1_score, hamming_loss, log_loss
 
-    p, values = predictive.mean, target_values(predictive, y, missing=True)
+    p = predictive.mean
+    values = target_values(predictive, y, missing=True)
     observed = ~np.isnan(values)
     counts = np.broadcast_to(1.0 if weights is None else weights[:, None], values.shape)
     losses, f1, precision = [], [], []

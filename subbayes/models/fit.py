@@ -342,7 +342,8 @@ def sample(
         mode=sampling.mode,
         outputs=outputs,
     )
-    chosen, output_temperature = None, 1.0
+    chosen = None
+    output_temperature = 1.0
     if isinstance(temperature, str):
         choose = choose_temperature if checkpoint is None else checkpoint.temperature
         how: Any = {"inference": engine} if temperature == "validation" else {}

@@ -382,7 +382,8 @@ def is_used(setting: str, method: str) -> bool:
     """
     from subbayes.subspaces.registry import SUBSPACES
 
-    in_subspace, head = method in SUBSPACES, setting.partition(".")[0]
+    in_subspace = method in SUBSPACES
+    head = setting.partition(".")[0]
     if (owner := {"members": "ensemble", "effort": "hierarchical"}.get(head, head)) != head:
         return method == owner
     if head == "sparse":

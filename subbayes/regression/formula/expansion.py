@@ -223,7 +223,8 @@ def _width(argument: str, factor: Node, frame: pd.DataFrame) -> int:
     """The largest number of columns that a factor can have."""
     calls = [node for node in walk(factor) if isinstance(node, FunctionCall)]
     has_levels = any(call.function == "C" for call in calls)
-    levels, sizes = 1, [1]
+    levels = 1
+    sizes = [1]
     for name in columns_of(factor, compared=False):
         values = as_numpy(frame[name])
         if has_levels or not pd.api.types.is_numeric_dtype(values.dtype):
