@@ -19,7 +19,7 @@ from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.regression.formula.grammar import FunctionCall, split_at, summands
 from subbayes.regression.terms.calls import Call, CallTerm, parse_call
 from subbayes.semistructured.predictors import NetworkTerm
-from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.checks import closest, fail, fail_type
 
 _MOST = 10_000  # columns of a network
 
@@ -120,11 +120,21 @@ def _checked(name: str, module: Any) -> nn.Module:
 
 
 def reading_inputs(
-    networks: Mapping[str, NetworkTerm], inputs: Mapping[str, Any] | None
+    networks: Mapping[str, NetworkTerm], inputs: Mapping[str, Any] | None, columns: Collection[Any]
 ) -> dict[str, NetworkTerm]:
-    """Networks, of which those read tensors whose argument is the name of an input."""
+    """Networks, of which those read tensors whose argument is the name of an input.
+
+    Raises:
+        InputError: the only argument of a network is neither an input nor one of the columns.
+    """
     names = set(inputs or ())
-    return {
-        name: replace(part, is_tensor=len(part.reads) == 1 and names.issuperset(part.reads))
-        for name, part in networks.items()
-    }
+    found = {}
+    for name, part in networks.items():
+        is_tensor = len(part.reads) == 1 and names.issuperset(part.reads)
+        if len(part.reads) == 1 and not is_tensor and part.reads[0] not in columns:
+            (entry,) = part.reads
+            remedy = closest(entry, [*names, *columns]) or f"Pass inputs={{{entry!r}: ...}}"
+            expected = f"an entry {entry!r} for {name}({entry}), or a column of that name"
+            fail("inputs", expected, "neither", remedy)
+        found[name] = replace(part, is_tensor=is_tensor)
+    return found

@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.data.encoder import TabularEncoder
+from subbayes.data.frames import read_frame
 from subbayes.likelihoods.families import Family
 from subbayes.networks.network import Network
 from subbayes.networks.outputs import CallError
@@ -80,8 +81,9 @@ class JointSpecification(Specification):
     def prepare(
         self, data: Any, inputs: Mapping[str, Any] | None = None, most_effects: int | None = None
     ) -> PreparedModel:
-        own = replace(self, deep=reading_inputs(self.deep, inputs))
-        return super(JointSpecification, own).prepare(data, inputs, most_effects)
+        frame = read_frame("data", data)
+        own = replace(self, deep=reading_inputs(self.deep, inputs, frame.columns))
+        return super(JointSpecification, own).prepare(frame, inputs, most_effects)
 
     @override
     def with_classes(self, family: Family) -> Self:

@@ -65,6 +65,13 @@ def test_a_network_reads_columns_or_an_entry_of_inputs():
     torch.testing.assert_close(entry.inputs["deep deep"], image)
 
 
+@pytest.mark.parametrize("inputs", [None, {"img": torch.zeros(30, 2)}])
+def test_an_argument_that_is_neither_a_column_nor_an_input_is_refused(inputs):
+    with pytest.raises(InputError, match=r"'image' for cnn\(image\), or a column") as raised:
+        prepared("y ~ x + cnn(image)", inputs, cnn=2)
+    assert raised.value.argument == "inputs"
+
+
 def test_effects_are_those_of_the_formula_without_networks():
     model = prepared("y ~ . - k + deep(u)", deep=1)
     plain = Regression("y ~ . - k").specification.prepare(table())

@@ -367,7 +367,7 @@ def test_bad_input_raises_with_its_name():
         Regression("y ~ x", family="poisson").fit(frame)
     with pytest.raises(InputError, match="one output a row"):
         SemiStructuredRegression("y ~ x + net(u)", networks={"net": nn.Linear(1, 2)}).fit(frame)
-    with pytest.raises(InputError, match="none called net"):
+    with pytest.raises(InputError, match="'net' for net"):
         SemiStructuredRegression("y ~ x + net(net)", networks={"net": nn.Linear(1, 1)}).fit(frame)
     with pytest.raises(InputError, match="rank: expected at most 2"):
         SemiStructuredRegression("y ~ x + net(u)", networks={"net": nn.Linear(1, 1)}).fit(
