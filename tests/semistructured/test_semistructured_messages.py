@@ -59,6 +59,7 @@ def test_terms_of_other_libraries_raise_with_the_equivalent(term, said):
     ("term", "said"),
     [
         ("foo(x)", "operators and functions of docs/methods/semi-structured.md, got 'foo"),
+        ("deep(x)", r"A network is a term of SemiStructuredRegression\(networks={'deep': ...}\)"),
         ("I(x^2)", r"powers with \*\*, got 'I\(x \^ 2\)'. Write I\(x\*\*2\)\."),
         ("when", r"when: expected numbers, .* got dates as text, such as '2024-01-05'. Convert"),
         ("x*when", r"pandas.Timestamp\('2024-01-05'\)\).dt.days, or write C\(when\) for a factor"),
@@ -75,6 +76,12 @@ def test_mistakes_in_terms_have_a_remedy(term, said):
     days = pd.to_datetime(dates["when"]) - pd.Timestamp("2024-01-05")  # the remedy
     later = dates.assign(when=days.dt.days)
     Regression("y ~ when").specification.prepare(later, None)
+
+
+def test_responses_of_classes_name_the_families_of_classes():
+    rows = frame.assign(sick=["no", "yes"] * 10)
+    with pytest.raises(InputError, match=r"sick: expected numbers, .* family='bernoulli'"):
+        Regression("sick ~ x").fit(rows)
 
 
 def test_factors_of_r_are_those_of_this_grammar():

@@ -74,7 +74,9 @@ class Response:
         frame = plain_columns(frame, self.variables(frame))
         present = self.name in frame.columns
         if self.labels is None:
-            return column_numbers(self.name, frame) if present else _evaluate(self.name, frame)
+            if not present:
+                return _evaluate(self.name, frame)
+            return column_numbers(self.name, frame, "Classes: family='bernoulli' or 'categorical'")
         values = np.asarray(frame[self.name] if present else _evaluate(self.name, frame))
         code = {label: i for i, label in enumerate(self.labels)}
         unseen = [v for v in pd.unique(values) if v not in code]

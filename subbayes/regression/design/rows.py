@@ -64,8 +64,13 @@ class AuxiliaryColumns:
         return total
 
 
-def column_numbers(name: str, frame: pd.DataFrame) -> RowNumbers:
+def column_numbers(name: str, frame: pd.DataFrame, remedy: str = "") -> RowNumbers:
     """A column as numbers in float64.
+
+    Args:
+        name: the column.
+        frame: the rows.
+        remedy: what to do about one that has no numbers.
 
     Raises:
         InputError: text, dates, or other values that are not numbers.
@@ -78,7 +83,7 @@ def column_numbers(name: str, frame: pd.DataFrame) -> RowNumbers:
     try:
         return frame[name].to_numpy(dtype=np.float64, copy=True)
     except (TypeError, ValueError):
-        fail(name, "numbers", f"values such as {frame[name].iloc[0]!r}")
+        fail(name, "numbers", f"values such as {frame[name].iloc[0]!r}", remedy)
 
 
 def given_values(family: Family, frame: pd.DataFrame) -> dict[str, RowNumbers]:

@@ -129,6 +129,8 @@ def refuse(argument: str, node: Node, factor: str, response: bool) -> NoReturn:
         remedy = "Transform the column before fitting"
         fail(argument, "an elementwise response", repr(factor), remedy)
     remedy = closest(function, [*KNOWN, *TERMS, *NUMPY])
+    if function and not remedy:
+        remedy = f"A network is a term of SemiStructuredRegression(networks={{{function!r}: ...}})"
     if response:
         remedy = _OF_RESPONSES.get(function, "")
     fail(argument, ALLOWED, f"{got} in {factor!r}", remedy)
