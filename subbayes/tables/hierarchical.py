@@ -1,14 +1,15 @@
 r"""Networks with a hierarchical prior, all of whose parameters are sampled: the default for tables.
 
 Each candidate is a `HierarchicalMLP` on standardised columns, their ranks and harmonics of these.
-Its chains start at points that Adam climbs to from the prior, and are drawn by MCLMC. Candidates
-are compared on rows held out, and stacked; see `Stack`. All sizes are fixed numbers, so that a seed
-determines the model.
+Its chains start at points that Adam climbs to from the prior, are drawn by MCLMC, and have the same
+noise for all rows at first. Candidates are compared on rows held out, and stacked; see `Stack`. All
+sizes are fixed numbers, so that a seed determines the model.
 """
 
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
+from torch import nn
 
 from subbayes.data.arrays import to_tensor
 from subbayes.data.data import Data
@@ -50,7 +52,7 @@ from subbayes.networks.network import Network
 from subbayes.posterior import Posterior
 from subbayes.predictions.predictive import Predictive
 from subbayes.priors import Normal
-from subbayes.subspace import FullSubspace
+from subbayes.subspace import CoordinateSubspace, FullSubspace
 from subbayes.tables.stacked import LEVEL, Stack
 from subbayes.utils.checks import check_choice
 from subbayes.utils.seeding import derive_seed
@@ -70,9 +72,10 @@ _HELD_OUT = 0.2  # share of the rows by which candidates are compared
 _MOST_COMPARED = 4000  # of them
 _MIXED = 400  # draws that predictions average
 _BEHIND = 3.0  # standard errors of its log score, from which a chain misses rows
-_LEAST_WEIGHT = 0.05  # of a candidate in the stack
+_LEAST_WEIGHT, _FEWEST_CHAINS = 0.05, 2  # of a candidate in the stack
 _FEW_ROWS, _LONGER, _MOST_STEPS = 1000, 4.0, 12_000  # fewer rows have longer chains, up to these
 _START = 0.3  # standard deviation of the points from which chains climb
+_FEW_OUTLIERS = 1.0  # constant of log(nu - 1) of noise that is held constant
 _MOST_FEATURES = 1000  # with more, columns have no ranks
 _SIGMA, _NU = (-1.5, 1.5), (2.0, 1.5)  # prior of the log of a noise scale, and of log(nu - 1)
 _LEAST_NU = 1.5  # nu - 1, so that variances are finite
@@ -103,6 +106,8 @@ class Effort:
     Attributes:
         candidates: networks to compare.
         climb: steps of Adam before the chains.
+        constant: steps of the chains after these, with the same noise for all rows: noise that
+            varies at first grows wherever the mean does not fit yet, and stays there.
         chains: of each network.
         steps: of each chain, of which the first third is the warm-up.
         compared: steps with which candidates are compared.
@@ -111,6 +116,7 @@ class Effort:
 
     candidates: tuple[Candidate, ...]
     climb: int = 100
+    constant: int = 300
     chains: int = 8
     steps: int = 3000
     compared: int = 1000
@@ -135,9 +141,13 @@ _SMOOTH, _PLAIN, _WIDE = Candidate(), Candidate(harmonics=None), Candidate((32, 
 _PROCESS = Candidate((), None)
 EFFORTS = {
     "quick": Effort((_SMOOTH,), chains=4, steps=1000, most_rows=5000),
-    "standard": Effort((_SMOOTH, _PLAIN, _PROCESS)),
+    "standard": Effort((_SMOOTH, _PLAIN, _PROCESS), constant=1000),
     "long": Effort(
-        (_SMOOTH, _PLAIN, _PROCESS, _WIDE), steps=12_000, compared=3000, most_rows=100_000
+        (_SMOOTH, _PLAIN, _PROCESS, _WIDE),
+        constant=1000,
+        steps=12_000,
+        compared=3000,
+        most_rows=100_000,
     ),
 }
 """Sizes by name."""
@@ -208,7 +218,7 @@ def fit_network(
     head: Head,
     data: Data,
     sampling: Sampling,
-    climb: int,
+    effort: Effort,
     features: RankFeatures,
     start: Float[np.ndarray, "chains k"] | None = None,
 ) -> FittedModel:
@@ -219,26 +229,35 @@ def fit_network(
         head: its likelihood and outputs.
         data: columns (n, d), float32, and targets, with weights of the rows if there are any.
         sampling: of the chains; its seed is that of the start points too.
-        climb: steps of Adam before them.
+        effort: numbers of steps before them.
         features: of the columns.
-        start: where chains start, instead of points that Adam climbs to.
+        start: where chains start, instead of what these steps find.
     """
     matrix = features(data.inputs)
     if not candidate.hidden:
         return _fit_process(head, data, matrix, sampling, features)
     arguments = (matrix.shape[1], candidate.hidden, head.outputs, head.shapes, head.offset)
     whole = HierarchicalMLP(*arguments, features=features, seed=sampling.seed)
-    inner = Network(HierarchicalMLP(*arguments, seed=sampling.seed))
+    standardised = HierarchicalMLP(*arguments, seed=sampling.seed)
+    inner = Network(standardised)
     space = FullSubspace(torch.zeros(inner.size))
     likelihood = head.likelihood
     sampled = Weighted(likelihood) if data.has_weights else likelihood
     prior, rows = Normal(1.0), replace(data, inputs=matrix)
     posterior = Posterior(inner, sampled, rows, space, prior, mode=sampling.mode)
-    if start is None:
-        rng = np.random.default_rng(derive_seed(sampling.seed, 1))
-        start = _START * rng.standard_normal((sampling.chains, inner.size))
-        start = _climb(posterior, start, climb)
     engine: Engine = MCLMC(metric="diagonal")
+    if start is None:
+        held = _constant_noise(standardised)
+        free = CoordinateSubspace(held.nan_to_num(), held.isnan().nonzero()[:, 0])
+        early = Posterior(inner, sampled, rows, free, prior, mode=sampling.mode)
+        rng = np.random.default_rng(derive_seed(sampling.seed, 1))
+        start = _START * rng.standard_normal((sampling.chains, early.rank))
+        start = _climb(early, start, effort.climb)
+        if early.rank < inner.size:
+            folder = sampling.checkpoint and Path(f"{sampling.checkpoint}-constant")
+            run = replace(sampling, draws=1, warmup=effort.constant, thin=1, checkpoint=folder)
+            start = engine.run(early, replace(run, initial=start)).z[:, -1]
+        start = free.weights(torch.from_numpy(start)).double().numpy()
     draws = engine.run(posterior, replace(sampling, initial=start))
     network = Network(whole).with_weights(space.shift)
     model = FittedModel(
@@ -295,6 +314,20 @@ def _rows(
     inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     data = Data.of((inputs, to_tensor("y", y, keep_double=True)))
     return data if weights is None else data.weighted(weights)
+
+
+def _constant_noise(module: HierarchicalMLP) -> Float[torch.Tensor, "k"]:
+    """Weights with which the noise is the same for all rows, and nearly normal; NaN for others."""
+    held = deepcopy(module)
+    means = len(module.constant)
+    with torch.no_grad():
+        for parameter in held.parameters():
+            parameter.fill_(math.nan)
+        held.output[means:] = held.skip[means:] = 0.0
+        if held.shape_constant is not None:
+            bounded = torch.tensor([shape.least is not None for shape in module.shapes])
+            held.shape_constant[bounded] = _FEW_OUTLIERS
+    return nn.utils.parameters_to_vector(held.parameters()).detach()
 
 
 def _climb(
@@ -368,10 +401,11 @@ def fit_hierarchical(
     members, counts = [], []
     for m, share in enumerate(shares):
         if share > 0:
-            run = _sized(sampling, effort.chains, effort.steps, f"member-{m}")
-            one = fit_network(
-                effort.candidates[m], head, data, run, effort.climb, every[m], starts[m]
-            )
+            # predictions average few draws of a member with a small share
+            chains = min(effort.chains, max(_FEWEST_CHAINS, round(share * effort.chains)))
+            start = None if starts[m] is None else starts[m][:chains]
+            run = _sized(sampling, chains, effort.steps, f"member-{m}")
+            one = fit_network(effort.candidates[m], head, data, run, effort, every[m], start)
             members.append(one)
             counts.append(max(1, round(share * min(_MIXED, one.default_draws))))
     return Stack(tuple(members), tuple(counts), record)
@@ -405,7 +439,7 @@ def _compare(
     found, ends = [], []
     for m, candidate in enumerate(effort.candidates):
         run = _sized(sampling, effort.chains, effort.compared, f"candidate-{m}")
-        one = fit_network(candidate, head, data, run, effort.climb, features[m])
+        one = fit_network(candidate, head, data, run, effort, features[m])
         found.append(one.predict(x[out].astype(np.float32)))
         likely = _likely_chains(found[-1], y[out], one.sampled.n_chains, rows)
         ends.append(one.sampled.z[likely, -1])

@@ -212,7 +212,7 @@ def test_an_effort_of_another_method_is_warned_of(call, files, tmp_path):
 
 
 def test_without_options_hierarchical_networks_are_fitted(call, files, tmp_path, monkeypatch):
-    tiny = Effort((Candidate((4,), 1),), climb=20, chains=2, steps=40)
+    tiny = Effort((Candidate((4,), 1),), climb=20, constant=20, chains=2, steps=40)
     monkeypatch.setitem(EFFORTS, "standard", tiny)
     out = tmp_path / "m"
     code, text, err = call("fit", files / "people.csv", "--target", "income", "--out", out)

@@ -31,7 +31,7 @@ from subbayes.tables.hierarchical import Effort as TableEffort
 pytestmark = pytest.mark.usefixtures("unchecked")  # long runs; see test_annotations
 
 SMALL = Effort(
-    table=TableEffort((Candidate((4,), 1),), climb=20, chains=2, steps=40),
+    table=TableEffort((Candidate((4,), 1),), climb=20, constant=20, chains=2, steps=40),
     epochs=5,
     classifier_epochs=5,
     replications=3,

@@ -74,7 +74,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # of chains as short as these
     pytest.mark.usefixtures("unchecked"),
 ]
-SMALL = Effort((Candidate((4,), 1),), climb=50, chains=2, steps=100)
+SMALL = Effort((Candidate((4,), 1),), climb=50, constant=50, chains=2, steps=100)
 SMALL_TABLES = {
     **SIZES,
     r'effort="quick"': "effort=SMALL",

@@ -17,18 +17,20 @@ import subbayes
 from subbayes import InputError, Sampling
 from subbayes.diagnostics.stacking import maximise_log_score
 from subbayes.likelihoods import Gaussian
+from subbayes.networks.hierarchical.mlp import HierarchicalMLP
 from subbayes.predictions.predictive import Predictive
 from subbayes.tables import DataFrameModel, TableClassifier, TableRegressor
 from subbayes.tables.hierarchical import (
     EFFORTS,
     Candidate,
     Effort,
+    _constant_noise,
     _likely_chains,
     fit_hierarchical,
     head_of,
 )
 
-TINY = Effort((Candidate((4,), 1),), climb=30, chains=2, steps=60)
+TINY = Effort((Candidate((4,), 1),), climb=30, constant=20, chains=2, steps=60)
 TWO = replace(TINY, candidates=(Candidate((4,), 1), Candidate((6,), 2)), compared=30)
 PLAIN = replace(TINY, candidates=(Candidate((3,), None),))
 QUIET = Sampling(progress=False, seed=3, mode="eager")  # of few evaluations
@@ -315,6 +317,23 @@ def test_tables_that_teach_nothing_are_refused(x, y, argument):
     with pytest.raises(InputError) as error:
         TableRegressor(effort=TINY).fit(x, y)
     assert error.value.argument == argument
+
+
+@pytest.mark.parametrize("name", ["student-t", "heteroscedastic", "gaussian", "gamma"])
+def test_chains_begin_with_the_same_noise_for_all_rows(name):
+    head = head_of(name, "regression", np.array([1.0, 2.0, 4.0]))
+    module = HierarchicalMLP(2, (4,), head.outputs, head.shapes, seed=0)
+    held = _constant_noise(module)
+    weights = torch.nn.utils.parameters_to_vector(module.parameters()).detach()
+    x = torch.randn(50, 2, generator=torch.Generator().manual_seed(0))
+    before = module(x).detach()
+    torch.nn.utils.vector_to_parameters(
+        torch.where(held.isnan(), weights, held), module.parameters()
+    )
+    after = module(x).detach()
+    torch.testing.assert_close(after[:, :1], before[:, :1])  # the mean is as it was
+    torch.testing.assert_close(after[:, 1:], after[:1, 1:].expand(50, -1))
+    assert (before[:, 1:].std(0) > 1e-3).any() == (name != "gaussian")
 
 
 def test_effort_is_a_known_name_or_sizes():

@@ -77,7 +77,7 @@ def test_labels_are_those_of_fit(tmp_path):
 
 
 def test_hierarchical_networks_are_weighted_and_sparse_ones_refused():
-    small = Effort((Candidate((3,), None),), climb=20, chains=2, steps=60)
+    small = Effort((Candidate((3,), None),), climb=20, constant=20, chains=2, steps=60)
     model = TableRegressor(effort=small, likelihood="gaussian", random_state=0)
     model = model.fit(X[:60], Y[:60])
     updated = model.update(X[60:62], Y[60:62])
