@@ -118,6 +118,7 @@ class Family(Likelihood):
         example: how to write a family around others, which has no name of its own.
         is_binary: whether there are two classes.
         is_ordered: whether classes have an order.
+        has_ordered_thresholds: whether the thresholds between them have one, if there are any.
         has_predictor_per_class: whether the formula of the location is that of several predictors.
         is_working: whether the density is rarely that of the responses, so that the posterior has
             another spread than estimates.
@@ -132,6 +133,7 @@ class Family(Likelihood):
     example: ClassVar[str] = ""
     is_binary: ClassVar[bool] = False
     is_ordered: ClassVar[bool] = False
+    has_ordered_thresholds: ClassVar[bool] = True
     has_predictor_per_class: ClassVar[bool] = False
     is_working: ClassVar[bool] = False
     is_for_networks: ClassVar[bool] = True

@@ -40,6 +40,7 @@ POINTS = {  # predictors at which all moments are finite
     "bernoulli(link='probit')": [0.4],
     "bernoulli(link='cauchit')": [0.4],
     "ordinal": [0.4, 0.1],
+    "sratio": [0.4, 0.1],
     "categorical": [0.0, 0.7],
 }
 KINKS = (0.4, 0.5, 1.5)  # where a density of the table jumps or has a peak

@@ -31,6 +31,7 @@ from subbayes.likelihoods.families import (
     OrdinalFamily,
     PiecewiseExponentialFamily,
     PoissonFamily,
+    SequentialFamily,
     StudentTFamily,
     TruncatedFamily,
     WeibullFamily,
@@ -85,6 +86,7 @@ WITHOUT_UNITS = {
     "zero-one-inflated-beta": (ZeroOneInflatedBetaFamily(), Y / 20),
     "categorical": (CategoricalFamily(labels=("a", "b", "c")), np.arange(80) % 3.0),
     "ordinal": (OrdinalFamily(n_classes=3), np.arange(80) % 3.0),
+    "sratio": (SequentialFamily(n_classes=3), np.arange(80) % 3.0),
 }
 
 

@@ -3,11 +3,12 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from scipy import stats
 
-from subbayes import InputError
+from subbayes import InputError, Regression, Sampling
 from subbayes.likelihoods import CommonParameters, from_config
 from subbayes.likelihoods.families import (
     BernoulliFamily,
@@ -24,11 +25,13 @@ from subbayes.likelihoods.families import (
     NormalFamily,
     OrdinalFamily,
     PoissonFamily,
+    SequentialFamily,
     StudentTFamily,
     TruncatedFamily,
     family_from_name,
 )
 from subbayes.predictions.predictive import Predictive
+from subbayes.regression import NormalPrior
 
 ETA = torch.tensor([[0.3, -0.2], [-0.5, 0.4], [1.1, 0.9]], dtype=torch.float64)
 SMALL = torch.tensor([0.0, np.log(4.0)], dtype=torch.float64)
@@ -177,9 +180,52 @@ def test_ordinal_probabilities_are_differences_of_other_distributions(link):
     assert family.predictor_scale("mu") == f"{link} of higher classes"
 
 
+@pytest.mark.parametrize("link", ["logit", *SHARES])
+def test_sequential_probabilities_are_products_of_those_of_steps(link):
+    family = SequentialFamily(n_classes=4, cumulative=link)
+    outputs = torch.tensor([[0.4, 0.5, -1.0, 2.0], [-0.8, -1.0, 0.3, 0.2]], dtype=torch.float64)
+    stays = ({"logit": sigmoid} | SHARES)[link]((outputs[:, 1:] - outputs[:, :1]).numpy())
+    reached = np.column_stack([np.ones(2), np.cumprod(1 - stays, axis=1)])
+    expected = reached * np.column_stack([stays, np.ones(2)])
+    np.testing.assert_allclose(family.mean(outputs), expected, rtol=1e-10)
+    for k in range(4):
+        y = torch.full((2,), float(k), dtype=torch.float64)
+        value = family.mean(outputs)[:, k].log()
+        torch.testing.assert_close(family.log_prob(outputs, y), value)
+        rows = family.log_prob_of_rows(outputs[:1, :1].mT.expand(1, 2), outputs[:1, 1:], y)
+        torch.testing.assert_close(rows[0], value[:1].expand(2))
+    assert from_config(family.to_config()) == family
+    assert family_from_name("sequential", link).with_classes("abcd") == family
+
+
+def test_a_sequential_response_is_one_of_binary_steps():
+    """Its log-likelihood is that of a row for each class that a row reaches, below the last one."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": 2 + rng.normal(size=80), "k": rng.integers(1, 4, 80)})
+    frame["y"] = rng.integers(0, 4, 80)
+    model = Regression("y ~ x", family="sratio", weights="k")
+    model.fit(frame, sampling=Sampling(draws=20, chains=2, progress=False))
+    effects = {name: values.reshape(-1) for name, values in model.effects().items()}
+    expected = np.zeros(40)
+    for row in frame.itertuples():
+        for j in range(min(row.y + 1, 3)):
+            stays = stats.bernoulli(sigmoid(effects[f"threshold[{j}]"] - effects["x"] * row.x))
+            expected += row.k * stays.logpmf(int(row.y == j))
+    found = model.draws.stats["log_likelihood"].reshape(-1)
+    np.testing.assert_allclose(found, expected, rtol=1e-8)
+    assert (np.diff([effects[f"threshold[{j}]"] for j in range(3)], axis=0) < 0).any()
+    prior = stats.norm(0, 3).logpdf  # of thresholds at the mean of x, as that of each coordinate
+    assert model.priors["threshold"] == NormalPrior(0.0, 3.0)
+    center = np.average(frame.x, weights=frame.k)
+    cuts = [effects[f"threshold[{j}]"] - effects["x"] * center for j in range(3)]
+    zeta = model.draws.flat()[:, -3:]
+    np.testing.assert_allclose(prior(cuts).T + np.log(3), stats.norm.logpdf(zeta), atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", [OrdinalFamily, SequentialFamily])
 @pytest.mark.parametrize("link", ["logit", "probit"])
-def test_ordinal_curvature_is_minus_the_mean_hessian(link):
-    family = OrdinalFamily(n_classes=3, cumulative=link)
+def test_ordinal_curvature_is_minus_the_mean_hessian(kind, link):
+    family = kind(n_classes=3, cumulative=link)
     eta = torch.tensor([0.3, -1.0, 0.7], dtype=torch.float64)
     p = family.mean(eta[None])[0]
     mean = sum(

@@ -29,6 +29,7 @@ from subbayes.likelihoods.families.gamma import GammaFamily
 from subbayes.likelihoods.families.inverse_gaussian import InverseGaussianFamily
 from subbayes.likelihoods.families.log_normal import LogNormalFamily
 from subbayes.likelihoods.families.normal import NormalFamily
+from subbayes.likelihoods.families.sequential import SequentialFamily
 from subbayes.likelihoods.families.student_t import StudentTFamily
 from subbayes.likelihoods.families.survival import (
     LogLogisticFamily,
@@ -72,6 +73,7 @@ __all__ = [
     "OrdinalFamily",
     "PiecewiseExponentialFamily",
     "PoissonFamily",
+    "SequentialFamily",
     "StudentTFamily",
     "TruncatedFamily",
     "WeibullFamily",

@@ -107,7 +107,7 @@ class OrdinalFamily(ClassLikelihood, Family):
 
     def __post_init__(self) -> None:
         check_count("n_classes", self.n_classes, 2)
-        check_choice("link of family 'ordinal'", self.cumulative, PROBABILITY_LINKS)
+        check_choice(f"link of family {self.label!r}", self.cumulative, PROBABILITY_LINKS)
         object.__setattr__(self, "links", ("identity",) * self.n_classes)
 
     @override
@@ -135,7 +135,7 @@ class OrdinalFamily(ClassLikelihood, Family):
 
     def with_classes(self, labels: Sequence[Any]) -> OrdinalFamily:
         """The family of as many classes."""
-        return OrdinalFamily(n_classes=len(labels), cumulative=self.cumulative)
+        return replace(self, n_classes=len(labels))
 
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
         """Networks beside effects predict only the location: the thresholds are effects."""
@@ -237,7 +237,7 @@ class OrdinalFamily(ClassLikelihood, Family):
 
     def __repr__(self) -> str:
         link = "" if self.cumulative == "logit" else f", {self.cumulative}"
-        return f"ordinal(classes={self.n_classes}{link})"
+        return f"{self.label}(classes={self.n_classes}{link})"
 
 
 def _log_between(below: tuple[Tensor, Tensor], above: tuple[Tensor, Tensor]) -> Tensor:

@@ -82,7 +82,9 @@ def default_priors(
             if term.parameter not in design.centred:  # the effects make up the level as well
                 sd = float(np.hypot(sd, _level(of, name, own)))
             priors[term.name] = NormalPrior(0.0, factor * sd / scale)
-    if family.n_thresholds:
+    if family.n_thresholds and not family.has_ordered_thresholds:
+        priors["threshold"] = NormalPrior(rows.mean(offset), 3.0)
+    elif family.n_thresholds:
         first = NormalPrior(rows.mean(offset) - 1.0, 3.0)
         priors |= {"threshold": first, "gap": Exponential(1.5)}
     return priors

@@ -9,7 +9,7 @@ has a standard normal prior (see `subbayes.regression.priors.prior`):
   $\tau$ is near 0;
 - the coefficients of other terms, such as random slopes, follow a `Law` of their own;
 - the thresholds of an ordinal response are $c_0 = g(\zeta)$ with gaps
-  $c_{j+1} - c_j = g(\zeta) > 0$.
+  $c_{j+1} - c_j = g(\zeta) > 0$, or of a sequential one $c_j = g(\zeta_j)$.
 """
 
 from __future__ import annotations
@@ -273,8 +273,10 @@ class StructuredPredictor(nn.Module):
         return found
 
     def threshold_values(self, zeta: Float[Tensor, "*S P"]) -> ColumnValues:
-        """Thresholds of an ordinal response, increasing."""
+        """Thresholds of an ordinal response, increasing unless the family has them in any order."""
         own = zeta[..., self.thresholds[0] : self.thresholds[-1] + 1]
+        if not self.family.has_ordered_thresholds:
+            return self.priors["threshold"].from_standard(own)
         first = self.priors["threshold"].from_standard(own[..., :1])
         gaps = self.priors["gap"].from_standard(own[..., 1:])
         return torch.cat([first, gaps], -1).cumsum(-1)
