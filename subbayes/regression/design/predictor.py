@@ -96,21 +96,19 @@ class StructuredPredictor(nn.Module):
                 transformed += own
         # terms with a law: the places of its columns and of its hyperparameters
         self._laws: dict[str, tuple[Law, slice, slice]] = {}
-        laws = {term.name: (term.law, term.penalised) for term in design.terms if term.law}
-        extras: dict[str, slice] = {}
-        end = columns
-        law_names: list[str] = []
-        for name, (law, _) in sorted(laws.items(), key=lambda item: not item[1][0].is_single):
-            extras[name] = slice(end, end + law.size)
-            end += law.size
+        self.names = [*design.names]
+        for term in design.terms:
+            if term.law is None:
+                continue
+            law, places, start = term.law, term.penalised, len(self.names)
+            extra = slice(start, start + law.size)
+            self._laws[term.name] = law, slice(places[0], places[-1] + 1), extra
             for part in law.hyperparameters:
-                law_names += (
+                self.names += (
                     [part.name]
                     if part.size == 1
                     else [f"{part.name}[{i}]" for i in range(part.size)]
                 )
-        for name, (law, places) in laws.items():
-            self._laws[name] = law, slice(places[0], places[-1] + 1), extras[name]
         placement = [
             [float(p == own) for p in design.parameters] for own in design.column_parameters
         ]
@@ -124,7 +122,6 @@ class StructuredPredictor(nn.Module):
             "_dense_columns": design.layout.dense,
         }.items():
             self.register_buffer(name, value, persistent=False)
-        self.names = [*design.names, *law_names]
         self._horseshoe = self._shared_horseshoe()
         self._shrunk_coordinates = range(len(self.names), len(self.names) + len(shrunk))
         if shrunk:

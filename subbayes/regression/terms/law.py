@@ -57,11 +57,6 @@ class Law(ABC):
     is_linear: ClassVar[bool] = True
 
     @property
-    def is_single(self) -> bool:
-        """Whether one standard deviation is all, whose coordinate comes before those of others."""
-        return False
-
-    @property
     def size(self) -> int:
         """Number of coordinates of the hyperparameters."""
         return sum(part.size for part in self.hyperparameters)
@@ -193,11 +188,6 @@ class BlockLaw(Law):
 
     hyperparameters: tuple[Hyperparameter, ...]
     sizes: tuple[int, ...]
-
-    @property
-    @override
-    def is_single(self) -> bool:
-        return len(self.sizes) == 1
 
     def coefficients(self, zeta: ColumnValues, extra: ExtraValues, priors: Priors) -> ColumnValues:
         """Standard deviations times coordinates."""
