@@ -42,7 +42,7 @@ class Distribution(Protocol):
     """What proposals are drawn from."""
 
     def draw(self, n: int, rng: np.random.Generator) -> tuple[Points, RowNumbers]:
-        """Proposals and their log densities, up to a constant."""
+        """Proposals and their log densities."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class Proposals:
         return cls(mean, np.linalg.inv(upper).T)
 
     def draw(self, n: int, rng: np.random.Generator) -> tuple[Points, RowNumbers]:
-        """Proposals and their log densities, up to a constant."""
+        """Proposals and their log densities."""
         eps, log_q = standard_proposals(n, len(self.mean), rng)
-        return self.mean + eps @ self.factor.T, log_q
+        return self.mean + eps @ self.factor.T, log_q - self.log_det()
 
     def squares(self, z: Points) -> RowNumbers:
         """Squared lengths of the standard numbers of points."""

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from subbayes.regression.integrals.proposals import (
     LARGE_PILOT,
-    Mixture,
+    Distribution,
     Proposals,
     mixture_around,
     pilot_generator,
@@ -69,7 +69,7 @@ class ImportanceSampling:
 
     Attributes:
         modes: the density that is integrated.
-        fitted: the mixture, or None.
+        fitted: the distribution, or None.
         log_weights: those of each call of `sample`.
     """
 
@@ -77,7 +77,7 @@ class ImportanceSampling:
         self, modes: ConditionalModes | CollapsedDensity, offset: RowPredictors, points: int
     ) -> None:
         self.modes = modes
-        self.fitted: Mixture | None = None
+        self.fitted: Distribution | None = None
         self.log_weights: list[Float[Tensor, "S m"]] = []
         size = modes.size
         if size == 1:
@@ -103,7 +103,7 @@ class ImportanceSampling:
         one, efficiency = standard.adapted(target, rng, LARGE_PILOT)
         found, efficiency = mixture_around(one, efficiency, target, rng, LARGE_PILOT)
         if efficiency > share:
-            self.fitted = found if isinstance(found, Mixture) else Mixture(np.ones(1), (one,))
+            self.fitted = found
             self.eps, self.log_q = self._draw(rng)
 
     def _draw(self, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
