@@ -369,16 +369,10 @@ class GeneralRows:
             found = found + self.layout.gram(x, self._information(b, rows, x), self.groups)
         return found
 
-    def expansion(
-        self, b: ByPredictor, predictors: Int[Tensor, "p"]
-    ) -> tuple[Float[Tensor, "S p"], Float[Tensor, "S p p"]]:
-        """Gradient in the coefficients at each point, and Fisher's information, of few rows.
-
-        Args:
-            b: the points.
-            predictors: position of the predictor of each column.
-        """
+    def expansion(self, b: ByPredictor) -> tuple[Float[Tensor, "S p"], Float[Tensor, "S p p"]]:
+        """Gradient in the coefficients at each point, and Fisher's information, of few rows."""
         rows, x = slice(None), self.design.double()
+        predictors = torch.tensor(self.layout.predictors)
         score = self._pulled(x, self._sum_and_score(b, rows, x)[1])
         information = self._expected_information(b, rows, x)
         design = self.layout.expand(x)

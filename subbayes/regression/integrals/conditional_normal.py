@@ -42,13 +42,12 @@ class ConditionalNormal(CollapsedNormal):
 
     def __init__(self, likelihood: EffectsLikelihood, mode: Float[Tensor, "P"]) -> None:
         self.likelihood = likelihood
-        self._predictors = likelihood.map.structured.placement.argmax(1)
         super().__init__(likelihood.map, likelihood.quadratic(mode[None]))
 
     @staticmethod
     def applies_to(likelihood: EffectsLikelihood) -> bool:
         """Whether the rows are few enough for a curvature at each point."""
-        columns = len(likelihood.map.structured.placement)
+        columns = len(likelihood.structured.placement)
         few = likelihood.n_rows * columns**2 <= _MOST_PRODUCTS
         return few and isinstance(likelihood.rows, GeneralRows)
 
@@ -69,7 +68,7 @@ class ConditionalNormal(CollapsedNormal):
         """The factor L of P at each point, and L^-1 of the gradient."""
         assert isinstance(self.likelihood.rows, GeneralRows)
         b = self.map.coefficients(self._whole(h, linear))
-        score, gram = self.likelihood.rows.expansion(b, self._predictors)
+        score, gram = self.likelihood.rows.expansion(b)
         groups, free = self.groups, self._free
         return self._factor(
             slopes,
@@ -104,6 +103,6 @@ class ConditionalNormal(CollapsedNormal):
 
     @override
     def at_once(self, groups: int | None = None) -> int:
-        columns, predictors = self.likelihood.map.structured.placement.shape
+        columns, predictors = self.likelihood.structured.placement.shape
         numbers = self.likelihood.n_rows * predictors**2 + columns**2
         return max(1, min(super().at_once(), 2**20 // numbers))

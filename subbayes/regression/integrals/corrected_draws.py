@@ -65,18 +65,16 @@ class _Approximation:
     """Proposals of (h, epsilon).
 
     Attributes:
-        of_h: of the coordinates h; None if there are none.
+        of_h: of the coordinates h.
         count: of standard normal numbers.
     """
 
-    of_h: Distribution | None
+    of_h: Distribution
     count: int
 
     def draw(self, n: int, rng: np.random.Generator) -> tuple[Float[np.ndarray, "n z"], RowNumbers]:
         """Proposals and their log densities."""
         eps, log_q = standard_proposals(n, self.count, rng)
-        if self.of_h is None:
-            return eps, log_q
         h, of_h = self.of_h.draw(n, rng)
         return np.concatenate([h, eps], 1), of_h + log_q
 
@@ -169,10 +167,9 @@ def _of_normal(
     given = FreeCoordinates.of(mode, collapsed.rest, fixed)
     if not collapsed.linear or len(given.free) > _MOST_BESIDE_COEFFICIENTS:
         return None
-    of_h, free = None, len(given.free)
-    if free:
-        given.point[given.free] = centre[collapsed.rest][given.free]
-        of_h, _ = fitted_proposals(lambda h: collapsed.log_density(given.whole(h)), given.start)
+    free = len(given.free)
+    given.point[given.free] = centre[collapsed.rest][given.free]
+    of_h, _ = fitted_proposals(lambda h: collapsed.log_density(given.whole(h)), given.start)
 
     def effects(z: Coordinates) -> tuple[EffectDraws, LogDensity]:
         return collapsed.with_coefficients(given.whole(z[:, :free]), z[:, free:].copy())

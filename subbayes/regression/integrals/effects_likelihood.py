@@ -75,7 +75,7 @@ class EffectsLikelihood:
         if self.map.is_affine:  # without autograd, whose overhead is that of a few hundred rows
             with torch.no_grad():
                 value, slope = self.rows.value_and_grad(self.map.coefficients(zeta))
-                return value, self.map.structured.scaled(slope)
+                return value, self.structured.scaled(slope)
         with torch.enable_grad():
             points = zeta.detach().requires_grad_()
             b = self.map.coefficients(points)

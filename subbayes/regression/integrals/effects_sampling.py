@@ -81,7 +81,7 @@ def draw_effects(
     own = not isinstance(sampling.initial, str) or sampling.checkpoint is not None
     if own or current() is not None:
         return None
-    structured = likelihood.map.structured
+    structured = likelihood.structured
     count = sampling.chains * sampling.draws
     what = f"{count:,} draws of {structured.size:,} effects"
     check_memory("draws", what, 8 * count * structured.size, "Use fewer draws")
@@ -128,7 +128,7 @@ def _attempts(
         if not fixed:
             return
         start = likelihood.mode(torch.from_numpy(start.copy()), sorted(fixed))[0].numpy()
-    structured = likelihood.map.structured
+    structured = likelihood.structured
     others = structured.size - len(structured.design.names) - len(structured.thresholds)
     groups = has_groups(likelihood, MOST_BESIDE_GROUPS + len(fixed))
     groups_first = not fixed and are_groups_alone(likelihood)
@@ -148,7 +148,7 @@ def are_groups_alone(likelihood: EffectsLikelihood) -> bool:
 
     Those of counts and of two classes are integrated out first, and the others proposed.
     """
-    structured = likelihood.map.structured
+    structured = likelihood.structured
     penalised = [term for term in structured.design.terms if term.penalised]
     others = structured.size - len(structured.design.names) - len(structured.thresholds)
     only_scales = others == len(smoothing_coordinates(structured))
@@ -160,7 +160,7 @@ def _until_mixed(
     likelihood: EffectsLikelihood, sampling: Sampling, attempt: _Attempt
 ) -> Draws | None:
     """Draws with enough proposals each that the effects have mixed; None if there would be many."""
-    structured = likelihood.map.structured
+    structured = likelihood.structured
 
     def has_mixed(draws: Draws) -> bool:
         zeta = draws.flat()

@@ -123,7 +123,7 @@ def _of_collapsed(likelihood: EffectsLikelihood, start: EffectPoint) -> EffectPo
     """The maximum of the exact density of a normal response, of sigma too."""
     assert isinstance(likelihood.rows, NormalRows)
     collapsed = CollapsedNormal(likelihood.map, likelihood.rows)
-    structured, rest = likelihood.map.structured, collapsed.rest
+    structured, rest = likelihood.structured, collapsed.rest
     sigma = torch.nonzero(collapsed.rows.scale).flatten().tolist()
     without_prior = np.isin(rest, [*smoothing_coordinates(structured), *sigma])
     largest = np.where(np.isin(rest, sigma), _LARGEST_SIGMA, _largest(structured, rest))
@@ -148,8 +148,8 @@ def _of_rows(likelihood: EffectsLikelihood, start: EffectPoint) -> EffectPoint:
     The search starts at the maximum for quadratic approximations of the log-likelihood around the
     mode, each at the maximum for the last.
     """
-    fixed = smoothing_coordinates(likelihood.map.structured)
-    largest = _largest(likelihood.map.structured, fixed)
+    fixed = smoothing_coordinates(likelihood.structured)
+    largest = _largest(likelihood.structured, fixed)
     at = torch.from_numpy(start.copy())
     for _ in range(_ROUNDS):
         before = at[fixed]

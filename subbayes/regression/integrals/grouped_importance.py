@@ -72,7 +72,7 @@ def has_groups(likelihood: EffectsLikelihood, most: int = MOST_BESIDE_GROUPS) ->
     """Whether effects of groups can be integrated out beside at most so many coordinates."""
     groups = likelihood.map.groups
     of_rows = isinstance(likelihood.rows, CanonicalRows)
-    others = likelihood.map.structured.size - groups.numel()
+    others = likelihood.structured.size - groups.numel()
     return of_rows and bool(len(groups)) and others <= most
 
 
@@ -143,7 +143,7 @@ class GroupedImportance:
         rows = likelihood.rows
         assert isinstance(rows, CanonicalRows)
         self.likelihood, self.rows, self.groups = likelihood, rows, likelihood.map.groups
-        self.structured = likelihood.map.structured
+        self.structured = likelihood.structured
         self.size = self.structured.size
         alone = torch.ones(self.size, dtype=torch.bool)
         alone[self.groups.flatten()] = False
