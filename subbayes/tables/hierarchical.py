@@ -392,7 +392,8 @@ def fit_hierarchical(
     if task != "regression" or not alone:
         effort = replace(effort, candidates=tuple(c for c in effort.candidates if c.hidden))
     every = [_features(candidate, x) for candidate in effort.candidates]
-    shares, starts, record = np.ones(1), [None], dict[str, Any]()
+    starts: list[Any] = [None]
+    shares, record = np.ones(1), dict[str, Any]()
     if len(effort.candidates) > 1:
         shares, starts, record = _compare(
             effort, every, x, y, task, likelihood, n_classes, weights, sampling
