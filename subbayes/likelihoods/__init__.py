@@ -13,8 +13,14 @@ from typing import Any
 
 from subbayes.artifacts.facts import encode
 from subbayes.likelihoods.base import Likelihood
-from subbayes.likelihoods.discrete import Bernoulli, Categorical, Poisson
-from subbayes.likelihoods.families import FAMILIES, CommonParameters, Family, family_from_config
+from subbayes.likelihoods.discrete import Bernoulli, Categorical
+from subbayes.likelihoods.families import (
+    FAMILIES,
+    CommonParameters,
+    Family,
+    Poisson,
+    family_from_config,
+)
 from subbayes.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from subbayes.likelihoods.several import SeveralTargets
 from subbayes.likelihoods.standardized import Standardized
@@ -46,7 +52,6 @@ _OWN = {
     "heteroscedastic": HeteroscedasticGaussian,
     "categorical": Categorical,
     "bernoulli": Bernoulli,
-    "poisson": Poisson,
     "tokens": CategoricalTokens,
 }
 _LISTING = "subbayes.likelihoods.LIKELIHOODS"

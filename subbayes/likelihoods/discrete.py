@@ -1,4 +1,4 @@
-"""Likelihoods of labels and counts."""
+"""Likelihoods of labels."""
 
 from __future__ import annotations
 
@@ -11,20 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from subbayes.likelihoods.base import (
-    Kind,
-    Likelihood,
-    Moments,
-    check_tensor,
-    column,
-    in_float64,
-    n_targets,
-)
-from subbayes.likelihoods.curvature_blocks import DenseBlocks, SoftmaxBlocks
+from subbayes.likelihoods.base import Kind, Likelihood, Moments, check_tensor, column
+from subbayes.likelihoods.curvature_blocks import SoftmaxBlocks
 from subbayes.utils.checks import check_count, fail, number_text
 from subbayes.utils.types import Curvatures, Outputs, PerPoint, Targets
-
-_HUGE = 2.0**53  # rates whose counts are not all numbers of float64
 
 
 class ClassLikelihood(Likelihood):
@@ -222,62 +212,3 @@ class Bernoulli(BinaryLikelihood):
             if 0 < value < 1:
                 remedy = "For proportions pass likelihood='beta', or counts and their trials"
             fail("y", "labels 0 and 1", number_text(value), remedy)
-
-
-@dataclass(frozen=True)
-class Poisson(Likelihood):
-    r"""Counts with a log link: $y \sim \mathrm{Poisson}(e^f)$."""
-
-    kind: ClassVar[Kind] = "count"
-
-    def n_outputs(self, y: Targets) -> int:
-        """One output per target."""
-        return n_targets(y)
-
-    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
-        """Log probability of each count, shape (..., N), evaluated in float64."""
-        wide = in_float64(outputs)
-        t = column(y, wide)
-        return (t * wide - wide.exp() - torch.lgamma(t + 1)).sum(-1).to(outputs.dtype)
-
-    def mean(self, outputs: Outputs) -> Moments:
-        """The rate exp(f)."""
-        return outputs.exp()
-
-    variance = mean
-
-    def curvature(self, outputs: Outputs) -> Curvatures:
-        """exp(f) on the diagonal."""
-        return torch.diag_embed(outputs.exp())
-
-    def curvature_blocks(self, outputs: Outputs) -> DenseBlocks:
-        """exp(f) for each output."""
-        return DenseBlocks.diagonal(outputs.exp())
-
-    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        """One count per output, shape (..., N, T); of huge rates a rounded normal number."""
-        rate = outputs.exp().cpu()
-        found = torch.poisson(rate.clamp_max(_HUGE), generator=generator)
-        if bool((rate > _HUGE).any()):  # torch would return negative numbers
-            eps = torch.randn(rate.shape, generator=generator, dtype=rate.dtype)
-            near = torch.where(rate.isinf(), rate, (rate + rate.sqrt() * eps).round())
-            found = torch.where(rate > _HUGE, near, found)
-        return found
-
-    @override
-    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        count = column(y, outputs).floor()
-        inside = torch.special.gammaincc(count.clamp_min(0) + 1, outputs.exp())
-        return torch.where(count < 0, torch.zeros_like(inside), inside)
-
-    def check_targets(self, y: Targets) -> None:
-        """Raise `InputError` for negative or fractional counts."""
-        y = check_tensor(y, "counts of shape (N,) or (N, targets)", lambda y: y.ndim in (1, 2))
-        bad = (y < 0) | (y != y.floor())
-        if bool(bad.any()):
-            fail(
-                "y",
-                "counts (whole numbers of at least 0) for Poisson",
-                number_text(y[bad][0].item()),
-                "Use a Gaussian likelihood for real numbers",
-            )

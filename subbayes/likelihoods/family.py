@@ -123,6 +123,7 @@ class Family(Likelihood):
         is_working: whether the density is rarely that of the responses, so that the posterior has
             another spread than estimates.
         is_for_networks: whether networks take it by its name.
+        most_axes: 1, or 2 if a row may have several responses.
     """
 
     links: tuple[str, ...] = ()
@@ -137,6 +138,7 @@ class Family(Likelihood):
     has_predictor_per_class: ClassVar[bool] = False
     is_working: ClassVar[bool] = False
     is_for_networks: ClassVar[bool] = True
+    most_axes: ClassVar[int] = 1
     takes_weights = True
 
     def __post_init__(self) -> None:
@@ -256,8 +258,8 @@ class Family(Likelihood):
         """A response in the support, at which the density can be evaluated.
 
         Example:
-            >>> from subbayes.likelihoods.families import BetaFamily, PoissonFamily
-            >>> BetaFamily().response_within(), PoissonFamily().response_within()
+            >>> from subbayes.likelihoods.families import BetaFamily, Poisson
+            >>> BetaFamily().response_within(), Poisson().response_within()
             (0.5, 0.0)
         """
         low, high = self.bounds
@@ -476,20 +478,20 @@ class Family(Likelihood):
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for responses outside the support, or weights below 0."""
         value, weight = responses_and_weights(y)
-        if value.ndim != 1:
+        if not 1 <= value.ndim <= self.most_axes:
             fail("y", "responses of shape (N,)", tuple(value.shape))
         bad = ~self.allows(value)
         if bool(bad.any()):
-            row = int(bad.nonzero()[0])
-            near = value[row].round()
-            rounded = bool(self.allows(near[None])) and bool((value[row] - near).abs() < _ROUNDING)
+            row, wrong = int(bad.nonzero()[0, 0]), value[bad][0]
+            near = wrong.round()
+            rounded = bool(self.allows(near[None])) and bool((wrong - near).abs() < _ROUNDING)
             fail(
                 "y",
                 f"{self.support} for family {self.label!r}",
-                f"{number_text(value[row].item())} at row {row}",
+                f"{number_text(wrong.item())} at row {row}",
                 "Round the responses" if rounded else self.remedy,
             )
-        if weight is not None and (weight.shape != value.shape or bool((weight < 0).any())):
+        if weight is not None and (weight.shape != value.shape[:1] or bool((weight < 0).any())):
             fail("weights", f"{len(value)} numbers of at least 0", "others")
 
     # --- from the distribution of SciPy ---------------------------------------------------------
@@ -768,8 +770,8 @@ def is_own_family(family: Family) -> bool:
     """Whether a family, or one within it, is of the user, so that files do not hold it.
 
     Example:
-        >>> from subbayes.likelihoods.families import PoissonFamily
-        >>> is_own_family(PoissonFamily())
+        >>> from subbayes.likelihoods.families import Poisson
+        >>> is_own_family(Poisson())
         False
     """
     inner = [part for part in vars(family).values() if isinstance(part, Family)]

@@ -30,7 +30,7 @@ from subbayes.likelihoods.families import (
     MixtureFamily,
     NormalFamily,
     PiecewiseExponentialFamily,
-    PoissonFamily,
+    Poisson,
     StudentTFamily,
     TruncatedFamily,
     WeibullFamily,
@@ -130,7 +130,7 @@ CASES = {
         ),
     ),
     "truncated-poisson": (
-        TruncatedFamily(family=PoissonFamily(), lower=1.0),
+        TruncatedFamily(family=Poisson(), lower=1.0),
         ETA[:, :1],
         [1, 2, 4],
         Discrete(lambda k: (k > 0) * POISSON.pmf(k) / (1 - POISSON.pmf(0))),
@@ -304,7 +304,7 @@ TAILS = [
         stats.t(1 + np.exp([4.0, 8.0, 12.0]), ETA[:, 0].numpy(), SHAPE),
     ),
     *(CASES[name][:2] + (CASES[name][3],) for name in ("weibull", "log-logistic", "quantile")),
-    (PoissonFamily(), ETA[:, :1], POISSON),
+    (Poisson(), ETA[:, :1], POISSON),
 ]
 
 
@@ -384,7 +384,7 @@ def test_mixture_is_the_weighted_sum():
     assert np.all(np.abs(drawn.mean(0).numpy() - mean) < 5 * (variance / 40_000) ** 0.5)
     assert from_config(json.loads(json.dumps(family.to_config()))) == family
     with pytest.raises(InputError, match="second: expected a family of regression"):
-        MixtureFamily(first=NormalFamily(), second=PoissonFamily())
+        MixtureFamily(first=NormalFamily(), second=Poisson())
 
 
 def test_categorical_has_a_reference():

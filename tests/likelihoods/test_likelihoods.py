@@ -606,9 +606,9 @@ Y = torch.zeros(4)
         (
             Poisson(),
             Y - 1,
-            r"y: expected counts \(whole numbers of at least 0\) for Poisson, got -1",
+            r"y: expected counts \(whole numbers of at least 0\) for family 'poisson', got -1",
         ),
-        (Poisson(), Y + 0.5, "y: expected counts.*got 0.5. Use a Gaussian"),
+        (Poisson(), Y + 0.5, "y: expected counts.*got 0.5 at row 0. Choose another family"),
         (
             Poisson(),
             torch.tensor([3 + 3e-9], dtype=torch.float64),
@@ -616,8 +616,8 @@ Y = torch.zeros(4)
         ),
         (Bernoulli(), torch.tensor([0.0, 0.25]), "got 0.25. For proportions pass .*'beta'"),
         (Poisson(), Y * float("nan"), "y: expected counts.*got nan"),
-        (Poisson(), (Y, Y), "y: expected counts .*got a tuple"),
-        (Poisson(), torch.zeros(1, 1, 1), r"y: expected counts .*got shape \(1, 1, 1\)"),
+        (Poisson(), (Y, Y - 1), "weights: expected 4 numbers of at least 0"),
+        (Poisson(), torch.zeros(1, 1, 1), r"y: expected responses .*got \(1, 1, 1\)"),
         (
             Standardized(Gaussian(1.0), (0.0,), (1.0,)),
             torch.zeros(4, 2),
@@ -683,7 +683,7 @@ def test_labels_of_any_dtype(y):
         (HeteroscedasticGaussian(1.0), 1, Y, "module: expected 2 outputs for Heteroscedastic"),
         (HeteroscedasticGaussian(1.0), 3, torch.zeros(4, 2), "module: expected 4 outputs"),
         (Bernoulli(), 2, Y, "module: expected 1 output for Bernoulli"),
-        (Poisson(), 1, torch.zeros(4, 2), "module: expected 2 outputs for Poisson"),
+        (Poisson(), 1, torch.zeros(4, 2), "module: expected 2 outputs for poisson"),
         (HeteroscedasticGaussian((1.0, 2.0)), 2, Y, "global_variance: expected 1 number, or 1"),
         (Gaussian((1.0, 2.0)), 1, Y, "noise: expected 1 number, or 1 per target of 1 network"),
         (Gaussian((1.0, 2.0)), 3, torch.zeros(4, 3), "noise: expected 1 number, or 1 per target"),

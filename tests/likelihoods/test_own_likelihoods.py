@@ -22,7 +22,7 @@ from subbayes.likelihoods import (
     from_config,
     saved_likelihood,
 )
-from subbayes.likelihoods.families import Custom, MixtureFamily, NormalFamily, PoissonFamily
+from subbayes.likelihoods.families import Custom, MixtureFamily, NormalFamily, Poisson
 from subbayes.networks.network import Network
 from subbayes.regression import Regression
 from subbayes.subspaces.random import Random
@@ -152,4 +152,4 @@ def test_mixtures_of_custom_families_are_saved_and_loaded(tmp_path):
     with pytest.raises(InputError, match=r"^family: expected the family mixture\(custom"):
         load(path)
     with pytest.raises(InputError, match="^family: expected the saved mixture"):
-        load(path, family=PoissonFamily())
+        load(path, family=Poisson())

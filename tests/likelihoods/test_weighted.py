@@ -23,13 +23,7 @@ from subbayes.likelihoods import (
     Weighted,
     from_config,
 )
-from subbayes.likelihoods.families import (
-    FAMILIES,
-    LogNormalFamily,
-    NormalFamily,
-    PoissonFamily,
-    TruncatedFamily,
-)
+from subbayes.likelihoods.families import FAMILIES, LogNormalFamily, NormalFamily, TruncatedFamily
 from subbayes.sparse.configuration import SparseTraining
 from subbayes.sparse.convert import convert
 from subbayes.sparse.training import fit as train_sparse
@@ -306,7 +300,7 @@ PLAIN = Data.of((torch.zeros(3, 2), torch.tensor([0, 1, 1])))
         (
             lambda: linearised_laplace(
                 Network(MLP(2, (), 1, seed=0)),
-                PoissonFamily(),
+                Poisson(),
                 (torch.zeros(3, 2), (torch.ones(3), torch.tensor([1.0, 2.0, 1.0]))),
                 covariance="kfac",
             ),
@@ -342,7 +336,7 @@ def test_rows_of_weight_0_count_nothing_where_their_density_is_0():
     f = torch.tensor([[800.0], [0.5]], dtype=torch.float64, requires_grad=True)
     y, weights = torch.tensor([1.0, 2.0]), torch.tensor([0.0, 3.0])
     expected = 3 * (2 * 0.5 - np.exp(0.5) - np.log(2))
-    for likelihood in (Weighted(Poisson()), PoissonFamily(), Weighted(PoissonFamily())):
+    for likelihood in (Weighted(Poisson()), Poisson()):
         found = likelihood.log_prob(f, (y, weights))
         assert found.tolist() == pytest.approx([0.0, expected])
         (gradient,) = torch.autograd.grad(found.sum(), f)

@@ -495,7 +495,7 @@ UNCHECKED = {
         "number above 0",
     ),
     "wrapped": ({"name": "Weighted", "likelihood": []}, "which does not fit"),
-    "rows": ({"name": "Poisson", "x": 1}, "TypeError: Poisson"),
+    "rows": ({"name": "poisson", "x": 1}, "TypeError: Poisson"),
 }
 
 

@@ -37,7 +37,6 @@ from subbayes.likelihoods.families import (
     NegativeBinomialFamily,
     NormalFamily,
     PiecewiseExponentialFamily,
-    PoissonFamily,
     StudentTFamily,
     TruncatedFamily,
     WeibullFamily,
@@ -603,7 +602,6 @@ def test_outputs_that_are_not_finite_are_refused(value):
     ("likelihood", "outputs", "bad"),
     [
         (NormalFamily(), 2, (N, 2)),
-        (PoissonFamily(), 1, (N, 2)),
         (Poisson(), 1, (N, 2)),
         (Gaussian(1.0), 1, (N, 2)),
         (Gaussian((1.0, 2.0)), 2, (N,)),
@@ -710,7 +708,7 @@ def test_properties_of_another_kind_are_absent():
 @pytest.mark.parametrize(
     ("likelihood", "n_outputs"),
     [
-        (PoissonFamily(), 1),
+        (Poisson(), 1),
         (CommonParameters(NegativeBinomialFamily(), (1.0,)), 1),
         (Weighted(Poisson()), 1),
         (Standardized(NormalFamily(), (1.0,), (2.0,)), 2),

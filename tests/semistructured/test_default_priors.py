@@ -30,7 +30,7 @@ from subbayes.likelihoods.families import (
     NormalFamily,
     OrdinalFamily,
     PiecewiseExponentialFamily,
-    PoissonFamily,
+    Poisson,
     SequentialFamily,
     StudentTFamily,
     TruncatedFamily,
@@ -74,7 +74,7 @@ WITH_UNITS = {
     "mixture-gamma": lambda unit: GAMMA_1,
 }
 WITHOUT_UNITS = {
-    "poisson": (PoissonFamily(), np.round(Y)),
+    "poisson": (Poisson(), np.round(Y)),
     "negative-binomial": (NegativeBinomialFamily(), np.round(Y)),
     "zero-inflated-poisson": (ZeroInflatedPoissonFamily(), np.round(Y)),
     "zero-inflated-negative-binomial": (ZeroInflatedNegativeBinomialFamily(), np.round(Y)),

@@ -12,7 +12,7 @@ from scipy import special, stats
 
 from subbayes import Network
 from subbayes.inference import Sampling
-from subbayes.likelihoods.families import PoissonFamily
+from subbayes.likelihoods.families import Poisson
 from subbayes.posterior import Posterior
 from subbayes.regression import Horseshoe, Regression
 from subbayes.regression.effects_posterior import EffectsModule, EffectsPosterior
@@ -163,7 +163,7 @@ def test_equal_rows_are_joined():
 
 
 def test_a_family_of_the_user_has_its_own_density():
-    class Own(PoissonFamily):
+    class Own(Poisson):
         canonical = "log"
 
     fast, _, _ = densities("c ~ x", Own(), table())

@@ -24,7 +24,7 @@ from subbayes.likelihoods.families import (
     NegativeBinomialFamily,
     NormalFamily,
     OrdinalFamily,
-    PoissonFamily,
+    Poisson,
     SequentialFamily,
     StudentTFamily,
     TruncatedFamily,
@@ -53,7 +53,7 @@ SHARES = {
 CASES = [
     (NormalFamily(), ETA, [0.1, -2.0, 3.0], stats.norm(MU, SECOND)),
     (NormalFamily(("log", "log")), ETA, [0.1, 2.0, 3.0], stats.norm(np.exp(MU), SECOND)),
-    (PoissonFamily(), ETA[:, :1], [0, 2, 5], stats.poisson(np.exp(MU))),
+    (Poisson(), ETA[:, :1], [0, 2, 5], stats.poisson(np.exp(MU))),
     (BernoulliFamily(), ETA[:, :1], [0, 1, 1], stats.bernoulli(sigmoid(MU))),
     *(
         (BernoulliFamily((link,)), ETA[:, :1], [0, 1, 1], stats.bernoulli(share(MU)))
@@ -274,7 +274,7 @@ def test_a_link_is_that_of_a_family_that_is_passed_as_an_object():
     assert (found.status, found.family.lower) == ("s", 1.0)
     categorical = CategoricalFamily()
     assert family_from_name(categorical, "logit") is categorical
-    for family, link in ((PoissonFamily(), "identity"), (around, "probit"), (categorical, "log")):
+    for family, link in ((Poisson(), "identity"), (around, "probit"), (categorical, "log")):
         with pytest.raises(InputError, match="link of"):
             family_from_name(family, link)
     custom = Custom(lambda y, mu: -((y - mu) ** 2), parameters=("mu",), links=("identity",))

@@ -13,7 +13,7 @@ from subbayes.likelihoods.families import (
     CensoredFamily,
     NormalFamily,
     PiecewiseExponentialFamily,
-    PoissonFamily,
+    Poisson,
     TruncatedFamily,
     WeibullFamily,
 )
@@ -121,9 +121,9 @@ def test_other_families_and_the_ends_of_their_support():
         assert log_survival(NormalFamily(), eta, t).item() == pytest.approx(exact(t), rel=1e-8)
     counts = stats.poisson(np.exp(0.3))
     for t in (0.0, 2.0):
-        found = log_survival(PoissonFamily(), eta[..., :1], t).item()
+        found = log_survival(Poisson(), eta[..., :1], t).item()
         assert found == pytest.approx(counts.logsf(t), rel=1e-8)
-    assert log_survival(PoissonFamily(), eta[..., :1], -1.0).item() == 0
+    assert log_survival(Poisson(), eta[..., :1], -1.0).item() == 0
     pieces = PiecewiseExponentialFamily(cuts=(1.0,))
     assert log_survival(pieces, eta, 0.0).item() == 0
     expected = -np.exp(0.3) * (1 + 0.5 * np.exp(0.4))

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
-from subbayes.likelihoods.families.counts import NegativeBinomialFamily, PoissonFamily
+from subbayes.likelihoods.families.counts import NegativeBinomialFamily, Poisson
 from subbayes.likelihoods.family import Family, family, log_sum, moment
 from subbayes.utils.types import Outputs, Predictors, RowNumbers
 
@@ -33,7 +33,7 @@ class _ZeroFamily(Family):
         zero: name of the parameter.
     """
 
-    base: Any = field(default_factory=PoissonFamily, init=False)
+    base: Any = field(default_factory=Poisson, init=False)
     kind: ClassVar[Kind] = "count"
     zero: ClassVar[str]
 

@@ -19,11 +19,7 @@ from subbayes.likelihoods.around.zeros import (
 from subbayes.likelihoods.families.asymmetric_laplace import AsymmetricLaplaceFamily
 from subbayes.likelihoods.families.beta import BetaFamily
 from subbayes.likelihoods.families.classes import BernoulliFamily, CategoricalFamily, OrdinalFamily
-from subbayes.likelihoods.families.counts import (
-    BinomialFamily,
-    NegativeBinomialFamily,
-    PoissonFamily,
-)
+from subbayes.likelihoods.families.counts import BinomialFamily, NegativeBinomialFamily, Poisson
 from subbayes.likelihoods.families.custom import Custom
 from subbayes.likelihoods.families.gamma import GammaFamily
 from subbayes.likelihoods.families.inverse_gaussian import InverseGaussianFamily
@@ -72,7 +68,7 @@ __all__ = [
     "NormalFamily",
     "OrdinalFamily",
     "PiecewiseExponentialFamily",
-    "PoissonFamily",
+    "Poisson",
     "SequentialFamily",
     "StudentTFamily",
     "TruncatedFamily",

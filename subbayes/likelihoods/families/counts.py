@@ -13,7 +13,16 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Kind, Moments, refuse_rows
+from subbayes.likelihoods.base import (
+    Kind,
+    Likelihood,
+    Moments,
+    column,
+    in_float64,
+    n_targets,
+    refuse_rows,
+)
+from subbayes.likelihoods.curvature_blocks import DenseBlocks
 from subbayes.likelihoods.families.classes import BernoulliFamily
 from subbayes.likelihoods.family import Family, diagonal, family, moment
 from subbayes.likelihoods.links import (
@@ -28,23 +37,38 @@ from subbayes.likelihoods.tails.incomplete_integrals import (
 )
 from subbayes.likelihoods.tails.tails import Tails, exponential_log_below, poisson_log_tails
 from subbayes.utils.checks import check_count, fail
-from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers
+from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers, Targets
 
+_HUGE = 2.0**53  # rates whose counts are not all numbers of float64
 _LOG_LARGE = 7.0  # of shapes for which Stirling's series has one term
 
 
 @family("poisson")
 @dataclass(frozen=True, repr=False)
-class PoissonFamily(Family):
-    r"""Counts, $y \sim \mathrm{Poisson}(\mu)$."""
+class Poisson(Family):
+    r"""Counts, $y \sim \mathrm{Poisson}(\mu)$.
+
+    Networks may have an output for each of T targets, which are independent.
+    """
 
     kind: ClassVar[Kind] = "count"
     is_mean = True
+    most_axes = 2
     allowed = {"mu": ("log",)}
+    check_outputs = Likelihood.check_outputs
+    check_parameters = Likelihood.check_parameters
+
+    def n_outputs(self, y: Targets) -> int:
+        """One output per target."""
+        return n_targets(y)
 
     @override
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         return y * eta[0] - torch.lgamma(y + 1) - eta[0].exp()
+
+    def _terms_at(self, value: Tensor, outputs: Tensor) -> Tensor:
+        wide = in_float64(outputs)
+        return self.log_density(column(value, wide), (wide,)).sum(-1).to(outputs.dtype)
 
     def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
@@ -55,12 +79,34 @@ class PoissonFamily(Family):
         return exponential_log_below(eta[0])
 
     def curvature(self, outputs: Outputs) -> Curvatures:
-        """The rate."""
+        """The rates on the diagonal."""
         return torch.diag_embed(outputs.exp())
 
-    def variance(self, outputs: Outputs) -> Moments:
+    def curvature_blocks(self, outputs: Outputs) -> DenseBlocks:
+        """The rate of each output."""
+        return DenseBlocks.diagonal(outputs.exp())
+
+    def mean(self, outputs: Outputs) -> Moments:
         """The rate."""
         return outputs.exp()
+
+    variance = mean
+
+    @override
+    def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
+        count = column(y, outputs).floor()
+        inside = torch.special.gammaincc(count.clamp_min(0) + 1, outputs.exp())
+        return torch.where(count < 0, torch.zeros_like(inside), inside)
+
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        """One count per output, shape (..., N, T); of huge rates a rounded normal number."""
+        rate = outputs.exp().cpu()
+        found = torch.poisson(rate.clamp_max(_HUGE), generator=generator)
+        if bool((rate > _HUGE).any()):  # torch would return negative numbers
+            eps = torch.randn(rate.shape, generator=generator, dtype=rate.dtype)
+            near = torch.where(rate.isinf(), rate, (rate + rate.sqrt() * eps).round())
+            found = torch.where(rate > _HUGE, near, found)
+        return found
 
     @override
     def distribution(self, mu: np.ndarray) -> Any:  # type: ignore[override]

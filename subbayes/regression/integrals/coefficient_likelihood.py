@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from subbayes.likelihoods.families import BernoulliFamily, Family, NormalFamily, PoissonFamily
+from subbayes.likelihoods.families import BernoulliFamily, Family, NormalFamily, Poisson
 from subbayes.regression.shapes import (
     ByPredictor,
     Groups,
@@ -51,7 +51,7 @@ from subbayes.utils.types import Targets
 # families with sufficient statistics at this link; subclasses may have another density
 _CANONICAL: dict[type[Family], str] = {
     NormalFamily: "identity",
-    PoissonFamily: "log",
+    Poisson: "log",
     BernoulliFamily: "logit",
 }
 _BLOCK = 8192  # rows
