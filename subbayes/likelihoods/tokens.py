@@ -62,10 +62,7 @@ class CategoricalTokens(ClassLikelihood):
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Sum of the log probabilities of the labels of each row, in float64, shape (..., N)."""
         assert isinstance(y, Tensor)
-        logits = outputs.unflatten(-1, (y.shape[-1], self._classes_of(outputs.shape[-1], y)))
-        if self.shift:
-            logits, y = logits[..., :-1, :], y[:, 1:]
-        kept = y != self.ignore_index
+        logits, y, kept = self._compared(outputs, y)
         index = torch.where(kept, y, 0).long().expand(logits.shape[:-1])
         chosen = logits.log_softmax(-1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
         return torch.where(kept, chosen, 0).sum(-1, dtype=torch.float64)
@@ -127,11 +124,15 @@ class CategoricalTokens(ClassLikelihood):
         self, outputs: Float[Tensor, "S N C"], y: Int[Tensor, "N L"]
     ) -> tuple[Float[Tensor, "S M V"], Int[Tensor, "M"]]:
         """Logits and labels of the M positions that count, as those of M observations."""
-        logits = outputs.unflatten(-1, (y.shape[1], self._classes_of(outputs.shape[-1], y)))
+        logits, y, kept = self._compared(outputs, y)
+        return logits[:, kept], y[kept]
+
+    def _compared(self, outputs: Outputs, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Logits and the labels that they predict, by position, and which positions count."""
+        logits = outputs.unflatten(-1, (y.shape[-1], self._classes_of(outputs.shape[-1], y)))
         if self.shift:
             logits, y = logits[..., :-1, :], y[:, 1:]
-        kept = y != self.ignore_index
-        return logits[:, kept], y[kept]
+        return logits, y, y != self.ignore_index
 
     def n_outputs(self, y: Targets) -> int:
         """One output per class and position."""

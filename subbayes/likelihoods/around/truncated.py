@@ -25,7 +25,7 @@ from subbayes.likelihoods.around.around import AroundFamily
 from subbayes.likelihoods.base import Moments, column
 from subbayes.likelihoods.family import family, moment
 from subbayes.likelihoods.tails.counts import CountCells, count_cells, count_range
-from subbayes.likelihoods.tails.tails import log_between, log_difference, tails_between
+from subbayes.likelihoods.tails.tails import Tails, log_between, log_difference, tails_between
 from subbayes.utils.checks import fail
 from subbayes.utils.types import Outputs, Predictors, RowNumbers, RowTargets
 
@@ -37,8 +37,6 @@ _UNDERFLOW = -740.0  # logarithm of the smallest numbers
 _MOST_COUNTS = 1024  # of a row, whose probabilities are shared by draws
 _MOST_PROBABILITIES = 2**23  # of the counts of all rows
 _CELLS = 64  # counts of a distribution, about, for the size of blocks
-
-Tails = tuple[Tensor, Tensor]
 
 
 @family("truncated")
