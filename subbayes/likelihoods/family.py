@@ -482,7 +482,8 @@ class Family(Likelihood):
             fail("y", "responses of shape (N,)", tuple(value.shape))
         bad = ~self.allows(value)
         if bool(bad.any()):
-            row, wrong = int(bad.nonzero()[0, 0]), value[bad][0]
+            row = int(bad.nonzero()[0, 0])
+            wrong = value[bad][0]
             near = wrong.round()
             rounded = bool(self.allows(near[None])) and bool((wrong - near).abs() < _ROUNDING)
             fail(

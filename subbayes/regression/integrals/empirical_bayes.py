@@ -123,7 +123,8 @@ def _of_collapsed(likelihood: EffectsLikelihood, start: EffectPoint) -> EffectPo
     """The maximum of the exact density of a normal response, of sigma too."""
     assert isinstance(likelihood.rows, NormalRows)
     collapsed = CollapsedNormal(likelihood.map, likelihood.rows)
-    structured, rest = likelihood.structured, collapsed.rest
+    structured = likelihood.structured
+    rest = collapsed.rest
     sigma = torch.nonzero(collapsed.rows.scale).flatten().tolist()
     without_prior = np.isin(rest, [*smoothing_coordinates(structured), *sigma])
     largest = np.where(np.isin(rest, sigma), _LARGEST_SIGMA, _largest(structured, rest))
