@@ -1013,7 +1013,7 @@ X, Y = MLP.build().data
             {"likelihood": Gaussian(noise="per-observation")},
             r"y: expected a pair \(y, noise scale\)",
         ),
-        ({"likelihood": Bernoulli(), "data": (X, Y)}, "y: expected labels 0 and 1, got"),
+        ({"likelihood": Bernoulli(), "data": (X, Y)}, "y: expected 0 and 1 for"),
         ({"likelihood": Poisson(), "data": (X, Y)}, "y: expected counts"),
         ({"data": (X, Y[:3])}, "data inputs and data targets: expected the same number of rows"),
         (

@@ -13,9 +13,10 @@ from typing import Any
 
 from subbayes.artifacts.facts import encode
 from subbayes.likelihoods.base import Likelihood
-from subbayes.likelihoods.discrete import Bernoulli, Categorical
+from subbayes.likelihoods.discrete import Categorical
 from subbayes.likelihoods.families import (
     FAMILIES,
+    Bernoulli,
     CommonParameters,
     Family,
     Poisson,
@@ -51,7 +52,6 @@ _OWN = {
     "gaussian": Gaussian,
     "heteroscedastic": HeteroscedasticGaussian,
     "categorical": Categorical,
-    "bernoulli": Bernoulli,
     "tokens": CategoricalTokens,
 }
 _LISTING = "subbayes.likelihoods.LIKELIHOODS"
@@ -104,7 +104,7 @@ def as_likelihood(likelihood: str | Likelihood) -> Likelihood:
 
     Example:
         >>> as_likelihood("bernoulli")
-        Bernoulli()
+        bernoulli(mu: logit)
     """
     if isinstance(likelihood, Likelihood):
         return likelihood
@@ -214,4 +214,5 @@ def _made(config: dict[str, Any], own: Likelihood | None = None) -> Likelihood:
         )
     if name in FAMILIES:
         return family_from_config(config)
-    return (_BY_NAME[name] if name in _BY_NAME else LIKELIHOODS[name])(**options)
+    made: Callable[..., Likelihood] = _BY_NAME.get(name) or LIKELIHOODS[name]
+    return made(**options)

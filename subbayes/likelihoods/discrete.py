@@ -1,4 +1,4 @@
-"""Likelihoods of labels."""
+"""Likelihoods of labels of several classes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Kind, Likelihood, Moments, check_tensor, column
+from subbayes.likelihoods.base import Kind, Likelihood, Moments, check_tensor
 from subbayes.likelihoods.curvature_blocks import SoftmaxBlocks
-from subbayes.utils.checks import check_count, fail, number_text
+from subbayes.utils.checks import check_count, fail
 from subbayes.utils.types import Curvatures, Outputs, PerPoint, Targets
 
 
@@ -52,17 +52,6 @@ class SoftmaxLikelihood(ClassLikelihood):
     def curvature_blocks(self, outputs: Outputs) -> SoftmaxBlocks:
         """One block, without matrices."""
         return SoftmaxBlocks(_softmax(outputs).unsqueeze(-2))
-
-
-class BinaryLikelihood(Likelihood):
-    """Base class of likelihoods of 0 and 1, whose mean is the probability of 1."""
-
-    kind: ClassVar[Kind] = "classification"
-
-    @override
-    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
-        p = self.mean(outputs.cpu().double())[..., 0]
-        return (torch.rand(p.shape, generator=generator, dtype=torch.float64) < p).long()
 
 
 @dataclass(frozen=True)
@@ -165,50 +154,3 @@ def _softmax(outputs: Outputs) -> Outputs:
     # full SIMD registers, so that results do not depend on the position of a row
     by_class = F.pad(outputs.transpose(-1, -2), (0, -n % 32)).contiguous()
     return by_class.softmax(-2)[..., :n].transpose(-1, -2)
-
-
-@dataclass(frozen=True)
-class Bernoulli(BinaryLikelihood):
-    r"""Two classes from one logit: $P(y = 1) = \mathrm{sigmoid}(f)$."""
-
-    def n_outputs(self, y: Targets) -> int:
-        """One logit."""
-        return 1
-
-    def check_parameters(self, n_outputs: int) -> None:
-        """Raise `InputError` for several outputs, as of several targets."""
-        if n_outputs != 1:
-            fail("module", "1 output for Bernoulli()", n_outputs, "Use Categorical for K logits")
-
-    @override
-    def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
-        sign = 2 * column(y, outputs) - 1
-        return F.logsigmoid(sign * outputs).sum(-1)
-
-    def mean(self, outputs: Outputs) -> Moments:
-        """P(y = 1), shape (..., N, 1)."""
-        return outputs.sigmoid()
-
-    @override
-    def pooled(self, outputs: Outputs) -> Outputs:
-        success, failure = (F.logsigmoid(s * outputs).logsumexp(0, keepdim=True) for s in (1, -1))
-        return success - failure
-
-    def variance(self, outputs: Outputs) -> Moments:
-        """p (1 - p), shape (..., N, 1)."""
-        return outputs.sigmoid() * (-outputs).sigmoid()  # 1 - p would round to 0
-
-    @override
-    def curvature(self, outputs: Outputs) -> Curvatures:
-        return torch.diag_embed(self.variance(outputs))
-
-    def check_targets(self, y: Targets) -> None:
-        """Raise `InputError` for targets other than 0 and 1."""
-        y = check_tensor(y, "labels 0 and 1 of shape (N,)", lambda y: y.shape[1:] in ((), (1,)))
-        bad = (y != 0) & (y != 1)
-        if bool(bad.any()):
-            value = y[bad][0].item()
-            remedy = "Encode the two classes as 0 and 1"
-            if 0 < value < 1:
-                remedy = "For proportions pass likelihood='beta', or counts and their trials"
-            fail("y", "labels 0 and 1", number_text(value), remedy)

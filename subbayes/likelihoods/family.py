@@ -29,6 +29,7 @@ from subbayes.likelihoods.base import (
     Likelihood,
     Moments,
     WrappedLikelihood,
+    column,
     in_float64,
     target_values,
 )
@@ -123,7 +124,7 @@ class Family(Likelihood):
         is_working: whether the density is rarely that of the responses, so that the posterior has
             another spread than estimates.
         is_for_networks: whether networks take it by its name.
-        most_axes: 1, or 2 if a row may have several responses.
+        most_columns: of targets of shape (N, columns), of a family of one parameter; 0 for (N,).
     """
 
     links: tuple[str, ...] = ()
@@ -138,7 +139,7 @@ class Family(Likelihood):
     has_predictor_per_class: ClassVar[bool] = False
     is_working: ClassVar[bool] = False
     is_for_networks: ClassVar[bool] = True
-    most_axes: ClassVar[int] = 1
+    most_columns: ClassVar[float] = 0
     takes_weights = True
 
     def __post_init__(self) -> None:
@@ -435,8 +436,15 @@ class Family(Likelihood):
         terms = partial(self._terms_at, value)
         return terms(outputs) if weight is None else weighted_terms(terms, outputs, weight)
 
+    @property
+    def keeps_digits(self) -> bool:
+        """Whether the density is exact in the dtype of the outputs, and needs no float64."""
+        return False
+
     def _terms_at(self, value: Tensor, outputs: Tensor) -> Tensor:
-        wide = in_float64(outputs)
+        wide = outputs if self.keeps_digits else in_float64(outputs)
+        if self.most_columns:
+            return self.log_density(column(value, wide), (wide,)).sum(-1).to(outputs.dtype)
         return self._terms(value.to(wide.dtype), wide.unbind(-1)).to(outputs.dtype)
 
     @override
@@ -478,8 +486,9 @@ class Family(Likelihood):
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for responses outside the support, or weights below 0."""
         value, weight = responses_and_weights(y)
-        if not 1 <= value.ndim <= self.most_axes:
-            fail("y", "responses of shape (N,)", tuple(value.shape))
+        if value.ndim > 2 or sum(value.shape[1:]) > self.most_columns:
+            several = " or (N, targets)" if self.most_columns > 1 else ""
+            fail("y", f"responses of shape (N,){several}", tuple(value.shape))
         bad = ~self.allows(value)
         if bool(bad.any()):
             row = int(bad.nonzero()[0, 0])

@@ -94,6 +94,19 @@ def log_odds(link: str, eta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     return success - failure
 
 
+def bernoulli_variance(link: str, eta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+    r"""$\mu (1 - \mu)$ at predictors, in which 1 - mu would round to 0.
+
+    Example:
+        >>> bernoulli_variance("logit", torch.zeros(1))
+        tensor([0.2500])
+    """
+    if link == "logit":
+        return eta.sigmoid() * (-eta).sigmoid()
+    success, failure = log_probabilities(link, eta)
+    return (success + failure).exp()
+
+
 def fisher_information(link: str, eta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     r"""$(d\mu / d\eta)^2 / (\mu (1 - \mu))$, that of one trial, and 0 at infinite predictors.
 
@@ -101,14 +114,14 @@ def fisher_information(link: str, eta: Float[Tensor, "*S"]) -> Float[Tensor, "*S
         >>> fisher_information("probit", torch.zeros(1))  # 2 / pi
         tensor([0.6366])
     """
+    if link == "logit":
+        return bernoulli_variance(link, eta)
     success, failure = log_probabilities(link, eta)
     if link == "probit":
         log_slope = -0.5 * eta.square() - _LOG_ROOT_TWO_PI
     elif link == "cloglog":
         log_slope = eta - eta.clamp_max(_LARGEST).exp()
-    elif link == "cauchit":
-        log_slope = -torch.log1p(eta.square()) - math.log(math.pi)
     else:
-        log_slope = success + failure
+        log_slope = -torch.log1p(eta.square()) - math.log(math.pi)
     information = (2 * log_slope - success - failure).exp()
     return information.masked_fill(eta.isinf(), 0.0)  # its limit there, as of a masked class

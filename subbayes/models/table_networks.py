@@ -65,7 +65,9 @@ def make_likelihood(
             return SeveralTargets(Bernoulli(), y.shape[1])
         return Categorical(int(y.max()) + 1 if n_classes is None else n_classes)
     inner = as_likelihood(name)
-    if several and (np.isnan(y).any() or (isinstance(inner, Family) and inner.most_axes == 1)):
+    if several and (
+        np.isnan(y).any() or (isinstance(inner, Family) and inner.most_columns < y.shape[1])
+    ):
         inner = SeveralTargets(inner, y.shape[1])
     return inner if task == "count" else in_units(inner, y, weights)
 

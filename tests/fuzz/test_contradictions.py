@@ -107,7 +107,7 @@ def of_labels(classes: list[Any], dtype: str) -> Change:
 
 
 def bernoulli(tensors: Tensors, facts: Facts) -> None:
-    facts["model"]["facts"]["likelihood"] = {"name": "Bernoulli"}
+    facts["model"]["facts"]["likelihood"] = {"name": "bernoulli"}
 
 
 def classification(*classes: str) -> Change:
@@ -287,10 +287,10 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
         "mc-dropout",
         likelihood_of("Weighted", likelihood={"name": "Categorical", "n_classes": 7}),
     ),
-    "one logit of three outputs": ("fitted-own-classes", likelihood_of("Bernoulli")),
+    "one logit of three outputs": ("fitted-own-classes", likelihood_of("bernoulli")),
     "weighted logit of three outputs": (
         "fitted-own-classes",
-        likelihood_of("Weighted", likelihood={"name": "Bernoulli"}),
+        likelihood_of("Weighted", likelihood={"name": "bernoulli"}),
     ),
     "negative eigenvalues": (
         "laplace-kfac",

@@ -9,12 +9,7 @@ import torch
 from scipy import stats
 
 from subbayes import InputError
-from subbayes.likelihoods.families import (
-    BernoulliFamily,
-    BinomialFamily,
-    OrdinalFamily,
-    family_from_name,
-)
+from subbayes.likelihoods.families import Bernoulli, BinomialFamily, OrdinalFamily, family_from_name
 from subbayes.likelihoods.links import (
     LINKS,
     PROBABILITY_LINKS,
@@ -64,7 +59,7 @@ def test_links_are_inverse_to_each_other_and_those_of_the_family(link):
     share = inverse(eta)
     torch.testing.assert_close(forward(share), eta, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(share.log(), log_probabilities(link, eta)[0])
-    family = BernoulliFamily((link,))
+    family = Bernoulli((link,))
     torch.testing.assert_close(family.mean(eta[:, None])[:, 0], share)
 
 
@@ -82,7 +77,7 @@ def test_gradients_are_finite_where_probabilities_are_0_and_1(link):
     eta = torch.tensor([-1e4, -90.0, 90.0, 1e4], dtype=torch.float64, requires_grad=True)
     for y in (0.0, 1.0):
         for family, outputs, count in (
-            (BernoulliFamily((link,)), eta[:, None], y),
+            (Bernoulli((link,)), eta[:, None], y),
             (
                 BinomialFamily((link, "identity"), trials=5),
                 torch.stack([eta, torch.full_like(eta, 5.0)], -1),
@@ -99,7 +94,7 @@ def test_gradients_are_finite_where_probabilities_are_0_and_1(link):
 def test_densities_are_vectorised_without_loops(link, recwarn):
     """`vmap` warns of operations that it evaluates one by one."""
     eta, y = torch.linspace(-4, 4, 10, dtype=torch.float64).reshape(5, 2), torch.tensor([0.0, 1.0])
-    for family in (BernoulliFamily((link,)), OrdinalFamily(n_classes=2, cumulative=link)):
+    for family in (Bernoulli((link,)), OrdinalFamily(n_classes=2, cumulative=link)):
         outputs = eta[..., None] if family.label == "bernoulli" else eta[..., None].expand(5, 2, 2)
         torch.func.vmap(torch.func.grad(lambda f, of=family: of.log_prob(f, y).sum()))(outputs)
         family.curvature(outputs)
@@ -118,7 +113,7 @@ def test_tails_of_binomial_counts(link):
 
 
 def test_links_by_name():
-    probit = BernoulliFamily(("probit",))
+    probit = Bernoulli(("probit",))
     assert family_from_name("bernoulli", "probit") == probit
     assert family_from_name("bernoulli(link='probit')") == probit
     assert family_from_name("binomial(link='probit')", "probit") == probit
@@ -144,7 +139,7 @@ def test_links_by_name():
 def test_infinite_predictors_have_no_information(link):
     """As those of masked classes: the label is certain, also for predictors nearby."""
     eta, trials = torch.tensor([[-torch.inf], [torch.inf]]).double(), torch.full((2, 1), 4.0)
-    one, several = BernoulliFamily((link,)), BinomialFamily((link, "identity"), trials=4)
+    one, several = Bernoulli((link,)), BinomialFamily((link, "identity"), trials=4)
     assert (one.curvature(eta) == 0).all()
     assert (several.curvature(torch.cat([eta, trials], 1)) == 0).all()
     assert (one.variance(eta) == 0).all()

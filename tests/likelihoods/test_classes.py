@@ -10,8 +10,7 @@ import torch
 from scipy import stats
 
 from subbayes import InputError, Predictive
-from subbayes.likelihoods import Bernoulli
-from subbayes.likelihoods.families import BernoulliFamily, BinomialFamily, OrdinalFamily, classes
+from subbayes.likelihoods.families import Bernoulli, BinomialFamily, OrdinalFamily, classes
 
 LAWS = {"logit": stats.logistic, "probit": stats.norm, "cauchit": stats.cauchy}
 
@@ -71,7 +70,7 @@ def test_a_class_costs_two_thresholds(link, k, monkeypatch):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("likelihood", [Bernoulli(), BernoulliFamily()])
+@pytest.mark.parametrize("likelihood", [Bernoulli(), Bernoulli(("cloglog",))])
 def test_rare_labels_are_drawn_with_their_probability(likelihood):
     """Single uniform numbers have 24 bits: one in 17 million of them is 0."""
     n, p = 20_000_000, 1e-9

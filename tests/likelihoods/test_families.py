@@ -15,7 +15,7 @@ from subbayes import InputError
 from subbayes.likelihoods import CommonParameters, as_likelihood, from_config
 from subbayes.likelihoods.families import (
     AsymmetricLaplaceFamily,
-    BernoulliFamily,
+    Bernoulli,
     BetaFamily,
     BinomialFamily,
     CategoricalFamily,
@@ -416,7 +416,7 @@ def test_names_and_errors():
     with pytest.raises(InputError, match="an object for a family around others"):
         family_from_name("censored")
     with pytest.raises(InputError, match="whose tail probabilities have gradients"):
-        CensoredFamily(family=BernoulliFamily())
+        CensoredFamily(family=Bernoulli())
     with pytest.raises(InputError, match="quantile"):
         AsymmetricLaplaceFamily(quantile=1.0)
     with pytest.raises(InputError, match="cuts"):

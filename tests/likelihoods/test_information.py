@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from subbayes.likelihoods import Bernoulli
 from subbayes.likelihoods.families import (
     AsymmetricLaplaceFamily,
-    BernoulliFamily,
+    Bernoulli,
     BetaFamily,
     BinomialFamily,
     GammaFamily,
@@ -102,7 +101,6 @@ def test_certain_labels_in_single_precision_have_a_variance(logit):
     for found in (
         Bernoulli().variance(f),
         Bernoulli().curvature(f),
-        BernoulliFamily().curvature(f),
         BinomialFamily(trials=1).variance(torch.tensor([[logit, 1.0]])),
         BetaFamily().variance(torch.tensor([[logit, 0.0]])) * 2,
     ):

@@ -16,7 +16,7 @@ from subbayes.diagnostics.metrics import score
 from subbayes.inference import linearised_laplace
 from subbayes.inference.laplace.linearised import _warn_if_underconfident
 from subbayes.likelihoods import Bernoulli, Categorical, CategoricalTokens, Gaussian, Poisson
-from subbayes.likelihoods.families import BernoulliFamily, CategoricalFamily, OrdinalFamily
+from subbayes.likelihoods.families import CategoricalFamily, OrdinalFamily
 from subbayes.likelihoods.weighted import Weighted
 from subbayes.predictions.gaussian import (
     METHODS,
@@ -28,9 +28,9 @@ from subbayes.predictions.gaussian import (
 
 ROW = torch.tensor([[0.5, -1.0, 1.0]], dtype=torch.float64)
 OTHERS = {
-    "probit": (BernoulliFamily(links=("probit",)), ROW[:, 1:2]),
-    "cloglog": (BernoulliFamily(links=("cloglog",)), ROW[:, 1:2]),
-    "cauchit": (BernoulliFamily(links=("cauchit",)), ROW[:, 1:2]),
+    "probit": (Bernoulli(links=("probit",)), ROW[:, 1:2]),
+    "cloglog": (Bernoulli(links=("cloglog",)), ROW[:, 1:2]),
+    "cauchit": (Bernoulli(links=("cauchit",)), ROW[:, 1:2]),
     "ordinal": (OrdinalFamily(n_classes=3), ROW),
     "weighted": (Weighted(OrdinalFamily(n_classes=3)), ROW),
 }
@@ -61,9 +61,8 @@ def linear_ordinal(n: int = 400) -> tuple[torch.nn.Module, torch.Tensor, torch.T
         (Categorical(3), 3, True),
         (CategoricalFamily(labels=("a", "b", "c")), 3, True),
         (Bernoulli(), 1, True),
-        (BernoulliFamily(), 1, True),
         (Weighted(Categorical(3)), 3, True),
-        (Weighted(BernoulliFamily()), 1, True),
+        (Weighted(Bernoulli()), 1, True),
         (SoftmaxOfHalf(3), 3, False),
         (OrdinalFamily(n_classes=2), 2, False),
         (CategoricalTokens(3), 6, False),
@@ -90,7 +89,7 @@ def test_a_probit_link_is_averaged_as_the_integral():
     """The mean of Phi(f) is Phi(m / sqrt(1 + v))."""
     mean = torch.tensor([[-1.0], [0.3], [2.0]], dtype=torch.float64)
     variance, draws = torch.tensor([0.5, 2.0, 1.0]).double()[:, None, None], 20_000
-    likelihood = BernoulliFamily(links=("probit",))
+    likelihood = Bernoulli(links=("probit",))
     method = default_method(likelihood, mean)
     found = predictive_of(mean, variance, likelihood, method, draws, 0).probabilities[:, 1]
     exact = torch.special.ndtr(mean[:, 0] / (1 + variance[:, 0, 0]).sqrt()).numpy()
@@ -106,11 +105,10 @@ def test_closed_forms_of_other_likelihoods_are_refused(name, method):
         predictive_of(mean, covariance, likelihood, method, 10, 0)
 
 
-@pytest.mark.parametrize("likelihood", [Bernoulli(), BernoulliFamily()])
-def test_moments_of_two_classes_are_those_of_class_one(likelihood):
+def test_moments_of_two_classes_are_those_of_class_one():
     mean = torch.tensor([[-1.0], [0.3], [2.0]], dtype=torch.float64)
     variance = torch.tensor([0.5, 2.0, 1.0]).double()[:, None, None]
-    found = ClassPredictive(mean, variance, likelihood)
+    found = ClassPredictive(mean, variance, Bernoulli())
     p = found.probabilities[:, 1]
     np.testing.assert_allclose(found.mean, p)
     epistemic = Predictive(found.outputs, Bernoulli()).epistemic
@@ -143,7 +141,7 @@ def test_subspaces_for_ordered_classes_are_scored_by_draws():
 
 def test_underconfident_probabilities_of_another_link_are_those_of_the_link():
     x = torch.randn(30, 20, generator=torch.Generator().manual_seed(0)).double()
-    module, family = torch.nn.Linear(20, 1).double(), BernoulliFamily(links=("probit",))
+    module, family = torch.nn.Linear(20, 1).double(), Bernoulli(links=("probit",))
     with torch.no_grad():
         module.weight.fill_(3.0)
         module.bias.zero_()

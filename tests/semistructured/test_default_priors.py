@@ -11,7 +11,7 @@ from subbayes import InputError, Sampling
 from subbayes.likelihoods.families import (
     FAMILIES,
     AsymmetricLaplaceFamily,
-    BernoulliFamily,
+    Bernoulli,
     BetaFamily,
     BinomialFamily,
     CategoricalFamily,
@@ -81,7 +81,7 @@ WITHOUT_UNITS = {
     "hurdle-poisson": (HurdlePoissonFamily(), np.round(Y)),
     "hurdle-negative-binomial": (HurdleNegativeBinomialFamily(), np.round(Y)),
     "binomial": (BinomialFamily(trials=20), np.round(Y) / 20),
-    "bernoulli": (BernoulliFamily(), (Y > 5) * 1.0),
+    "bernoulli": (Bernoulli(), (Y > 5) * 1.0),
     "beta": (BetaFamily(), Y / 20),
     "zero-one-inflated-beta": (ZeroOneInflatedBetaFamily(), Y / 20),
     "categorical": (CategoricalFamily(labels=("a", "b", "c")), np.arange(80) % 3.0),

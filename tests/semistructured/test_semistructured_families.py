@@ -11,7 +11,7 @@ from scipy import stats
 from subbayes import InputError, Regression, Sampling
 from subbayes.likelihoods import CommonParameters, from_config
 from subbayes.likelihoods.families import (
-    BernoulliFamily,
+    Bernoulli,
     BetaFamily,
     BinomialFamily,
     CategoricalFamily,
@@ -54,9 +54,9 @@ CASES = [
     (NormalFamily(), ETA, [0.1, -2.0, 3.0], stats.norm(MU, SECOND)),
     (NormalFamily(("log", "log")), ETA, [0.1, 2.0, 3.0], stats.norm(np.exp(MU), SECOND)),
     (Poisson(), ETA[:, :1], [0, 2, 5], stats.poisson(np.exp(MU))),
-    (BernoulliFamily(), ETA[:, :1], [0, 1, 1], stats.bernoulli(sigmoid(MU))),
+    (Bernoulli(), ETA[:, :1], [0, 1, 1], stats.bernoulli(sigmoid(MU))),
     *(
-        (BernoulliFamily((link,)), ETA[:, :1], [0, 1, 1], stats.bernoulli(share(MU)))
+        (Bernoulli((link,)), ETA[:, :1], [0, 1, 1], stats.bernoulli(share(MU)))
         for link, share in SHARES.items()
     ),
     (
@@ -117,7 +117,7 @@ def test_samples_have_the_moments_of_scipy(family, eta, y, oracle):
 
 @pytest.mark.parametrize(
     ("family", "eta", "y", "oracle"),
-    [c for c in CASES if not isinstance(c[0], BernoulliFamily)],
+    [c for c in CASES if not isinstance(c[0], Bernoulli)],
     ids=[i for i in IDS if not i.startswith("Bernoulli")],
 )
 def test_cdf_equals_scipy(family, eta, y, oracle):

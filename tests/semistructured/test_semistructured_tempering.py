@@ -9,7 +9,7 @@ from torch import nn
 
 from subbayes import MLP, InputError, Training
 from subbayes.inference.configuration import Sampling
-from subbayes.likelihoods.families import BernoulliFamily, NormalFamily, OrdinalFamily, Poisson
+from subbayes.likelihoods.families import Bernoulli, NormalFamily, OrdinalFamily, Poisson
 from subbayes.regression import NormalPrior, Regression
 from subbayes.regression.design.default_priors import default_priors
 from subbayes.regression.design.design import Design
@@ -87,7 +87,7 @@ def by_quadrature(rows, deep, nodes=21):
     return (joint.logsumexp(1) + log_size - constant).numpy()
 
 
-@pytest.mark.parametrize(("family", "y"), [(Poisson(), "c"), (BernoulliFamily(), "b")])
+@pytest.mark.parametrize(("family", "y"), [(Poisson(), "c"), (Bernoulli(), "b")])
 def test_quadrature_and_importance_sampling_match_a_grid(family, y):
     """The grid does not use modes; the importance estimate differs by a constant."""
     frame = frame_of()

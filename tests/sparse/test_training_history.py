@@ -18,7 +18,6 @@ from subbayes.likelihoods import (
     Standardized,
     Weighted,
 )
-from subbayes.likelihoods.families import BernoulliFamily
 
 N = 40
 STILL = sparse.LearningRates(*[1e-12] * len(sparse.LearningRates.__dataclass_fields__))
@@ -45,7 +44,9 @@ def train(module, likelihood, data, epochs=3, batch_size=16):
 
 @pytest.mark.parametrize("form", ["tensors", "traced", "loader"])
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("likelihood", [Categorical(2), Bernoulli(), BernoulliFamily()], ids=repr)
+@pytest.mark.parametrize(
+    "likelihood", [Categorical(2), Bernoulli(), Bernoulli(("probit",))], ids=repr
+)
 def test_accuracy_counts_rows_as_often_as_their_weights(likelihood, weighted, form):
     x, weights = rows()
     one = not isinstance(likelihood, Categorical)
@@ -57,7 +58,7 @@ def test_accuracy_counts_rows_as_often_as_their_weights(likelihood, weighted, fo
     if not weighted:
         weights = torch.ones(N)
         data = x, y
-    elif isinstance(likelihood, BernoulliFamily):
+    elif isinstance(likelihood, Bernoulli):
         data = x, (y, weights)
     else:
         data, likelihood = Data.of((x, y)).weighted(weights), Weighted(likelihood)

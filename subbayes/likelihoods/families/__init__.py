@@ -18,7 +18,7 @@ from subbayes.likelihoods.around.zeros import (
 )
 from subbayes.likelihoods.families.asymmetric_laplace import AsymmetricLaplaceFamily
 from subbayes.likelihoods.families.beta import BetaFamily
-from subbayes.likelihoods.families.classes import BernoulliFamily, CategoricalFamily, OrdinalFamily
+from subbayes.likelihoods.families.classes import Bernoulli, CategoricalFamily, OrdinalFamily
 from subbayes.likelihoods.families.counts import BinomialFamily, NegativeBinomialFamily, Poisson
 from subbayes.likelihoods.families.custom import Custom
 from subbayes.likelihoods.families.gamma import GammaFamily
@@ -47,7 +47,7 @@ __all__ = [
     "FAMILIES",
     "LINKS",
     "AsymmetricLaplaceFamily",
-    "BernoulliFamily",
+    "Bernoulli",
     "BetaFamily",
     "BinomialFamily",
     "CategoricalFamily",

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Moments
-from subbayes.likelihoods.discrete import (
-    BinaryLikelihood,
-    Categorical,
-    ClassLikelihood,
-    SoftmaxLikelihood,
+from subbayes.likelihoods.base import Kind, Moments
+from subbayes.likelihoods.discrete import Categorical, ClassLikelihood, SoftmaxLikelihood
+from subbayes.likelihoods.family import Family, family, family_from_config, responses_and_weights
+from subbayes.likelihoods.links import (
+    PROBABILITY_LINKS,
+    bernoulli_variance,
+    fisher_information,
+    log_probabilities,
 )
-from subbayes.likelihoods.family import (
-    Family,
-    family,
-    family_from_config,
-    moment,
-    responses_and_weights,
-)
-from subbayes.likelihoods.links import PROBABILITY_LINKS, fisher_information, log_probabilities
 from subbayes.likelihoods.weighted import weighted_terms
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import (
@@ -41,10 +36,12 @@ from subbayes.utils.types import (
 
 @family("bernoulli")
 @dataclass(frozen=True, repr=False)
-class BernoulliFamily(BinaryLikelihood, Family):
-    r"""Two classes, $P(y = 1) = \mu$."""
+class Bernoulli(Family):
+    r"""Two classes, $P(y = 1) = \mu$, as labels 0 and 1 of shape (N,) or (N, 1)."""
 
+    kind: ClassVar[Kind] = "classification"
     is_mean = True
+    most_columns = 1
     is_binary = True
     allowed = {"mu": PROBABILITY_LINKS}
     support = "0 and 1"
@@ -64,8 +61,15 @@ class BernoulliFamily(BinaryLikelihood, Family):
 
     @override
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
+        if self.links[0] == "logit":
+            return F.logsigmoid((2 * y - 1) * eta[0])
         success, failure = log_probabilities(self.links[0], eta[0])
         return torch.where(y == 1, success, failure)
+
+    @property
+    @override
+    def keeps_digits(self) -> bool:
+        return self.links[0] == "logit"
 
     @override
     def allows(self, y: Tensor) -> Tensor:
@@ -73,8 +77,19 @@ class BernoulliFamily(BinaryLikelihood, Family):
 
     def variance(self, outputs: Outputs) -> Moments:
         """p (1 - p)."""
-        success, failure = log_probabilities(self.links[0], outputs[..., 0])
-        return moment((success + failure).exp())
+        return bernoulli_variance(self.links[0], outputs)
+
+    @override
+    def pooled(self, outputs: Outputs) -> Outputs | None:
+        if self.links[0] != "logit":
+            return None
+        success, failure = (F.logsigmoid(s * outputs).logsumexp(0, keepdim=True) for s in (1, -1))
+        return success - failure
+
+    @override
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        p = self.mean(outputs.cpu().double())[..., 0]
+        return (torch.rand(p.shape, generator=generator, dtype=torch.float64) < p).long()
 
     @override
     def curvature(self, outputs: Outputs) -> Curvatures:

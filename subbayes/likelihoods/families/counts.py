@@ -13,20 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from subbayes.likelihoods.base import (
-    Kind,
-    Likelihood,
-    Moments,
-    column,
-    in_float64,
-    n_targets,
-    refuse_rows,
-)
+from subbayes.likelihoods.base import Kind, Likelihood, Moments, column, n_targets, refuse_rows
 from subbayes.likelihoods.curvature_blocks import DenseBlocks
-from subbayes.likelihoods.families.classes import BernoulliFamily
+from subbayes.likelihoods.families.classes import Bernoulli
 from subbayes.likelihoods.family import Family, diagonal, family, moment
 from subbayes.likelihoods.links import (
     PROBABILITY_LINKS,
+    bernoulli_variance,
     fisher_information,
     log_odds,
     log_probabilities,
@@ -53,7 +46,7 @@ class Poisson(Family):
 
     kind: ClassVar[Kind] = "count"
     is_mean = True
-    most_axes = 2
+    most_columns = math.inf
     allowed = {"mu": ("log",)}
     check_outputs = Likelihood.check_outputs
     check_parameters = Likelihood.check_parameters
@@ -65,10 +58,6 @@ class Poisson(Family):
     @override
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         return y * eta[0] - torch.lgamma(y + 1) - eta[0].exp()
-
-    def _terms_at(self, value: Tensor, outputs: Tensor) -> Tensor:
-        wide = in_float64(outputs)
-        return self.log_density(column(value, wide), (wide,)).sum(-1).to(outputs.dtype)
 
     def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
@@ -223,7 +212,7 @@ class BinomialFamily(Family):
     def from_text(cls, text: str, link: str | None = None) -> Family:
         """As other families; without trials, that of Bernoulli responses."""
         made = super().from_text(text, link)
-        return made if "trials" in text else BernoulliFamily(made.links[:1])
+        return made if "trials" in text else Bernoulli(made.links[:1])
 
     def allows(self, y: Tensor) -> Tensor:
         """Whole numbers of at least 0, and of at most the trials where these are a number."""
@@ -295,8 +284,8 @@ class BinomialFamily(Family):
 
     def variance(self, outputs: Outputs) -> Moments:
         """n p (1 - p)."""
-        success, failure = log_probabilities(self.links[0], outputs[..., 0])
-        return moment(self._trials(outputs[..., 1]) * (success + failure).exp())
+        each = bernoulli_variance(self.links[0], outputs[..., 0])
+        return moment(self._trials(outputs[..., 1]) * each)
 
     def curvature(self, outputs: Outputs) -> Curvatures:
         """That of n trials for the probability, 0 for the trials, which are given."""

@@ -93,8 +93,8 @@ class Response:
         """What a description of the model says about its classes; nothing without classes.
 
         Example:
-            >>> from subbayes.likelihoods.families import BernoulliFamily
-            >>> Response("sick", ("no", "yes")).facts(BernoulliFamily())
+            >>> from subbayes.likelihoods.families import Bernoulli
+            >>> Response("sick", ("no", "yes")).facts(Bernoulli())
             {'response': "sick: the probability of 'yes', beside 'no'"}
         """
         if self.labels is None:

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from subbayes.likelihoods.families import BernoulliFamily, Family, NormalFamily, Poisson
+from subbayes.likelihoods.families import Bernoulli, Family, NormalFamily, Poisson
 from subbayes.regression.shapes import (
     ByPredictor,
     Groups,
@@ -49,11 +49,7 @@ from subbayes.regression.terms.layout import Layout
 from subbayes.utils.types import Targets
 
 # families with sufficient statistics at this link; subclasses may have another density
-_CANONICAL: dict[type[Family], str] = {
-    NormalFamily: "identity",
-    Poisson: "log",
-    BernoulliFamily: "logit",
-}
+_CANONICAL: dict[type[Family], str] = {NormalFamily: "identity", Poisson: "log", Bernoulli: "logit"}
 _BLOCK = 8192  # rows
 _ACCUMULATED = 65536  # rows of a block of sufficient statistics
 _POINTS = 64  # evaluated at once
