@@ -1005,7 +1005,7 @@ X, Y = MLP.build().data
         ),
         (
             {"likelihood": Categorical(), "data": (X, torch.zeros(7).long())},
-            "module: expected at least 2 outputs for Categorical, got 1. Use Bernoulli",
+            "module: expected at least 2 outputs for categorical.*, got 1. .* use Bernoulli",
         ),
         ({"data": (X, torch.zeros(7, 2))}, "module: expected 2 outputs for Gaussian.*got 1"),
         ({"likelihood": Gaussian(noise=(0.1, 0.2))}, "noise: expected 1 .*got 2"),

@@ -13,10 +13,10 @@ from typing import Any
 
 from subbayes.artifacts.facts import encode
 from subbayes.likelihoods.base import Likelihood
-from subbayes.likelihoods.discrete import Categorical
 from subbayes.likelihoods.families import (
     FAMILIES,
     Bernoulli,
+    Categorical,
     CommonParameters,
     Family,
     Poisson,
@@ -51,7 +51,6 @@ __all__ = [
 _OWN = {
     "gaussian": Gaussian,
     "heteroscedastic": HeteroscedasticGaussian,
-    "categorical": Categorical,
     "tokens": CategoricalTokens,
 }
 _LISTING = "subbayes.likelihoods.LIKELIHOODS"
@@ -133,8 +132,6 @@ def from_config(config: dict[str, Any], n_outputs: int | None = None) -> Likelih
     """
     made = _made(config)
     if n_outputs is not None:
-        if isinstance(made, FAMILIES["categorical"]):  # whose description has no classes
-            made = made.with_classes(range(max(2, n_outputs)))
         made.check_parameters(n_outputs)
     return made
 

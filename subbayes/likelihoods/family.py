@@ -116,6 +116,7 @@ class Family(Likelihood):
         label: name of the family.
         is_mean: whether the location is the mean.
         remedy: what to do about responses outside the support.
+        shape_remedy: what to do about responses of another shape.
         example: how to write a family around others, which has no name of its own.
         is_binary: whether there are two classes.
         is_ordered: whether classes have an order.
@@ -132,6 +133,7 @@ class Family(Likelihood):
     label: ClassVar[str]
     is_mean: ClassVar[bool] = False
     remedy: ClassVar[str] = "Choose another family, or leave the row out"
+    shape_remedy: ClassVar[str] = ""
     example: ClassVar[str] = ""
     is_binary: ClassVar[bool] = False
     is_ordered: ClassVar[bool] = False
@@ -488,7 +490,7 @@ class Family(Likelihood):
         value, weight = responses_and_weights(y)
         if value.ndim > 2 or sum(value.shape[1:]) > self.most_columns:
             several = " or (N, targets)" if self.most_columns > 1 else ""
-            fail("y", f"responses of shape (N,){several}", tuple(value.shape))
+            fail("y", f"responses of shape (N,){several}", tuple(value.shape), self.shape_remedy)
         bad = ~self.allows(value)
         if bool(bad.any()):
             row = int(bad.nonzero()[0, 0])

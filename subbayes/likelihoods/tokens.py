@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from subbayes.likelihoods.base import Likelihood, Moments, check_tensor
 from subbayes.likelihoods.curvature_blocks import SoftmaxBlocks
-from subbayes.likelihoods.discrete import ClassLikelihood
+from subbayes.likelihoods.families.classes import ClassLikelihood
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.types import Curvatures, Outputs, PerPoint, Targets
 

@@ -54,7 +54,7 @@ def make_likelihood(
 
     Example:
         >>> make_likelihood(None, "classification", np.array([0, 2, 1]))
-        Categorical(n_classes=3)
+        categorical(classes=3)
     """
     check_choice("task", task, LIKELIHOODS)
     name = LIKELIHOODS[task][0] if name is None else name

@@ -193,7 +193,7 @@ def likelihood_of(name: str, **options: Any) -> Change:
     return change
 
 
-SEVEN = likelihood_of("Categorical", n_classes=7)
+SEVEN = likelihood_of("categorical", n_classes=7)
 KINDS = (
     "fitted-pca", "fitted-own-classes", "laplace-primal", "mc-dropout", "samples",
     "sparse-mean-field", "temperature-scaled", "data-frame-sparse", "estimator-classifier",
@@ -281,11 +281,11 @@ CONTRADICTIONS: dict[str, tuple[str, Change]] = {
     "labels that are not sorted": ("estimator-classifier", of_labels([2, 1, 0], "<i8")),
     "probabilities of each class alone": ("estimator-classifier", bernoulli),
     **{f"seven classes: {name}": (name, SEVEN) for name in KINDS},
-    "more classes than memory": ("samples", likelihood_of("Categorical", n_classes=2**62)),
-    "classes of one output": ("samples", likelihood_of("Categorical", n_classes=None)),
+    "more classes than memory": ("samples", likelihood_of("categorical", n_classes=2**62)),
+    "classes of one output": ("samples", likelihood_of("categorical", n_classes=None)),
     "weighted classes of one output": (
         "mc-dropout",
-        likelihood_of("Weighted", likelihood={"name": "Categorical", "n_classes": 7}),
+        likelihood_of("Weighted", likelihood={"name": "categorical", "n_classes": 7}),
     ),
     "one logit of three outputs": ("fitted-own-classes", likelihood_of("bernoulli")),
     "weighted logit of three outputs": (
@@ -340,7 +340,7 @@ FAMILIES: dict[str, tuple[Any, str]] = {
         r"n_classes'\]: expected at most 100000",
     ),
     "ordinal without classes": ({"name": "ordinal", "n_classes": None}, "n_classes: expected"),
-    "categorical": ({"name": "categorical"}, "expected 2 outputs for categorical"),
+    "categorical": ({"name": "categorical"}, "expected at least 2 outputs for categorical"),
     "weibull": ({"name": "weibull", "links": ["log", "log"]}, "expected 2 outputs for weibull"),
     "piecewise": ({"name": "piecewise-exponential", "cuts": [0.1, 0.2]}, "expected 3 outputs"),
     "mixture": (

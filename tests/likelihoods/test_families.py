@@ -18,7 +18,7 @@ from subbayes.likelihoods.families import (
     Bernoulli,
     BetaFamily,
     BinomialFamily,
-    CategoricalFamily,
+    Categorical,
     CensoredFamily,
     Custom,
     GammaFamily,
@@ -388,7 +388,7 @@ def test_mixture_is_the_weighted_sum():
 
 
 def test_categorical_has_a_reference():
-    family = CategoricalFamily(labels=("a", "b", "c"))
+    family = Categorical(labels=("a", "b", "c"))
     assert family.known == {"mu[a]": 0.0}
     assert family.right_sides({"mu": "x"}) == {"mu[a]": "0", "mu[b]": "x", "mu[c]": "x"}
     eta = torch.tensor([[0.0, 0.4, -1.0]], dtype=torch.float64)

@@ -585,20 +585,24 @@ Y = torch.zeros(4)
         (Gaussian("per-observation"), (Y, Y), "noise scale: expected numbers above 0, got 0"),
         (Gaussian("per-observation"), (Y, Y - 1), "noise scale: expected numbers above 0, got -1"),
         (HeteroscedasticGaussian(1.0), (Y, Y), "y: expected shape"),
+        (Categorical(), Y + 0.5, "y: expected classes 0..K-1 for .*, got 0.5"),
         (
             Categorical(),
-            Y + 0.5,
-            r"y: expected whole-number labels of shape \(N,\), got shape \(4,\)",
+            Y - 1,
+            "y: expected classes 0..K-1 for .*, got -1 at row 0. Encode the labels",
         ),
-        (Categorical(), Y - 1, "y: expected labels in 0..K-1, got -1. Encode the labels"),
         (
             Categorical(),
             torch.zeros(4, 1),
-            r"y: .*got shape \(4, 1\) of torch.float32. Encode the labels as 0..K-1: y\[:, 0\]",
+            r"y: expected responses of shape \(N,\), got \(4, 1\). Pass y\[:, 0\]",
         ),
         (Categorical(), torch.zeros(4, 3), r"y: .*y.argmax\(1\) of one column for each class"),
-        (Categorical(), (Y, Y), "y: expected whole-number labels.*got a tuple"),
-        (Categorical(3), torch.tensor([0, 1, 3]), "y: expected labels in 0..2, got 3"),
+        (Categorical(), (Y, Y - 1), "weights: expected 4 numbers of at least 0"),
+        (
+            Categorical(3),
+            torch.tensor([0, 1, 3]),
+            "y: expected classes 0..2 for .*, got 3 at row 2",
+        ),
         (
             Bernoulli(),
             torch.tensor([0, 1, 2]),
@@ -677,7 +681,7 @@ def test_labels_of_any_dtype(y):
             Categorical(),
             1,
             torch.tensor([0, 1]),
-            "at least 2 outputs for Categorical, got 1. Use Bern",
+            "at least 2 outputs for categorical.*, got 1. .* use Bernoulli",
         ),
         (
             Categorical(),
@@ -686,7 +690,7 @@ def test_labels_of_any_dtype(y):
             "y: expected labels in 0..1, the module's 2 outputs, "
             "got 2. Encode labels as 0..K-1 or widen",
         ),
-        (Categorical(3), 2, torch.tensor([0, 1]), "module: expected 3 outputs for Categorical"),
+        (Categorical(3), 2, torch.tensor([0, 1]), "module: expected 3 outputs for categorical"),
         (Gaussian(1.0), 2, Y, "module: expected 1 output for Gaussian.*got 2"),
         (HeteroscedasticGaussian(1.0), 1, Y, "module: expected 2 outputs for Heteroscedastic"),
         (HeteroscedasticGaussian(1.0), 3, torch.zeros(4, 2), "module: expected 4 outputs"),

@@ -16,7 +16,7 @@ from subbayes.diagnostics.metrics import score
 from subbayes.inference import linearised_laplace
 from subbayes.inference.laplace.linearised import _warn_if_underconfident
 from subbayes.likelihoods import Bernoulli, Categorical, CategoricalTokens, Gaussian, Poisson
-from subbayes.likelihoods.families import CategoricalFamily, OrdinalFamily
+from subbayes.likelihoods.families import OrdinalFamily
 from subbayes.likelihoods.weighted import Weighted
 from subbayes.predictions.gaussian import (
     METHODS,
@@ -59,7 +59,7 @@ def linear_ordinal(n: int = 400) -> tuple[torch.nn.Module, torch.Tensor, torch.T
     ("likelihood", "outputs", "expected"),
     [
         (Categorical(3), 3, True),
-        (CategoricalFamily(labels=("a", "b", "c")), 3, True),
+        (Categorical(labels=("a", "b", "c")), 3, True),
         (Bernoulli(), 1, True),
         (Weighted(Categorical(3)), 3, True),
         (Weighted(Bernoulli()), 1, True),

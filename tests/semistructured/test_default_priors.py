@@ -14,7 +14,7 @@ from subbayes.likelihoods.families import (
     Bernoulli,
     BetaFamily,
     BinomialFamily,
-    CategoricalFamily,
+    Categorical,
     CensoredFamily,
     Custom,
     GammaFamily,
@@ -84,7 +84,7 @@ WITHOUT_UNITS = {
     "bernoulli": (Bernoulli(), (Y > 5) * 1.0),
     "beta": (BetaFamily(), Y / 20),
     "zero-one-inflated-beta": (ZeroOneInflatedBetaFamily(), Y / 20),
-    "categorical": (CategoricalFamily(labels=("a", "b", "c")), np.arange(80) % 3.0),
+    "categorical": (Categorical(labels=("a", "b", "c")), np.arange(80) % 3.0),
     "ordinal": (OrdinalFamily(n_classes=3), np.arange(80) % 3.0),
     "sratio": (SequentialFamily(n_classes=3), np.arange(80) % 3.0),
 }
@@ -135,7 +135,7 @@ def test_classes_counts_and_shares_have_no_units(name):
 
 
 def test_priors_of_classes_do_not_depend_on_their_codes():
-    family = CategoricalFamily(labels=tuple(range(9)))
+    family = Categorical(labels=tuple(range(9)))
     given = [
         default_priors(design_of(family), family, codes)
         for codes in (np.arange(80) % 9.0, np.arange(80)[::-1] % 9.0, np.zeros(80))
@@ -174,7 +174,7 @@ def test_parameters_of_custom_families_have_priors_by_name():
     ("family", "y", "name"),
     [
         (MixtureFamily(first=GammaFamily(), second=GammaFamily()), Y, "mu2"),
-        (CategoricalFamily(labels=("a", "b", "c")), np.arange(80) % 3.0, "mu[b]"),
+        (Categorical(labels=("a", "b", "c")), np.arange(80) % 3.0, "mu[b]"),
     ],
 )
 def test_a_number_for_any_location_is_the_scale_of_a_normal_on_its_link(family, y, name):

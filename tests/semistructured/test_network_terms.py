@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from subbayes import MLP, InputError, InputTypeError, Regression, SemiStructuredRegression
-from subbayes.likelihoods.families import CategoricalFamily, NormalFamily
+from subbayes.likelihoods.families import Categorical, NormalFamily
 from subbayes.semistructured.network_terms import without_networks
 
 
@@ -47,7 +47,7 @@ def test_formulas_of_parameters_and_classes():
     assert plain == {"mu": "y ~ x", "sigma": "~ 1"}
     assert [(where, call.function) for where, call in calls] == [(None, "a"), ("sigma", "b")]
     parts = {"mu": "y ~ x", "mu[b]": "~ b(v)", "mu[c]": "~ x + c(v)"}
-    plain, calls = without_networks(parts, ["b", "c"], CategoricalFamily())
+    plain, calls = without_networks(parts, ["b", "c"], Categorical())
     assert list(plain) == ["mu", "mu[c]"]  # which is refused: effects are those of all classes
     assert [where for where, _ in calls] == ["mu[b]", "mu[c]"]
 

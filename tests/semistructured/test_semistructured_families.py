@@ -14,7 +14,7 @@ from subbayes.likelihoods.families import (
     Bernoulli,
     BetaFamily,
     BinomialFamily,
-    CategoricalFamily,
+    Categorical,
     CensoredFamily,
     Custom,
     Family,
@@ -272,7 +272,7 @@ def test_a_link_is_that_of_a_family_that_is_passed_as_an_object():
     found = family_from_name(around, "log")
     assert found.links[0] == found.family.family.links[0] == "log"
     assert (found.status, found.family.lower) == ("s", 1.0)
-    categorical = CategoricalFamily()
+    categorical = Categorical()
     assert family_from_name(categorical, "logit") is categorical
     for family, link in ((Poisson(), "identity"), (around, "probit"), (categorical, "log")):
         with pytest.raises(InputError, match="link of"):

@@ -3,7 +3,7 @@
 import pytest
 
 from subbayes.likelihoods.families import family_from_name
-from subbayes.likelihoods.families.classes import CategoricalFamily, OrdinalFamily
+from subbayes.likelihoods.families.classes import Categorical, OrdinalFamily
 from subbayes.regression.questions.summary import scales_of
 
 
@@ -16,7 +16,7 @@ from subbayes.regression.questions.summary import scales_of
         ("mixture(normal, normal)", {"x": "mu1", "mu2.x": "mu2", "sigma1": "sigma1"}),
         (OrdinalFamily(n_classes=3), {"x": "log odds of higher classes",
                                       "threshold[1]": "log odds of lower classes"}),
-        (CategoricalFamily(labels=("a", "b")), {"mu[b].x": "log odds of b to a"}),
+        (Categorical(labels=("a", "b")), {"mu[b].x": "log odds of b to a"}),
         ("normal", {"length(gp(x))": "", "simplex(mo(x))[1]": "", "mu.y": "mu"}),
     ],
 )  # fmt: skip

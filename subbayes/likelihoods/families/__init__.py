@@ -18,7 +18,7 @@ from subbayes.likelihoods.around.zeros import (
 )
 from subbayes.likelihoods.families.asymmetric_laplace import AsymmetricLaplaceFamily
 from subbayes.likelihoods.families.beta import BetaFamily
-from subbayes.likelihoods.families.classes import Bernoulli, CategoricalFamily, OrdinalFamily
+from subbayes.likelihoods.families.classes import Bernoulli, Categorical, OrdinalFamily
 from subbayes.likelihoods.families.counts import BinomialFamily, NegativeBinomialFamily, Poisson
 from subbayes.likelihoods.families.custom import Custom
 from subbayes.likelihoods.families.gamma import GammaFamily
@@ -50,7 +50,7 @@ __all__ = [
     "Bernoulli",
     "BetaFamily",
     "BinomialFamily",
-    "CategoricalFamily",
+    "Categorical",
     "CensoredFamily",
     "CommonParameters",
     "Custom",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Kind, Moments
-from subbayes.likelihoods.discrete import Categorical, ClassLikelihood, SoftmaxLikelihood
+from subbayes.likelihoods.base import Kind, Likelihood, Moments, target_values
+from subbayes.likelihoods.curvature_blocks import SoftmaxBlocks
 from subbayes.likelihoods.family import Family, family, family_from_config, responses_and_weights
 from subbayes.likelihoods.links import (
     PROBABILITY_LINKS,
@@ -32,6 +33,23 @@ from subbayes.utils.types import (
     RowWeights,
     Targets,
 )
+
+
+class ClassLikelihood(Likelihood):
+    """Base class of likelihoods of labels, whose mean are the probabilities of the classes."""
+
+    kind: ClassVar[Kind] = "classification"
+
+    def variance(self, outputs: Outputs) -> Moments:
+        """Variance of each class indicator."""
+        p = self.mean(outputs)
+        return p * (1 - p)
+
+    @override
+    def sample(self, outputs: Outputs, generator: torch.Generator) -> Tensor:
+        p = self.classes(outputs).double().cpu()
+        u = torch.rand(*p.shape[:-1], 1, generator=generator, dtype=torch.float64)
+        return (u > p.cumsum(-1)[..., :-1]).sum(-1)
 
 
 @family("bernoulli")
@@ -269,28 +287,38 @@ def _log_between(below: tuple[Tensor, Tensor], above: tuple[Tensor, Tensor]) -> 
 
 @family("categorical", "multinomial")
 @dataclass(frozen=True, repr=False)
-class CategoricalFamily(SoftmaxLikelihood, Family):
+class Categorical(ClassLikelihood, Family):
     r"""Classes without an order: $P(y = k) \propto e^{\mu_k}$, with $\mu = 0$ for the first one.
 
     The formula of `mu` is that of all other classes, each with effects of its own, which are
-    differences of log odds to the first class, the reference.
+    differences of log odds to the first class, the reference. Networks have a logit for each class.
 
     Args:
-        labels: the classes, the reference first; those of the training rows by default.
+        n_classes: number of classes K; by default as many as the network has outputs, or as the
+            response of a regression has.
+        labels: the classes in a regression, the reference first.
     """
 
-    labels: tuple[Any, ...] = (0, 1)
-    unsaved = ("links", "labels")
+    links: tuple[str, ...] = field(default=(), init=False)
+    n_classes: int | None = None
+    labels: tuple[Any, ...] = ()
+    unsaved = ("labels",)
     allowed = {"mu": ("identity",)}
-    support = "classes 0..K-1"
     has_predictor_per_class = True
+    remedy = "Encode the labels as 0..K-1"
+    shape_remedy = (
+        "Pass y[:, 0] of one column, y.argmax(1) of one column for each class; for a label of each "
+        "token use likelihood='causal-lm' or 'tokens'"
+    )
 
     def __post_init__(self) -> None:
-        if len(self.labels) < 2:
-            fail("labels", "at least 2 classes", len(self.labels))
-        object.__setattr__(self, "links", ("identity",) * len(self.labels))
+        if self.n_classes is not None:
+            check_count("n_classes", self.n_classes, 2)
+        labels = self.labels or tuple(range(self.n_classes or 2))
+        object.__setattr__(self, "labels", labels)
+        object.__setattr__(self, "links", ("identity",) * len(labels))
 
-    def with_link(self, link: str) -> CategoricalFamily:
+    def with_link(self, link: str) -> Categorical:
         """The family itself: its link is "logit"."""
         check_choice("link of family 'categorical'", link, ("logit",))
         return self
@@ -327,22 +355,97 @@ class CategoricalFamily(SoftmaxLikelihood, Family):
         """That formula for each of them."""
         return {self.parameters[0]: "0"} | dict.fromkeys(self.locations, right["mu"])
 
-    def with_classes(self, labels: Sequence[Any]) -> CategoricalFamily:
+    def with_classes(self, labels: Sequence[Any]) -> Categorical:
         """The family of these classes."""
-        return CategoricalFamily(labels=tuple(labels))
+        return Categorical(len(labels), tuple(labels))
+
+    def n_outputs(self, y: Targets) -> int:
+        """One output per class."""
+        return self.n_classes or max(2, int(target_values(y).max()) + 1)
 
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
-        """Raise `InputError` unless there is an output for each class."""
-        if n_outputs != len(self.labels):
-            fail("module", f"{len(self.labels)} outputs", n_outputs)
+        """Raise `InputError` for fewer outputs than classes."""
+        self.check_parameters(n_outputs)
+        largest = int(target_values(y).max())
+        if largest >= n_outputs:
+            expected = f"labels in 0..{n_outputs - 1}, the module's {n_outputs} outputs"
+            fail("y", expected, largest, "Encode labels as 0..K-1 or widen the last layer")
 
+    def check_parameters(self, n_outputs: int) -> None:
+        """Raise `InputError` for another number of outputs than classes, or a single one."""
+        if n_outputs < 2 or self.n_classes not in (None, n_outputs):
+            expected = f"{self.n_classes or 'at least 2'} outputs for {self!r}"
+            remedy = "Give the last layer an output for each class, or use Bernoulli for one logit"
+            fail("module", expected, n_outputs, remedy)
+
+    @property
     @override
-    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
-        return Categorical().log_prob(torch.stack(eta, -1), y)
+    def support(self) -> str:
+        return f"classes 0..{self.n_classes - 1 if self.n_classes else 'K-1'}"
 
     def allows(self, y: Tensor) -> Tensor:
         """Whole numbers 0..K-1."""
-        return (y >= 0) & (y < len(self.labels)) & (y == y.floor())
+        return (y >= 0) & (y < (self.n_classes or math.inf)) & (y == y.long())
+
+    @override
+    def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
+        return self._terms_at(y, torch.stack(eta, -1))
+
+    @override
+    def _terms_at(self, value: Tensor, outputs: Tensor) -> Tensor:
+        index = value.long().expand(outputs.shape[:-1])
+        if not _many_rows(outputs):
+            return outputs.log_softmax(-1).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+        by_class = outputs.transpose(-1, -2).contiguous().log_softmax(-2)
+        return by_class.gather(-2, index.unsqueeze(-2)).squeeze(-2)
+
+    @override
+    def score(self, outputs: Outputs, y: Targets) -> Outputs:
+        if not isinstance(y, Tensor):
+            return super().score(outputs, y)
+        index = y.long().expand(outputs.shape[:-1]).unsqueeze(-1)
+        negative = -_softmax(outputs)
+        return negative.scatter_add(-1, index, torch.ones_like(negative[..., :1]))
+
+    @override
+    def mean(self, outputs: Outputs) -> Moments:
+        return _softmax(outputs)
+
+    @override
+    def pooled(self, outputs: Outputs) -> Outputs:
+        return outputs.log_softmax(-1).logsumexp(0, keepdim=True) - math.log(len(outputs))
+
+    def curvature(self, outputs: Outputs) -> Curvatures:
+        r"""$\Lambda = \mathrm{diag}(p) - p p^\top$."""
+        return Categorical.curvature_blocks(self, outputs).dense().squeeze(-3)
+
+    def curvature_blocks(self, outputs: Outputs) -> SoftmaxBlocks:
+        """One block, without matrices."""
+        return SoftmaxBlocks(_softmax(outputs).unsqueeze(-2))
 
     def __repr__(self) -> str:
-        return f"categorical(classes={len(self.labels)})"
+        return f"categorical(classes={self.n_classes or 'K'})"
+
+
+def _many_rows(outputs: Outputs) -> bool:
+    """Whether a softmax over leading classes is faster.
+
+    On a CPU torch does not vectorise over fewer than 16 classes in the last dimension, and takes
+    five to ten times as long.
+    """
+    return (
+        not torch.compiler.is_exporting()
+        and outputs.device.type == "cpu"
+        and outputs.ndim > 1
+        and outputs.shape[-1] < 16
+        and outputs.shape[-2] >= 64
+    )
+
+
+def _softmax(outputs: Outputs) -> Outputs:
+    if not _many_rows(outputs):
+        return outputs.softmax(-1)
+    n = outputs.shape[-2]
+    # full SIMD registers, so that results do not depend on the position of a row
+    by_class = F.pad(outputs.transpose(-1, -2), (0, -n % 32)).contiguous()
+    return by_class.softmax(-2)[..., :n].transpose(-1, -2)
