@@ -36,6 +36,7 @@ from subbayes.networks.network import arguments
 from subbayes.predictions.averaging import input_batches
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail
 from subbayes.utils.trees import leaves, n_rows, take
+from subbayes.utils.types import RowNumbers
 
 __all__ = ["Pool", "bald", "batch_bald", "epig", "thompson"]
 
@@ -85,7 +86,7 @@ def _functions(model: Any, rows: Any, n_draws: int | None) -> _Functions:
 # --- scores ---------------------------------------------------------------------------------------
 
 
-def bald(model: Any, rows: Any, *, n_draws: int | None = None) -> Float[np.ndarray, "N"]:
+def bald(model: Any, rows: Any, *, n_draws: int | None = None) -> RowNumbers:
     r"""What the label of each row says about the model, in nats.
 
     Of classes $H[\bar p] - \tfrac1S \sum_s H[p_s]$, of numbers $\tfrac12 \log(1 + v / \sigma^2)$.
@@ -119,9 +120,7 @@ def _bald(f: _Functions) -> Float[Tensor, "N"]:
     return (entr(p.mean(0)).sum(-1) - entr(p).sum(-1).mean(0)).clamp_min(0.0)
 
 
-def epig(
-    model: Any, rows: Any, targets: Any, *, n_draws: int | None = None
-) -> Float[np.ndarray, "N"]:
+def epig(model: Any, rows: Any, targets: Any, *, n_draws: int | None = None) -> RowNumbers:
     """What the label of each row says about the labels of targets, on average, in nats.
 
     Args:

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.baselines.temperature_scaling import scale_predictive, temperature_scaling
@@ -33,7 +32,7 @@ from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import InputError, check_choice, fail, fail_type
 from subbayes.utils.text_table import json_value, text_table
-from subbayes.utils.types import Targets
+from subbayes.utils.types import RowNumbers, Targets
 
 SCORE_HEADINGS = {
     "log_likelihood": "log-likelihood",
@@ -357,9 +356,7 @@ def compare_methods(
     )
 
 
-def _calibration(
-    model: Predictor, data: Data
-) -> tuple[float | None, Float[np.ndarray, "N"], Float[np.ndarray, "N"]]:
+def _calibration(model: Predictor, data: Data) -> tuple[float | None, RowNumbers, RowNumbers]:
     """The temperature of held-out rows, their log densities with it, and how often they count."""
     tau = None
     with suppress(InputError):  # rows that determine none, or counts

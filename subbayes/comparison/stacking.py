@@ -15,6 +15,7 @@ from scipy.special import logsumexp
 
 from subbayes.diagnostics.standard_errors import error_of_mean
 from subbayes.recommendation.guard import Candidate, judge
+from subbayes.utils.types import RowNumbers
 
 _REFERENCES = "temperature-scaling", "map"  # both are MAP with a temperature here
 
@@ -42,9 +43,9 @@ class StackedMethods:
     @classmethod
     def of(
         cls,
-        held_out: Mapping[str, Float[np.ndarray, "N"]],
+        held_out: Mapping[str, RowNumbers],
         test: Mapping[str, Float[np.ndarray, "M"]],
-        counts: Float[np.ndarray, "N"],
+        counts: RowNumbers,
         seed: int = 0,
     ) -> StackedMethods:
         """Weigh methods by the log densities of rows that were not used for fitting.
@@ -109,8 +110,8 @@ class _Scored(Candidate):
         log_densities: of the rows.
     """
 
-    def __init__(self, name: str, log_densities: Float[np.ndarray, "N"]) -> None:
+    def __init__(self, name: str, log_densities: RowNumbers) -> None:
         self.name, self.settings, self._known = name, [1.0], log_densities
 
-    def _at(self, setting: float) -> Float[np.ndarray, "N"]:
+    def _at(self, setting: float) -> RowNumbers:
         return self._known

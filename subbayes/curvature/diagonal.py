@@ -18,6 +18,7 @@ from subbayes.curvature.layers import slices
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.row_sums import sum_over_rows
 from subbayes.utils.memory import temporary_size
+from subbayes.utils.types import WeightsBatch
 
 _NUMBERS = 2**20  # of gradients that are formed at once
 _BYTES = 2**26  # of the gradients of a block of rows
@@ -49,7 +50,7 @@ class Diagonal(Precision):
         """The inverse of the diagonal."""
         return 1 / (self.squares + self.prior_precision)
 
-    def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+    def solve(self, vectors: WeightsBatch) -> WeightsBatch:
         """Divide by the diagonal."""
         return vectors * self.variances().to(vectors)
 
@@ -62,7 +63,7 @@ class Diagonal(Precision):
         """Sums of squares and products of the rows of each input."""
         return self.jacobian(inputs).gram_of_each(self.variances())
 
-    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
+    def sample(self, count: int, generator: torch.Generator) -> WeightsBatch:
         """Independent weights."""
         eps = torch.randn(count, self.size, generator=generator, dtype=torch.float64)
         return (eps.to(self.squares.device) * self.variances().sqrt()).to(self.network.weights)

@@ -15,6 +15,7 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.row_sums import sum_over_rows
 from subbayes.curvature.single_layer import SingleLayer
+from subbayes.utils.types import WeightsBatch
 from subbayes.utils.warning import warn_user
 
 _COLUMNS = 2048
@@ -107,7 +108,7 @@ class Primal(ExactPrecision):
             total[: some.start, some] = total[some, : some.start].T
         return total
 
-    def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+    def solve(self, vectors: WeightsBatch) -> WeightsBatch:
         """Solve with the Cholesky factor."""
         return torch.cholesky_solve(vectors.T.to(self.factor), self.factor).T.to(vectors)
 
@@ -171,21 +172,19 @@ class Dual(ExactPrecision):
             self._last = X, self.V.gram(X)
         return self._last[1]
 
-    def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+    def solve(self, vectors: WeightsBatch) -> WeightsBatch:
         """Least squares around v / lambda, in three passes over the data or more."""
         prior = vectors.double() / self.prior_precision
         noise = prior.new_zeros(len(prior), self.V.rows)
         return self._least_squares(prior, noise).to(vectors)
 
-    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
+    def sample(self, count: int, generator: torch.Generator) -> WeightsBatch:
         """Least squares around draws of the prior."""
         noise, weights = self._noise(count, generator)
         found = self._least_squares(weights / self.prior_precision**0.5, noise)
         return found.to(self.network.weights)
 
-    def _least_squares(
-        self, prior: Float[Tensor, "s D"], noise: Float[Tensor, "s m"]
-    ) -> Float[Tensor, "s D"]:
+    def _least_squares(self, prior: WeightsBatch, noise: Float[Tensor, "s m"]) -> WeightsBatch:
         r"""Minimise $\|Vx - \epsilon\|^2 + \lambda\|x - w_0\|^2$, with iterative refinement."""
         lam = self.prior_precision
         x, a = prior, torch.zeros_like(noise)
@@ -213,7 +212,7 @@ class Dual(ExactPrecision):
         sigma = (X.gram() - half.T @ half) / self.prior_precision
         return (sigma + sigma.T) / 2
 
-    def pull(self, inputs: Any, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
+    def pull(self, inputs: Any, cotangents: Float[Tensor, "s m"]) -> WeightsBatch:
         """Solve in float64 for combinations of rows of J_X."""
         onto = torch.zeros(
             len(cotangents), self.size, dtype=torch.float64, device=self.network.device

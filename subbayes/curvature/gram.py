@@ -24,6 +24,7 @@ from torch import Tensor
 
 from subbayes.curvature.layers import CapturedBatch, Gradients, LayerGradients, slices
 from subbayes.utils.memory import temporary_size
+from subbayes.utils.types import WeightsBatch
 
 _OUTER, _INNER, _PAIRS = 128 * 2**20, 16 * 2**20, 16 * 2**20  # bytes of temporary tensors on a CPU
 
@@ -275,7 +276,7 @@ def push_block(part: Block, basis: Float[Tensor, "k D"]) -> Float[Tensor, "k m"]
     return total.flatten(1)
 
 
-def pull_block(part: Block, cotangents: Float[Tensor, "s n R"], onto: Float[Tensor, "s D"]) -> None:
+def pull_block(part: Block, cotangents: Float[Tensor, "s n R"], onto: WeightsBatch) -> None:
     """Add the combinations of all rows with s vectors of coefficients to `onto`, in place."""
     u = cotangents.double().transpose(1, 2)  # s, R, n
     most, precise = temporary_size(_INNER, part.device), onto.dtype == torch.float64

@@ -39,7 +39,7 @@ from subbayes.utils.checks import fail
 from subbayes.utils.memory import available_memory, check_memory
 from subbayes.utils.progress import estimated_progress
 from subbayes.utils.trees import n_rows, take, to_device, tree_map
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Inputs, Targets, WeightsBatch
 
 MEMORY_LIMIT = 2**28
 _MANY = 4  # with more vectors per row of an input, dense rows cost less than backward passes
@@ -395,8 +395,8 @@ class Jacobian:
         return total
 
     def pull(
-        self, cotangents: Float[Tensor, "s m"], onto: Float[Tensor, "s D"] | None = None
-    ) -> Float[Tensor, "s D"]:
+        self, cotangents: Float[Tensor, "s m"], onto: WeightsBatch | None = None
+    ) -> WeightsBatch:
         """Combinations of all rows with s vectors of coefficients, added to `onto` in place.
 
         They have the dtype of the network, or are computed in float64 if `onto` has it.

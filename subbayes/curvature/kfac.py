@@ -39,6 +39,7 @@ from subbayes.curvature.row_sums import Terms, sum_over_rows
 from subbayes.curvature.sample_then_optimise import RowNoise
 from subbayes.utils.checks import check_count, check_seed
 from subbayes.utils.memory import temporary_size
+from subbayes.utils.types import WeightsBatch
 
 _AT_ONCE = 2**22
 FACTORS = ("outer", "inner", "values")  # tensors of the factors of a layer
@@ -53,7 +54,7 @@ class Factors:
     inner: Float[Tensor, "groups i i"]
     values: Float[Tensor, "groups o i"]
 
-    def gather(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s groups o i"]:
+    def gather(self, vectors: WeightsBatch) -> Float[Tensor, "s groups o i"]:
         """The entries of a layer in weight vectors, as matrices."""
         assert self.layer.weight is not None
         groups, o, i = self.values.shape
@@ -63,7 +64,7 @@ class Factors:
         bias = vectors[:, self.layer.bias.place].reshape(len(vectors), groups, o, 1)
         return torch.cat([weight, bias], -1)
 
-    def scatter(self, matrices: Float[Tensor, "s groups o i"], out: Float[Tensor, "s D"]) -> None:
+    def scatter(self, matrices: Float[Tensor, "s groups o i"], out: WeightsBatch) -> None:
         """Write matrices to the entries of a layer in weight vectors."""
         assert self.layer.weight is not None
         if self.layer.bias is not None:
@@ -137,7 +138,7 @@ class Kfac(Precision):
         }
         return super().tensors() | factors
 
-    def _scaled(self, vectors: Float[Tensor, "s D"], power: float) -> Float[Tensor, "s D"]:
+    def _scaled(self, vectors: WeightsBatch, power: float) -> WeightsBatch:
         """A power of the covariance, up to a rotation of the layers for odd halves."""
         found = vectors * (self.diagonal + self.prior_precision).pow(-power).to(vectors)
         for one in self.factors:
@@ -146,11 +147,11 @@ class Kfac(Precision):
             one.scatter(one.outer @ inside @ one.inner.mT, found)
         return found
 
-    def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+    def solve(self, vectors: WeightsBatch) -> WeightsBatch:
         """Solve for each layer in its eigenbasis."""
         return self._scaled(vectors, 1.0)
 
-    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
+    def sample(self, count: int, generator: torch.Generator) -> WeightsBatch:
         """Multiply normal draws by the symmetric root of the covariance."""
         eps = torch.randn(count, self.size, generator=generator, dtype=torch.float64)
         return self._scaled(eps.to(self.diagonal.device), 0.5).to(self.network.weights)

@@ -25,6 +25,7 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.row_sums import check_same, sum_over_rows
 from subbayes.utils.checks import check_count, check_fraction, check_seed, fail
+from subbayes.utils.types import WeightsBatch
 from subbayes.utils.warning import warn_user
 
 Pairs = tuple[Float[Tensor, "r"], Float[Tensor, "r D"], float]
@@ -102,7 +103,7 @@ class LowRank(Precision):
         """The options, and the residual of the eigenpairs."""
         return self.options | {"residual": self.residual}
 
-    def _approximately(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+    def _approximately(self, vectors: WeightsBatch) -> WeightsBatch:
         """Solve with the low-rank approximation."""
         shrink = self.values / (self.values + self.prior_precision)
         inside = (vectors @ self.vectors.T * shrink) @ self.vectors
@@ -113,12 +114,12 @@ class LowRank(Precision):
         """Whether solutions, and predictions with them, need all processes."""
         return self.V.is_divided and self.tolerance is not None
 
-    def _apply(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+    def _apply(self, vectors: WeightsBatch) -> WeightsBatch:
         """V'V v + lambda v."""
         found = squared_together if self.V.is_divided else _squared
         return found(self.V, vectors) + self.prior_precision * vectors
 
-    def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+    def solve(self, vectors: WeightsBatch) -> WeightsBatch:
         """Preconditioned conjugate gradients on all vectors; or the approximation."""
         b = vectors.double()
         x = self._approximately(b)
@@ -151,7 +152,7 @@ class LowRank(Precision):
             )
         return x.to(vectors)
 
-    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
+    def sample(self, count: int, generator: torch.Generator) -> WeightsBatch:
         r"""Draws by a solve; of $\Psi_r$ itself without conjugate gradients, by its root."""
         if self.tolerance is not None:
             return super().sample(count, generator)
@@ -186,12 +187,12 @@ class LowRank(Precision):
         return LowRank(V, prior_precision, self.rank, pairs=pairs, **self.options)  # type: ignore
 
 
-def _squared(V: Jacobian, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+def _squared(V: Jacobian, vectors: WeightsBatch) -> WeightsBatch:
     """V'V v, in the dtype of the network."""
     return V.pull(V.push(vectors.to(V.network.dtype))).double()
 
 
-def squared_together(V: Jacobian, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+def squared_together(V: Jacobian, vectors: WeightsBatch) -> WeightsBatch:
     """V'V v, which processes that work together compute together."""
     return sum_over_rows(V, lambda rows: (_squared(rows, vectors),))[0]
 

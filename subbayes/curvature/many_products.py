@@ -32,7 +32,7 @@ from subbayes.likelihoods.curvature_blocks import CurvatureRoot, DenseRoot
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.utils.trees import n_rows
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Inputs, Targets, WeightsBatch
 
 MANY_OUTPUTS = 256  # of an input, beyond which there are products and draws, and no rows or blocks
 
@@ -95,14 +95,14 @@ class ManyProducts:
         """Device of the network."""
         return self.network.device
 
-    def push(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s m"]:
+    def push(self, vectors: WeightsBatch) -> Float[Tensor, "s m"]:
         """Products of all rows with s weight vectors, in float64."""
         total = vectors.new_zeros(len(vectors), self.rows.rows, dtype=torch.float64)
         for some, rows, part in self._pushed(vectors):
             total[some, rows] = part
         return total
 
-    def push_blocks(self, vectors: Float[Tensor, "s D"]) -> Iterator[Float[Tensor, "s m"]]:
+    def push_blocks(self, vectors: WeightsBatch) -> Iterator[Float[Tensor, "s m"]]:
         """The columns of `push`, for one block of inputs after another."""
         found: list[Tensor] = []
         for some, _, part in self._pushed(vectors):
@@ -111,9 +111,7 @@ class ManyProducts:
                 yield torch.cat(found) if len(found) > 1 else part
                 found = []
 
-    def _pushed(
-        self, vectors: Float[Tensor, "s D"]
-    ) -> Iterator[tuple[slice, slice, Float[Tensor, "p r"]]]:
+    def _pushed(self, vectors: WeightsBatch) -> Iterator[tuple[slice, slice, Float[Tensor, "p r"]]]:
         """Products of some vectors with some rows; all vectors for a block of inputs first."""
         for place, some, inputs, y in self._parts(len(vectors)):
             f, tangents = self._tangents(vectors[some], inputs)
@@ -123,7 +121,7 @@ class ManyProducts:
             rows = slice(place.start * f.shape[1], place.stop * f.shape[1])
             yield some, rows, pushed.flatten(1)
 
-    def pull(self, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
+    def pull(self, cotangents: Float[Tensor, "s m"]) -> WeightsBatch:
         """Combinations of all rows with s vectors of coefficients."""
         first = self._first
         return self.pull_from(
@@ -136,7 +134,7 @@ class ManyProducts:
         """Position of the first row among all."""
         return self.rows.offset * self.rows.roots
 
-    def pull_from(self, source: Source, count: int) -> Float[Tensor, "s D"]:
+    def pull_from(self, source: Source, count: int) -> WeightsBatch:
         """Combinations of all rows with coefficients that are made when they are needed.
 
         Args:
@@ -156,7 +154,7 @@ class ManyProducts:
             total[some] += self._pulled(pull, u.to(f))
         return total
 
-    def squared(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+    def squared(self, vectors: WeightsBatch) -> WeightsBatch:
         """V'V v, in one pass."""
         if self.rows.is_divided:
             return self._summed(lambda products: products.squared(vectors))
@@ -168,7 +166,7 @@ class ManyProducts:
             total[some] += self._pulled(self._reverse(inputs)[1], u.to(f))
         return total
 
-    def _summed(self, of: Callable[[ManyProducts], Tensor]) -> Float[Tensor, "s D"]:
+    def _summed(self, of: Callable[[ManyProducts], Tensor]) -> WeightsBatch:
         """A sum over sharded rows, which all processes have to compute."""
         return sum_over_rows(self.rows, lambda rows: (of(ManyProducts(rows)),))[0].to(
             self.network.dtype
@@ -222,7 +220,7 @@ class ManyProducts:
     # --- derivatives -----------------------------------------------------------------------------
 
     def _tangents(
-        self, vectors: Float[Tensor, "s D"], inputs: Inputs
+        self, vectors: WeightsBatch, inputs: Inputs
     ) -> tuple[Float[Tensor, "n C"], Float[Tensor, "s n C"]]:
         """Outputs, and their derivatives along s weight vectors."""
         w, v = self.network.weights, vectors.to(self.network.weights)
@@ -242,7 +240,7 @@ class ManyProducts:
             return value, torch.stack([push(one)[0] for one in v])
 
     def _each(
-        self, function: Callable[[Tensor], tuple[Tensor, Tensor]], vectors: Float[Tensor, "s D"]
+        self, function: Callable[[Tensor], tuple[Tensor, Tensor]], vectors: WeightsBatch
     ) -> tuple[Tensor, Tensor]:
         """A function of each vector, vectorised if possible; its first result is common."""
         if self._vectorised and len(vectors) > 1:
@@ -264,7 +262,7 @@ class ManyProducts:
             )[:2]
         return outputs.detach(), pull
 
-    def _pulled(self, pull: Pull, u: Float[Tensor, "s n C"]) -> Float[Tensor, "s D"]:
+    def _pulled(self, pull: Pull, u: Float[Tensor, "s n C"]) -> WeightsBatch:
         """The sum over rows of u J for s cotangents."""
         at_once = _WEIGHTS_AT_ONCE // self.rows.size  # more are slower than one by one
         if self._vectorised and len(u) > 1 and at_once > 1:

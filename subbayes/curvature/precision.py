@@ -21,6 +21,7 @@ from subbayes.curvature.many_products import ManyProducts
 from subbayes.curvature.row_sums import Terms, sum_over_rows
 from subbayes.networks.network import Network
 from subbayes.utils.checks import check_positive, fail
+from subbayes.utils.types import WeightsBatch
 from subbayes.utils.warning import warn_user
 
 _AT_ONCE = 1024
@@ -82,7 +83,7 @@ class Precision(ABC):
         return found
 
     @abstractmethod
-    def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+    def solve(self, vectors: WeightsBatch) -> WeightsBatch:
         r"""$\Psi v$ for s weight vectors."""
 
     @abstractmethod
@@ -121,7 +122,7 @@ class Precision(ABC):
         """The same form at another prior precision."""
         return self.rescaled(self.V, prior_precision, 1.0)
 
-    def pull(self, inputs: Any, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
+    def pull(self, inputs: Any, cotangents: Float[Tensor, "s m"]) -> WeightsBatch:
         r"""$\Psi J_X^\top u$ for s vectors of coefficients of the outputs at inputs."""
         return self.solve(self.jacobian(inputs).pull(cotangents))
 
@@ -134,14 +135,14 @@ class Precision(ABC):
         ]
         return torch.cat(parts)
 
-    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
+    def sample(self, count: int, generator: torch.Generator) -> WeightsBatch:
         r"""Draws from $N(0, \Psi)$: $\Psi (V^\top \epsilon + \sqrt\lambda\, \eta)$."""
         some = self.network.weights
         rows, weights = self._noise(count, generator)
         pulled = self._pull_together(rows) if self.V.is_divided else self.V.pull(rows)
         return self.solve(pulled + self.prior_precision**0.5 * weights.to(some))
 
-    def _pull_together(self, cotangents: Float[Tensor, "s m"]) -> Float[Tensor, "s D"]:
+    def _pull_together(self, cotangents: Float[Tensor, "s m"]) -> WeightsBatch:
         """V'u for sharded rows."""
 
         def pull(rows: Jacobian) -> Terms:
@@ -152,7 +153,7 @@ class Precision(ABC):
 
     def _noise(
         self, count: int, generator: torch.Generator
-    ) -> tuple[Float[Tensor, "s m"], Float[Tensor, "s D"]]:
+    ) -> tuple[Float[Tensor, "s m"], WeightsBatch]:
         r"""Standard normal numbers of the rows and of the weights, in float64."""
         if self.V.unavailable is not None:  # a file gives their number alone
             self.V.pairs()  # an error

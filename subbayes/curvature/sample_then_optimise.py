@@ -35,6 +35,7 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.many_products import ManyProducts
 from subbayes.utils.checks import check_choice, check_count, check_fraction, check_seed, fail
 from subbayes.utils.progress import estimated_progress
+from subbayes.utils.types import WeightsBatch
 from subbayes.utils.warning import warn_user
 
 _CHUNK = 2**14  # numbers of a generator
@@ -164,7 +165,7 @@ class SampleThenOptimise:
         """The numbers epsilon of the rows; each draw has its own."""
         return RowNoise(self.seed, range(self.samples)[some], V.device)
 
-    def prior(self, some: slice, V: ManyProducts, prior_precision: float) -> Float[Tensor, "s D"]:
+    def prior(self, some: slice, V: ManyProducts, prior_precision: float) -> WeightsBatch:
         """Draws w0 of the prior, from which the draws of the posterior are made."""
         eta = [
             np.random.default_rng([self.seed, s, 0]).standard_normal(V.size)
@@ -214,9 +215,7 @@ class SampleThenOptimise:
         self._warn_if_inexact("draws", found.error, found.iterations, V.dtype)
         return found
 
-    def solve(
-        self, V: ManyProducts, prior_precision: float, vectors: Float[Tensor, "s D"]
-    ) -> Float[Tensor, "s D"]:
+    def solve(self, V: ManyProducts, prior_precision: float, vectors: WeightsBatch) -> WeightsBatch:
         r"""$\Psi v$ for s vectors, by conjugate gradients in the smaller of the two systems.
 
         Args:
@@ -264,12 +263,12 @@ class SampleThenOptimise:
         self,
         V: ManyProducts,
         lam: float,
-        prior: Float[Tensor, "s D"],
+        prior: WeightsBatch,
         b: Float[Tensor, "s m"],
         a: Float[Tensor, "s m"] | None = None,
         *,
         relative_to_change: bool = False,
-    ) -> tuple[Float[Tensor, "s D"], Solution, float, int]:
+    ) -> tuple[WeightsBatch, Solution, float, int]:
         """x = w0 + V'a within the tolerance, with a, the relative error, and iterations.
 
         The tolerance is relative to x, and to V'a if `relative_to_change`.
@@ -321,9 +320,9 @@ class SampleThenOptimise:
         self,
         V: ManyProducts,
         lam: float,
-        b: Float[Tensor, "s D"],
-        start: Float[Tensor, "s D"] | None = None,
-        centre: Float[Tensor, "s D"] | None = None,
+        b: WeightsBatch,
+        start: WeightsBatch | None = None,
+        centre: WeightsBatch | None = None,
     ) -> Solution:
         """Solve (V'V + lambda I) x = b, with errors relative to x, and to x minus a centre."""
 
@@ -357,11 +356,11 @@ class SampleThenOptimise:
         return LinearDraws(x.to(V.dtype), None, fitted, error, found.iterations)
 
 
-def _norms(vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s"]:
+def _norms(vectors: WeightsBatch) -> Float[Tensor, "s"]:
     return torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
 
 
-def _relative(error: Float[Tensor, "s"], x: Float[Tensor, "s D"], *others: Tensor) -> float:
+def _relative(error: Float[Tensor, "s"], x: WeightsBatch, *others: Tensor) -> float:
     """The largest error relative to a solution, and to other vectors."""
     size = _norms(x)
     norms = size

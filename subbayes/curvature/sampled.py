@@ -29,6 +29,7 @@ from subbayes.curvature.precision import Precision
 from subbayes.curvature.sample_then_optimise import LinearDraws, SampleThenOptimise
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.utils.checks import fail
+from subbayes.utils.types import WeightsBatch
 
 _FEW_OUTPUTS = 64  # per row, up to which the prior's covariance is computed
 _JOINT_ROWS = 2000  # rows of a joint covariance of the prior
@@ -116,11 +117,11 @@ class Sampled(Precision):
     def _solver(self) -> str:
         return self._solving.chosen(self.size, self.V.rows)
 
-    def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+    def solve(self, vectors: WeightsBatch) -> WeightsBatch:
         """Conjugate gradients on all vectors, in the smaller of the two systems."""
         return self._solving.solve(self.products, self.prior_precision, vectors)
 
-    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
+    def sample(self, count: int, generator: torch.Generator) -> WeightsBatch:
         """Draws of the weights: the known ones in a random order, no more than there are."""
         if count > self.samples:
             fail("n_draws", f"at most {self.samples}, the draws of the posterior", count,

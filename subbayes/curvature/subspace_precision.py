@@ -29,6 +29,7 @@ from subbayes.curvature.row_sums import check_in_all, sum_over_rows
 from subbayes.curvature.single_layer import SingleLayer
 from subbayes.subspace import CoordinateSubspace, Subspace
 from subbayes.utils.memory import check_memory
+from subbayes.utils.types import WeightsBatch
 
 _AT_ONCE = 2**22  # entries in float64
 _WEIGHTS_AT_ONCE = 2**27  # of vectors of weights
@@ -126,7 +127,7 @@ class SubspacePrecision(Precision):
         rows = subspace_jacobian_in_chunks(X, self.subspace)
         return torch.cat([solved_blocks(self.factor, some, X.roots) for some in rows])
 
-    def solve(self, vectors: Float[Tensor, "s D"]) -> Float[Tensor, "s D"]:
+    def solve(self, vectors: WeightsBatch) -> WeightsBatch:
         """Solve in coordinates and map back to weights."""
         z = torch.cholesky_solve(self.subspace.pull(vectors).T.to(self.factor), self.factor).T
         return self.subspace.push(z.to(vectors))
@@ -138,7 +139,7 @@ class SubspacePrecision(Precision):
             return zeros.scatter(0, self.subspace.indices, self.z_covariance.diagonal())
         return self._half(self.subspace.basis().double().T).square().sum(0)
 
-    def sample(self, count: int, generator: torch.Generator) -> Float[Tensor, "s D"]:
+    def sample(self, count: int, generator: torch.Generator) -> WeightsBatch:
         """Draws of the coordinates, as weights."""
         return self.subspace.push(self.coordinates(count, generator).to(self.network.weights))
 

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from subbayes.diagnostics.checks import class_labels, target_values
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, fail
+from subbayes.utils.types import RowNumbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +74,7 @@ def calibration_curve(
 
 
 def shares_below(
-    low: Float[np.ndarray, "N"], high: Float[np.ndarray, "N"], edges: Float[np.ndarray, "m"]
+    low: RowNumbers, high: RowNumbers, edges: Float[np.ndarray, "m"]
 ) -> Float[np.ndarray, "m"]:
     """Mean share of intervals of probabilities that lies below each edge.
 
@@ -130,10 +131,7 @@ def reliability(
 
 
 def calibration_error(
-    top: Float[np.ndarray, "N"],
-    correct: Bool[np.ndarray, "N"],
-    bins: int,
-    weights: Float[np.ndarray, "N"] | None = None,
+    top: RowNumbers, correct: Bool[np.ndarray, "N"], bins: int, weights: RowNumbers | None = None
 ) -> float:
     """Mean over rows of the gap between accuracy and confidence in the bin of each.
 
@@ -153,7 +151,7 @@ def calibration_error(
     return float(np.abs(gaps).sum() / weights.sum())
 
 
-def _bins_of(top: Float[np.ndarray, "N"], bins: int) -> Int[np.ndarray, "N"]:
+def _bins_of(top: RowNumbers, bins: int) -> Int[np.ndarray, "N"]:
     check_count("bins", bins)
     index = np.searchsorted(np.linspace(0, 1, bins + 1), top, side="left") - 1
     return index.clip(0, bins - 1)

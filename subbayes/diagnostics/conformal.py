@@ -63,6 +63,7 @@ from subbayes.utils.checks import (
     fail,
 )
 from subbayes.utils.trees import leaves
+from subbayes.utils.types import RowNumbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -331,7 +332,7 @@ class Conformal:
         """
         return AdaptiveConformal(self, level, **settings)
 
-    def score_rows(self, rows: Any, y: Any = None, **options: Any) -> Float[np.ndarray, "n"]:
+    def score_rows(self, rows: Any, y: Any = None, **options: Any) -> RowNumbers:
         """Scores of rows with their targets under the first model, in their order.
 
         Args:

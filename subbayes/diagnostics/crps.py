@@ -12,6 +12,7 @@ from torch import Tensor
 
 from subbayes.diagnostics.convergence import blocks
 from subbayes.predictions.predictive import Predictive
+from subbayes.utils.types import RowNumbers
 
 _TAIL = 1e-6  # tail probability excluded from the CRPS of counts: an error below 1e-12
 _MAX_COUNTS = 4096  # a wider count distribution is scored by sampling
@@ -49,12 +50,8 @@ def crps_counts(
 
 
 def _crps_of_sums(
-    predictive: Predictive,
-    values: Float[np.ndarray, "n"],
-    low: Float[np.ndarray, "n"],
-    high: Float[np.ndarray, "n"],
-    steps: int,
-) -> Float[np.ndarray, "n"] | None:
+    predictive: Predictive, values: RowNumbers, low: RowNumbers, high: RowNumbers, steps: int
+) -> RowNumbers | None:
     """The same with distribution functions as running sums of probabilities.
 
     Their logarithms cost a tenth of an incomplete beta function. None if the sums do not end at
@@ -83,8 +80,8 @@ def crps_samples(
 
 
 def crps_gaussian_mixture(
-    means: Float[np.ndarray, "S n"], stds: Float[np.ndarray, "S n"], y: Float[np.ndarray, "n"]
-) -> Float[np.ndarray, "n"]:
+    means: Float[np.ndarray, "S n"], stds: Float[np.ndarray, "S n"], y: RowNumbers
+) -> RowNumbers:
     r"""CRPS of n equally weighted mixtures of S Gaussians, in closed form.
 
     With $A(\mu, \sigma) = \mathrm{E}|X|$ for $X \sim N(\mu, \sigma^2)$,

@@ -14,9 +14,10 @@ from jaxtyping import Float
 from subbayes.diagnostics.metrics import roc_area
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_finite, fail
+from subbayes.utils.types import RowNumbers
 
 
-def uncertainties(predictive: Predictive) -> dict[str, Float[np.ndarray, "n"]]:
+def uncertainties(predictive: Predictive) -> dict[str, RowNumbers]:
     r"""Scores of how unlike the training data each row is, by name, each of shape (N,).
 
     Classes, with probabilities $\pi_s$ of draw s and $\pi_* = \frac1S \sum_s \pi_s$, in nats:
@@ -53,7 +54,7 @@ def uncertainties(predictive: Predictive) -> dict[str, Float[np.ndarray, "n"]]:
 
 
 def detection_scores(
-    inside: Float[np.ndarray, "n"], outside: Float[np.ndarray, "m"], recall: float = 0.95
+    inside: RowNumbers, outside: Float[np.ndarray, "m"], recall: float = 0.95
 ) -> dict[str, float]:
     r"""How well a score detects out-of-distribution rows, which should have higher values.
 
@@ -129,7 +130,7 @@ def out_of_distribution(
     return {name: detection_scores(own, parts[1][name], recall) for name, own in parts[0].items()}
 
 
-def _average_precision(inside: Float[np.ndarray, "n"], outside: Float[np.ndarray, "m"]) -> float:
+def _average_precision(inside: RowNumbers, outside: Float[np.ndarray, "m"]) -> float:
     """Mean precision at the scores from outside, ties flagged together."""
     above = [len(part) - np.searchsorted(np.sort(part), outside) for part in (inside, outside)]
     return float(np.mean(above[1] / (above[0] + above[1])))

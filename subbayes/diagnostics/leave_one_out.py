@@ -10,6 +10,7 @@ from jaxtyping import Float, Num
 
 from subbayes.diagnostics.convergence import blocks, ess_mean
 from subbayes.utils.checks import check_positive, fail
+from subbayes.utils.types import RowNumbers
 from subbayes.utils.warning import warn_user
 
 _MIN_TAIL = 5  # smallest number of exceedances for a generalised Pareto fit
@@ -34,10 +35,10 @@ class LooResult:
     elpd: float
     se: float
     p_loo: float
-    pointwise: Float[np.ndarray, "N"]
-    pareto_k: Float[np.ndarray, "N"]
+    pointwise: RowNumbers
+    pareto_k: RowNumbers
     n_draws: int
-    row_weights: Float[np.ndarray, "N"] | None = None
+    row_weights: RowNumbers | None = None
 
     @property
     def n_observations(self) -> float:
@@ -104,8 +105,8 @@ class LooResult:
 
 
 def psis(
-    log_ratios: Num[np.ndarray, "..."], reff: float | Float[np.ndarray, "N"] = 1.0
-) -> tuple[Float[np.ndarray, "S N"], Float[np.ndarray, "N"]]:
+    log_ratios: Num[np.ndarray, "..."], reff: float | RowNumbers = 1.0
+) -> tuple[Float[np.ndarray, "S N"], RowNumbers]:
     r"""Pareto-smoothed importance weights, for each of N targets at once.
 
     The $M = \lceil \min(S / 5, 3 \sqrt{S / r_\mathrm{eff}}) \rceil$ largest ratios are replaced
@@ -155,7 +156,7 @@ def psis(
 
 def loo(
     log_lik: Num[np.ndarray, "..."],
-    reff: float | Float[np.ndarray, "N"] | None = None,
+    reff: float | RowNumbers | None = None,
     *,
     temperature: float = 1.0,
     row_weights: Float[np.ndarray, "*_"] | None = None,
@@ -261,7 +262,7 @@ def _normalised(log_weights: np.ndarray | None, n_draws: int) -> Float[np.ndarra
     return log_weights - _logsumexp(log_weights[None])
 
 
-def _check_row_weights(row_weights: np.ndarray | None, n: int) -> Float[np.ndarray, "n"]:
+def _check_row_weights(row_weights: np.ndarray | None, n: int) -> RowNumbers:
     """How many times each observation counts."""
     if row_weights is None:
         return np.ones(n)
@@ -287,7 +288,7 @@ def _check_points(argument: str, good: np.ndarray) -> None:
         )
 
 
-def _efficiency(reff: float | np.ndarray, n: int) -> Float[np.ndarray, "n"]:
+def _efficiency(reff: float | np.ndarray, n: int) -> RowNumbers:
     values = np.asarray(reff, dtype=np.float64)
     if values.shape not in ((), (1,), (n,)) or not (np.isfinite(values) & (values > 0)).all():
         fail(
@@ -299,14 +300,14 @@ def _efficiency(reff: float | np.ndarray, n: int) -> Float[np.ndarray, "n"]:
     return np.broadcast_to(values, (n,))
 
 
-def _relative_efficiency(log_lik: Float[np.ndarray, "chains draws n"]) -> Float[np.ndarray, "n"]:
+def _relative_efficiency(log_lik: Float[np.ndarray, "chains draws n"]) -> RowNumbers:
     """ESS / S of each observation's likelihood; 1 where it is undefined."""
     likelihood = np.exp(log_lik - log_lik.max(axis=(0, 1)))
     relative = ess_mean(likelihood) / (log_lik.shape[0] * log_lik.shape[1])
     return np.where(np.isfinite(relative), relative, 1.0)
 
 
-def _tail_lengths(n_draws: int, reff: Float[np.ndarray, "n"]) -> Num[np.ndarray, "n"]:
+def _tail_lengths(n_draws: int, reff: RowNumbers) -> Num[np.ndarray, "n"]:
     """The number M of largest ratios to smooth (Vehtari et al. 2024)."""
     lengths = np.ceil(np.minimum(n_draws / 5, 3 * np.sqrt(n_draws / reff)))
     return np.minimum(lengths, n_draws - 1).astype(np.int64)
@@ -314,7 +315,7 @@ def _tail_lengths(n_draws: int, reff: Float[np.ndarray, "n"]) -> Num[np.ndarray,
 
 def _smooth(
     x: Float[np.ndarray, "n S"], tails: Num[np.ndarray, "n"]
-) -> tuple[Float[np.ndarray, "n S"], Float[np.ndarray, "n"]]:
+) -> tuple[Float[np.ndarray, "n S"], RowNumbers]:
     """PSIS of each row of log ratios, in place; rows of equal tail length are fitted together."""
     x -= x.max(axis=1, keepdims=True)
     constant = (x.min(axis=1) == 0) & (x.shape[1] >= _MIN_TAIL)
@@ -346,9 +347,7 @@ def _largest(
     return np.take_along_axis(places, order, axis=1), np.take_along_axis(values, order, axis=1)
 
 
-def _smooth_tails(
-    tails: Float[np.ndarray, "n M"],
-) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n M"]]:
+def _smooth_tails(tails: Float[np.ndarray, "n M"]) -> tuple[RowNumbers, Float[np.ndarray, "n M"]]:
     """Shape and expected order statistics of the Pareto fit to ascending exceedances."""
     shape, scale = np.empty(len(tails)), np.empty(len(tails))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -363,9 +362,7 @@ def _n_candidates(length: int) -> int:
     return 30 + int(length**0.5)
 
 
-def _fit_pareto(
-    tails: Float[np.ndarray, "n M"],
-) -> tuple[Float[np.ndarray, "n"], Float[np.ndarray, "n"]]:
+def _fit_pareto(tails: Float[np.ndarray, "n M"]) -> tuple[RowNumbers, RowNumbers]:
     """Generalised Pareto shape k and scale σ of each row, by Zhang and Stephens (2009).
 
     Profile likelihood over a grid of θ = -k / σ, weighted into its posterior mean; then k is
@@ -392,15 +389,13 @@ def _pareto_quantile(
     return scale * np.where(np.abs(k) < np.finfo(np.float64).eps, exponential, curved)
 
 
-def _logsumexp(x: Float[np.ndarray, "n m"]) -> Float[np.ndarray, "n"]:
+def _logsumexp(x: Float[np.ndarray, "n m"]) -> RowNumbers:
     """`scipy.special.logsumexp` along each row, without its import time."""
     top = x.max(axis=1, keepdims=True)
     return np.log(np.exp(x - top).sum(axis=1)) + top[:, 0]
 
 
-def sum_se(
-    terms: Float[np.ndarray, "N"], row_weights: Float[np.ndarray, "N"] | None = None
-) -> float:
+def sum_se(terms: RowNumbers, row_weights: RowNumbers | None = None) -> float:
     r"""Standard error of a sum of N terms, $\sqrt{N s^2}$ with the unbiased variance $s^2$ (N - 1).
 
     This is ArviZ's from version 1 on; earlier versions divide by N. It is NaN where the counts

@@ -34,6 +34,7 @@ from subbayes.likelihoods import CategoricalTokens
 from subbayes.likelihoods.base import UndefinedError
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import fail
+from subbayes.utils.types import RowNumbers
 from subbayes.utils.warning import warn_user
 
 __all__ = [
@@ -53,7 +54,7 @@ __all__ = [
 ]
 
 
-Weights = Float[np.ndarray, "N"] | None
+Weights = RowNumbers | None
 
 
 def score(
@@ -400,9 +401,7 @@ def auroc(predictive: Predictive, y: object, weights: Weights = None) -> float:
     return float(np.mean([roc_area(p[:, k], labels == k, weights) for k in classes]))
 
 
-def roc_area(
-    values: Float[np.ndarray, "N"], positive: Bool[np.ndarray, "N"], weights: Weights = None
-) -> float:
+def roc_area(values: RowNumbers, positive: Bool[np.ndarray, "N"], weights: Weights = None) -> float:
     """Area under the ROC curve: the Mann–Whitney statistic over the number of pairs.
 
     Args:

@@ -29,7 +29,7 @@ from subbayes.diagnostics.function_space import LEAST_IN_CHAIN, check_draws
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_count, check_positive, fail
 from subbayes.utils.trees import n_rows, take
-from subbayes.utils.types import Targets
+from subbayes.utils.types import RowNumbers, Targets
 from subbayes.utils.warning import warn_user
 
 Array = np.ndarray
@@ -55,7 +55,7 @@ class MonteCarloError:
 
     mean: Array
     relative: Array
-    log_density: Float[np.ndarray, "n"] | None
+    log_density: RowNumbers | None
     mean_log_density: float | None
     draws: int
     recommended_draws: int

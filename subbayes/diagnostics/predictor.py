@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from typing_extensions import override
@@ -39,6 +39,7 @@ from subbayes.predictions.predictive import OUTPUTS_AT_ONCE, Predictive
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.trees import n_rows, row_kind, take, to_device
+from subbayes.utils.types import RowNumbers
 
 
 class Predictor(Calibratable, ABC):
@@ -544,7 +545,7 @@ def _parts_to_score(data: Data, likelihood: Likelihood) -> tuple[Any, TargetPart
     return data.inputs if data.in_memory else data.loader, parts
 
 
-def _as_numbers(weights: Tensor | None) -> Float[np.ndarray, "N"] | None:
+def _as_numbers(weights: Tensor | None) -> RowNumbers | None:
     return None if weights is None else weights.double().cpu().numpy()
 
 

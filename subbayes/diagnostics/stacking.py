@@ -5,13 +5,15 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
+from subbayes.utils.types import RowNumbers
+
 _STEPS = 1000
 _TOLERANCE = 1e-12  # of the score of a row
 _LEAST = float(np.finfo(np.float64).tiny)  # density of an average of models of which none fits
 
 
 def maximise_log_score(
-    log_densities: Float[np.ndarray, "N K"], row_weights: Float[np.ndarray, "N"] | None = None
+    log_densities: Float[np.ndarray, "N K"], row_weights: RowNumbers | None = None
 ) -> Float[np.ndarray, "K"]:
     r"""Weights w of the largest $\sum_n a_n \log \sum_k w_k p_k(y_n)$, which sum to 1.
 
@@ -33,7 +35,7 @@ def maximise_log_score(
     share = np.full(n, 1 / n) if row_weights is None else row_weights / row_weights.sum()
     p = np.exp(log_densities - log_densities.max(1, keepdims=True))
 
-    def average(w: Float[np.ndarray, "K"]) -> Float[np.ndarray, "N"]:
+    def average(w: Float[np.ndarray, "K"]) -> RowNumbers:
         return np.maximum(p @ w, _LEAST)
 
     found = minimize(

@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float
 
 from subbayes.diagnostics.leave_one_out import sum_se
 from subbayes.predictions.predictive import Predictive
+from subbayes.utils.types import RowNumbers
 
 __all__ = [
     "auroc_difference",
@@ -21,7 +22,7 @@ __all__ = [
     "standard_errors",
 ]
 
-In = Float[np.ndarray, "n"]
+In = RowNumbers
 Out = Float[np.ndarray, "m"]
 
 
@@ -111,7 +112,7 @@ def _of_placements(inside: In, outside: Out) -> float:
     return float(np.hypot(error_of_mean(inside), error_of_mean(outside)))
 
 
-def error_of_mean(terms: Float[np.ndarray, "N"] | Bool[np.ndarray, "N"]) -> float:
+def error_of_mean(terms: RowNumbers | Bool[np.ndarray, "N"]) -> float:
     """The standard error of a mean, NaN of one number.
 
     Example:
@@ -121,9 +122,7 @@ def error_of_mean(terms: Float[np.ndarray, "N"] | Bool[np.ndarray, "N"]) -> floa
     return sum_se(terms) / len(terms)
 
 
-def mean_and_error(
-    values: Float[np.ndarray, "N"], counts: Float[np.ndarray, "N"]
-) -> tuple[float, float]:
+def mean_and_error(values: RowNumbers, counts: RowNumbers) -> tuple[float, float]:
     """The weighted mean of numbers, and its standard error.
 
     Example:

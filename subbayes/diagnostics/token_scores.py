@@ -15,6 +15,7 @@ from subbayes.diagnostics.checks import class_labels
 from subbayes.likelihoods import Categorical, CategoricalTokens
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.trees import leaves
+from subbayes.utils.types import RowNumbers
 
 _BINS = 15  # of the calibration error
 
@@ -41,17 +42,17 @@ class TokenScores:
          'accuracy': 0.8, 'brier': 0.5, 'ece': 0.3}
     """
 
-    rows: Float[np.ndarray, "N"]
+    rows: RowNumbers
     tokens: Float[np.ndarray, "M"]
     brier: Float[np.ndarray, "M"]
     confidence: Float[np.ndarray, "M"]
     correct: Bool[np.ndarray, "M"]
-    row_weights: Float[np.ndarray, "N"]
+    row_weights: RowNumbers
     token_weights: Float[np.ndarray, "M"]
 
     @classmethod
     def of(
-        cls, predictive: Predictive, y: object, weights: Float[np.ndarray, "N"] | None = None
+        cls, predictive: Predictive, y: object, weights: RowNumbers | None = None
     ) -> TokenScores:
         """Of predictions for labels y of shape (N, L), some of them ignored.
 

@@ -25,6 +25,7 @@ from subbayes.models.settings import LIKELIHOODS, TableSettings
 from subbayes.networks.mlp import MLP
 from subbayes.utils.checks import check_choice, fail
 from subbayes.utils.seeding import derive_seed
+from subbayes.utils.types import RowNumbers
 
 _LEAST_VARIANCE = 1e-6
 _SPLIT_STREAM = 2  # the random stream of the seed that splits off validation rows
@@ -37,7 +38,7 @@ def make_likelihood(
     task: str,
     y: Shaped[np.ndarray, "n *T"],
     n_classes: int | None = None,
-    weights: Float[np.ndarray, "n"] | None = None,
+    weights: RowNumbers | None = None,
 ) -> Likelihood:
     """The likelihood of a task, in the units of y.
 
@@ -73,9 +74,7 @@ def make_likelihood(
 
 
 def in_units(
-    likelihood: Likelihood,
-    y: Shaped[np.ndarray, "n *T"],
-    weights: Float[np.ndarray, "n"] | None = None,
+    likelihood: Likelihood, y: Shaped[np.ndarray, "n *T"], weights: RowNumbers | None = None
 ) -> Likelihood:
     """The likelihood of targets in their units, which are standardised for the network.
 
@@ -119,7 +118,7 @@ def make_module(
     likelihood: Likelihood,
     x: Float[np.ndarray, "n features"],
     y: Shaped[np.ndarray, "n *T"],
-    weights: Float[np.ndarray, "n"] | None = None,
+    weights: RowNumbers | None = None,
 ) -> MLP:
     """The network of a likelihood; for counts its output bias starts at the log of their mean.
 
@@ -148,7 +147,7 @@ def make_module(
     return module.float()  # as the features, whatever the default dtype
 
 
-def log_mean(y: Shaped[np.ndarray, "n *T"], weights: Float[np.ndarray, "n"] | None) -> float:
+def log_mean(y: Shaped[np.ndarray, "n *T"], weights: RowNumbers | None) -> float:
     """The logarithm of the mean of counts, of several targets together."""
     each: Any = np.ma.average(np.ma.masked_invalid(y), axis=0, weights=weights)
     return float(np.log(max(float(each.mean()), 1e-3)))

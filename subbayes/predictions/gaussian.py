@@ -39,7 +39,7 @@ from subbayes.likelihoods.base import Moments, WrappedLikelihood
 from subbayes.likelihoods.gaussian import GaussianLike
 from subbayes.predictions.predictive import Predictive, check_outputs, normal_log_prob
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail, is_finite
-from subbayes.utils.types import Outputs
+from subbayes.utils.types import Outputs, RowNumbers
 
 Array = np.ndarray
 Method = Literal[
@@ -192,7 +192,7 @@ class GaussianPredictive(Predictive):
     def components(self) -> tuple[Array, Array]:
         return self._array(self._mean[None]), self._array(self._std[None])
 
-    def log_prob(self, y: object, moment_matched: bool = False) -> Float[np.ndarray, "n"]:
+    def log_prob(self, y: object, moment_matched: bool = False) -> RowNumbers:
         """Log density of each row, its targets jointly (independent if moment matched)."""
         value = self._columns(self._checked_targets(y))
         if moment_matched:
@@ -320,7 +320,7 @@ class ClassPredictive(Predictive):
         return np.maximum(self.mean * (1 - self.mean) - self.epistemic, 0.0)
 
     @override
-    def log_prob(self, y: object, moment_matched: bool = False) -> Float[np.ndarray, "n"]:
+    def log_prob(self, y: object, moment_matched: bool = False) -> RowNumbers:
         if moment_matched:
             return super().log_prob(y, True)
         targets: Any = self._checked_targets(y)

@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
-from jaxtyping import Float
-
 from subbayes.utils.checks import fail
+from subbayes.utils.types import RowNumbers
 
 _PRIOR_SCALE = 0.5  # of the logarithm of the temperature of classes
 
@@ -23,9 +21,7 @@ def log_prior(tau: float) -> float:
 
 
 def best_temperature(
-    log_densities: Callable[[float], Float[np.ndarray, "n"]],
-    counts: Float[np.ndarray, "n"],
-    has_prior: bool = True,
+    log_densities: Callable[[float], RowNumbers], counts: RowNumbers, has_prior: bool = True
 ) -> float:
     """The temperature of the largest posterior density, or likelihood.
 

@@ -33,7 +33,7 @@ from subbayes.utils.checks import (
     is_finite,
 )
 from subbayes.utils.trees import leaves, tree_map
-from subbayes.utils.types import Targets
+from subbayes.utils.types import RowNumbers, Targets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -194,7 +194,7 @@ class Predictive:
             fail("y", f"shape {self.shape}, as predicted", f"shape {tuple(value.shape)}")
         return value
 
-    def log_prob(self, y: object, moment_matched: bool = False) -> Float[np.ndarray, "n"]:
+    def log_prob(self, y: object, moment_matched: bool = False) -> RowNumbers:
         r"""Log density of each observation, shape (N,).
 
         Args:
@@ -508,7 +508,7 @@ def columns_of_targets(columns: dict[str, Array]) -> dict[str, Array]:
     return {f"{name}[{t}]": values for name, pairs in each.items() for t, values in pairs}
 
 
-def normal_log_prob(z: Array, sd: Array) -> Float[np.ndarray, "n"]:
+def normal_log_prob(z: Array, sd: Array) -> RowNumbers:
     """Log density of normal residuals z standard deviations, summed over known targets."""
     return -np.nansum(0.5 * (math.log(2 * math.pi) + z**2) + np.log(sd), -1)
 

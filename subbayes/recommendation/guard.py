@@ -28,7 +28,7 @@ from subbayes.diagnostics.stacking import maximise_log_score
 from subbayes.diagnostics.standard_errors import mean_and_error
 from subbayes.likelihoods import Likelihood
 from subbayes.predictions.output_temperature import log_prior
-from subbayes.utils.types import Targets
+from subbayes.utils.types import RowNumbers, Targets
 
 _LOG_STEP, _STEPS = math.log(1.04), 53  # of the grid of temperatures, from 1/8 to 8
 _SPLITS, _FOLDS = 2, 5  # random divisions of the rows held out, and their parts
@@ -57,10 +57,10 @@ class Candidate(ABC):
         return np.stack([self._at(setting) for setting in self.settings])
 
     @abstractmethod
-    def _at(self, setting: Any) -> Float[np.ndarray, "N"]:
+    def _at(self, setting: Any) -> RowNumbers:
         """Log density of each row at a setting."""
 
-    def best(self, rows: Int[np.ndarray, "m"], counts: Float[np.ndarray, "N"]) -> int:
+    def best(self, rows: Int[np.ndarray, "m"], counts: RowNumbers) -> int:
         """Index of the setting of the largest posterior density, given some rows."""
         return int(np.argmax(self.log_densities[:, rows] @ counts[rows] + self.log_prior))
 
@@ -92,7 +92,7 @@ class Scaled(Candidate):
         self.log_prior = np.array([log_prior(tau) for tau in self.settings])
         self.stacks = stacks
 
-    def _at(self, setting: float) -> Float[np.ndarray, "N"]:
+    def _at(self, setting: float) -> RowNumbers:
         each = self.likelihood.log_prob(self.outputs / setting, self.y)
         return (each.logsumexp(0) - math.log(len(each))).numpy()
 
@@ -122,7 +122,7 @@ class Noisy(Candidate):
         scales = [1.0] if variance is None else 2.0 ** np.arange(-4, 6.5, 0.5)
         self.settings = [(float(f), float(scale)) for scale in scales for f in factors]
 
-    def _at(self, setting: tuple[float, float]) -> Float[np.ndarray, "N"]:
+    def _at(self, setting: tuple[float, float]) -> RowNumbers:
         factor, scale = setting
         total = factor**2 * self.noise + scale**2 * self.variance
         each = -0.5 * (np.log(2 * math.pi * total) + self.squares / total).sum(-1)
@@ -151,11 +151,7 @@ class Verdict:
 
 
 def judge(
-    candidates: Sequence[Candidate],
-    counts: Float[np.ndarray, "N"],
-    seed: int = 0,
-    *,
-    mix: bool = True,
+    candidates: Sequence[Candidate], counts: RowNumbers, seed: int = 0, *, mix: bool = True
 ) -> Verdict:
     """Stack candidates if that surely gains over the first of them, the reference.
 
@@ -196,10 +192,7 @@ def judge(
 
 
 def _fit(
-    candidates: Sequence[Candidate],
-    rows: Int[np.ndarray, "m"],
-    counts: Float[np.ndarray, "N"],
-    mix: bool,
+    candidates: Sequence[Candidate], rows: Int[np.ndarray, "m"], counts: RowNumbers, mix: bool
 ) -> tuple[list[int], Float[np.ndarray, "k"]]:
     chosen = [candidate.best(rows, counts) for candidate in candidates]
     columns = _columns(candidates, chosen, rows)

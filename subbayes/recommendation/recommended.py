@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -21,6 +20,7 @@ from subbayes.predictions.modules import Component
 from subbayes.predictions.predictive import Predictive
 from subbayes.recommendation.unlike import Unlike
 from subbayes.utils.checks import fail
+from subbayes.utils.types import RowNumbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,7 +133,7 @@ class Recommendation(Predictor):
         parts = [f"{row['weight']:.0%} {row['candidate']}" for row in self.rows if row["weight"]]
         return f"{', '.join(parts)}: {gain} (cross-fitted) over {self.reference}."
 
-    def unlike(self, inputs: Any) -> Float[np.ndarray, "N"]:
+    def unlike(self, inputs: Any) -> RowNumbers:
         """How unlike the training data inputs are, in [0, 1]; see `recommendation.unlike`.
 
         The share of held-out rows that are less unlike: of rows like the training data one in

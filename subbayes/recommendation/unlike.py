@@ -24,6 +24,7 @@ from subbayes.diagnostics.predictor import Predictor
 from subbayes.inference.laplace.linearised import Evidence, LinearisedPosterior, linearised_laplace
 from subbayes.likelihoods import Likelihood
 from subbayes.recommendation.last_layer import LastLayer
+from subbayes.utils.types import RowNumbers
 
 _MARKS = 1000  # held-out rows that are scored, evenly spaced if they are in memory
 _DRAWS = 100  # of outputs, for mutual information
@@ -80,7 +81,7 @@ class Unlike:
         larger = np.sort(_shares(marks, each).max(0))[None]
         return cls(posterior, torch.from_numpy(np.concatenate([marks, larger])))
 
-    def __call__(self, model: Predictor, inputs: Any) -> Float[np.ndarray, "N"]:
+    def __call__(self, model: Predictor, inputs: Any) -> RowNumbers:
         """The scores of inputs."""
         marks = self.marks.numpy()
         larger = _shares(marks[:-1], _scores(model, self.posterior, inputs)).max(0)

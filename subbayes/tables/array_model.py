@@ -38,6 +38,7 @@ from subbayes.tables.hierarchical import fit_hierarchical
 from subbayes.tables.stacked import Stack
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.types import RowNumbers
 
 HIERARCHICAL = Stack.name
 """The method of `fit_arrays` that stacks hierarchical networks, the default for tables."""
@@ -57,7 +58,7 @@ def fit_arrays(
     *,
     method: str | None = None,
     n_classes: int | None = None,
-    weights: Float[np.ndarray, "n"] | None = None,
+    weights: RowNumbers | None = None,
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
 ) -> Any:
@@ -140,7 +141,7 @@ def _fit_posterior(
     task: str,
     settings: TableSettings,
     n_classes: int | None,
-    weights: Float[np.ndarray, "n"] | None,
+    weights: RowNumbers | None,
 ) -> FittedModel:
     validation = None
     if settings.temperature == "validation":
@@ -198,7 +199,7 @@ def _fit_sparse(
     likelihood: Likelihood,
     rows: Rows,
     settings: TableSettings,
-    weights: Float[np.ndarray, "n"] | None,
+    weights: RowNumbers | None,
 ) -> SparseNetwork:
     chosen, sampling = settings.sparse, settings.sampling
     check_count("epochs", settings.training.epochs)

@@ -30,6 +30,7 @@ from subbayes.sparse.export.small_network import SmallNetwork
 from subbayes.sparse.export.table_units import export_in_table_units
 from subbayes.sparse.result import SparseNetwork
 from subbayes.utils.checks import fail
+from subbayes.utils.types import RowNumbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -212,12 +213,7 @@ class EncodedModel(Calibratable):
     # --- updating ---------------------------------------------------------------------------
 
     def _updated(
-        self: _Model,
-        rows: Any,
-        y: Any,
-        weights: Float[np.ndarray, "n"] | None,
-        forgetting: float,
-        seed: int,
+        self: _Model, rows: Any, y: Any, weights: RowNumbers | None, forgetting: float, seed: int
     ) -> _Model:
         """The model after new rows, for which its posterior is the prior."""
         rows, targets = self.rows_and_targets(rows, y)

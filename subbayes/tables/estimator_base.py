@@ -49,6 +49,7 @@ from subbayes.utils.checks import (
     fail,
 )
 from subbayes.utils.text_table import printable
+from subbayes.utils.types import RowNumbers
 
 _LABELS = r"\A(\|b1|\|[iu]1|[<>][iuf][248])\Z"  # dtypes of NumPy
 
@@ -152,9 +153,7 @@ class Estimator(EncodedModel, BaseEstimator):
         )
         return self
 
-    def _learned(
-        self, X: Any, weights: Float[np.ndarray, "n"] | None
-    ) -> Float[np.ndarray, "n features"]:
+    def _learned(self, X: Any, weights: RowNumbers | None) -> Float[np.ndarray, "n features"]:
         """Network inputs of a table whose encoding is learned."""
         raise NotImplementedError
 
@@ -348,9 +347,7 @@ class MatrixEstimator(Estimator):
         )
 
     @override
-    def _learned(
-        self, X: Any, weights: Float[np.ndarray, "n"] | None
-    ) -> Float[np.ndarray, "n features"]:
+    def _learned(self, X: Any, weights: RowNumbers | None) -> Float[np.ndarray, "n features"]:
         matrix = self._check_X(X, fitting=True)
         names = getattr(self, "feature_names_in_", None)
         self.encoder_ = TabularEncoder.of_numbers(

@@ -41,6 +41,7 @@ from subbayes.tables.hierarchical import ENCODING, Effort
 from subbayes.tables.stacked import Stack
 from subbayes.training.configuration import Training
 from subbayes.utils.checks import check_count
+from subbayes.utils.types import RowNumbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -178,9 +179,7 @@ class _TableEstimator(Estimator):
     verbose: bool = False
 
     @override
-    def _learned(
-        self, X: Any, weights: Float[np.ndarray, "n"] | None
-    ) -> Float[np.ndarray, "n features"]:
+    def _learned(self, X: Any, weights: RowNumbers | None) -> Float[np.ndarray, "n features"]:
         X = to_pandas("X", X)
         self._take_names(TabularEncoder(**ENCODING, categorical=self.categorical).fit(X))
         return self.encoder_.transform(X)

@@ -56,6 +56,7 @@ from subbayes.subspace import CoordinateSubspace, FullSubspace
 from subbayes.tables.stacked import LEVEL, Stack
 from subbayes.utils.checks import check_choice
 from subbayes.utils.seeding import derive_seed
+from subbayes.utils.types import RowNumbers
 from subbayes.utils.warning import warn_user
 
 ENCODING: dict[str, Any] = {
@@ -175,7 +176,7 @@ def head_of(
     task: str,
     y: Shaped[np.ndarray, "n *T"],
     n_classes: int | None = None,
-    weights: Float[np.ndarray, "n"] | None = None,
+    weights: RowNumbers | None = None,
 ) -> Head:
     """The likelihood of a task with outputs of a hierarchical network.
 
@@ -307,9 +308,7 @@ def _fit_process(
 
 
 def _rows(
-    x: Float[np.ndarray, "n d"],
-    y: Shaped[np.ndarray, "n *T"],
-    weights: Float[np.ndarray, "n"] | None,
+    x: Float[np.ndarray, "n d"], y: Shaped[np.ndarray, "n *T"], weights: RowNumbers | None
 ) -> Data:
     inputs = torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))
     data = Data.of((inputs, to_tensor("y", y, keep_double=True)))
@@ -352,7 +351,7 @@ def fit_hierarchical(
     *,
     likelihood: str | None = None,
     n_classes: int | None = None,
-    weights: Float[np.ndarray, "n"] | None = None,
+    weights: RowNumbers | None = None,
     sampling: Sampling | None = None,
 ) -> Stack:
     """Fit and stack networks with a hierarchical prior.
@@ -420,7 +419,7 @@ def _compare(
     task: str,
     likelihood: str | None,
     n_classes: int | None,
-    weights: Float[np.ndarray, "n"] | None,
+    weights: RowNumbers | None,
     sampling: Sampling,
 ) -> tuple[Float[np.ndarray, "m"], list[Any], dict[str, Any]]:
     """Stacking weights of the candidates, the ends of their chains, and a record.
@@ -467,7 +466,7 @@ def _likely_chains(
     predictive: Predictive,
     y: Shaped[np.ndarray, "n *T"],
     chains: int,
-    weights: Float[np.ndarray, "n"] | None = None,
+    weights: RowNumbers | None = None,
 ) -> Int[np.ndarray, "chains"]:
     """Chains to go on with: those that miss rows held out are replaced by others.
 

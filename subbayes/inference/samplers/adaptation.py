@@ -13,9 +13,10 @@ from functools import cache
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from subbayes.inference.density import Density, prior_scale
+from subbayes.inference.samplers.shapes import ChainCounts, ChainPoints, ChainValues, SomeChains
 from subbayes.utils.checks import fail
 
 Metric = Literal["diagonal", "dense"]
@@ -30,14 +31,14 @@ LEAST_VARIANCE = 1e-20  # in units of the prior's, for coordinates that have not
 class Adaptation:
     r"""State of each chain's adaptation, which kernels extend with their own state."""
 
-    count: Int[np.ndarray, "chains"]  # draws finished
-    step: Float[np.ndarray, "chains"]  # step size in use
-    log_step_mean: Float[np.ndarray, "chains"]  # running mean of its logarithm
-    centre: Float[np.ndarray, "chains"]  # towards which dual averaging shrinks the logarithm
-    excess: Float[np.ndarray, "chains"]  # running mean of target minus acceptance
-    updates: Int[np.ndarray, "chains"]  # since dual averaging was restarted
-    window: Int[np.ndarray, "chains"]  # draws in the current window
-    window_mean: Float[np.ndarray, "chains k"]
+    count: ChainCounts  # draws finished
+    step: ChainValues  # step size in use
+    log_step_mean: ChainValues  # running mean of its logarithm
+    centre: ChainValues  # towards which dual averaging shrinks the logarithm
+    excess: ChainValues  # running mean of target minus acceptance
+    updates: ChainCounts  # since dual averaging was restarted
+    window: ChainCounts  # draws in the current window
+    window_mean: ChainPoints
     window_spread: Float[
         np.ndarray, "chains *kk"
     ]  # scatter: (chains, k), or (chains, k, k) if dense
@@ -107,18 +108,14 @@ def matrix_shape(metric: str, k: int) -> tuple[int, ...]:
     return (k, k) if metric == "dense" else (k,)
 
 
-def apply_factor(
-    factor: Float[np.ndarray, "chains *kk"], p: Float[np.ndarray, "chains k"]
-) -> Float[np.ndarray, "chains k"]:
+def apply_factor(factor: Float[np.ndarray, "chains *kk"], p: ChainPoints) -> ChainPoints:
     """L p of each chain: from standard normal momenta to velocities in z."""
     if factor.ndim == 2:
         return factor * p
     return np.asarray((factor @ p[:, :, None])[:, :, 0])
 
 
-def apply_transposed_factor(
-    factor: Float[np.ndarray, "chains *kk"], g: Float[np.ndarray, "chains k"]
-) -> Float[np.ndarray, "chains k"]:
+def apply_transposed_factor(factor: Float[np.ndarray, "chains *kk"], g: ChainPoints) -> ChainPoints:
     r"""$L^\top g$ of each chain, the adjoint of `apply_factor`."""
     if factor.ndim == 2:
         return factor * g
@@ -128,7 +125,7 @@ def apply_transposed_factor(
 def update(
     posterior: Density,
     s: Any,
-    rows: Int[np.ndarray, "c"],
+    rows: SomeChains,
     acceptance: Float[np.ndarray, "c"],
     *,
     target: float,
@@ -161,7 +158,7 @@ def _dual_averaging(s: Any, rows: np.ndarray, excess: np.ndarray) -> None:
     s.step[rows] = np.exp(log_step)
 
 
-def update_window(s: Any, rows: Int[np.ndarray, "c"]) -> None:
+def update_window(s: Any, rows: SomeChains) -> None:
     """Add points to the windows of the chains `rows`: Welford's update of mean and scatter."""
     if not rows.size:
         return

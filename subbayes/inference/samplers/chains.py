@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from typing_extensions import override
 
 from subbayes.artifacts.folder import write
@@ -34,6 +34,7 @@ from subbayes.inference.agreement import check_same_run
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.density import Density
 from subbayes.inference.engine import Engine
+from subbayes.inference.samplers.shapes import ChainMask, ChainPoints
 from subbayes.inference.samplers.states import copy_state
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
@@ -256,7 +257,7 @@ class Info:
         evaluations: batched evaluations of the step.
     """
 
-    finished: Bool[np.ndarray, "chains"]
+    finished: ChainMask
     stats: dict[str, np.ndarray]
     evaluations: int = 1
 
@@ -276,7 +277,7 @@ class Kernel(Protocol):
     def state_type(self) -> type[Any]:
         """The class of the state."""
 
-    def init(self, posterior: Any, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
+    def init(self, posterior: Any, z: ChainPoints, rngs: Rngs) -> Any:
         """The state at start points z."""
 
     def step(self, posterior: Any, state: Any, rngs: Rngs) -> tuple[Any, Info]:
@@ -466,9 +467,7 @@ def chain_generators(seed: int, chains: int) -> Rngs:
     ]
 
 
-def start_points(
-    posterior: Density, initial: str | np.ndarray, rngs: Rngs
-) -> Float[np.ndarray, "chains k"]:
+def start_points(posterior: Density, initial: str | np.ndarray, rngs: Rngs) -> ChainPoints:
     """Start points where the density is finite; draws from the prior are repeated until it is.
 
     Args:

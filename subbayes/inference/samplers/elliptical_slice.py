@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from typing_extensions import override
 
 from subbayes.artifacts.tensors import fingerprint
@@ -24,6 +24,7 @@ from subbayes.inference.configuration import Sampling
 from subbayes.inference.density import Density
 from subbayes.inference.laplace.laplace import Laplace
 from subbayes.inference.samplers.chains import Info, Rngs, Sampler, check_folder
+from subbayes.inference.samplers.shapes import ChainCounts, ChainPoints, ChainValues
 from subbayes.inference.samplers.states import blank_state, refill
 from subbayes.priors import Normal, check_normal, reject_undefined
 from subbayes.utils.checks import check_positive, fail
@@ -36,18 +37,18 @@ _NARROWEST = 1e-60  # width of a bracket of angles
 class State:
     """The point of each chain, the ellipse it searches, and pre-drawn random numbers."""
 
-    z: Float[np.ndarray, "chains k"]
-    log_likelihood: Float[np.ndarray, "chains"]  # tempered
-    direction: Float[np.ndarray, "chains k"]  # other axis of the ellipse: a zero-mean prior draw
-    threshold: Float[np.ndarray, "chains"]  # log height of the slice
-    angle: Float[np.ndarray, "chains"]  # to try next
-    low: Float[np.ndarray, "chains"]  # bracket of angles
-    high: Float[np.ndarray, "chains"]
-    evaluations: Int[np.ndarray, "chains"]  # of the current draw
+    z: ChainPoints
+    log_likelihood: ChainValues  # tempered
+    direction: ChainPoints  # other axis of the ellipse: a zero-mean prior draw
+    threshold: ChainValues  # log height of the slice
+    angle: ChainValues  # to try next
+    low: ChainValues  # bracket of angles
+    high: ChainValues
+    evaluations: ChainCounts  # of the current draw
     uniforms: Float[np.ndarray, "chains ahead"]  # drawn ahead from each chain's own stream
     normals: Float[np.ndarray, "chains ahead_normals k"]
-    n_uniforms: Int[np.ndarray, "chains"]  # used so far
-    n_normals: Int[np.ndarray, "chains"]
+    n_uniforms: ChainCounts  # used so far
+    n_normals: ChainCounts
 
 
 class Kernel:
@@ -56,7 +57,7 @@ class Kernel:
     name = "elliptical-slice"
     state_type = State
 
-    def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
+    def init(self, posterior: Density, z: ChainPoints, rngs: Rngs) -> State:
         """The state at start points z, each chain with a new ellipse."""
         chains, k = z.shape
         sizes = {"ahead": _AHEAD, "ahead_normals": _AHEAD_NORMALS}
@@ -149,7 +150,7 @@ class RelativeDensity:
         """What the posterior evaluates in one call, or None if it is not divided into blocks."""
         return getattr(self.posterior, "block_size", None)
 
-    def log_likelihood(self, z: Float[np.ndarray, "chains k"]) -> Float[np.ndarray, "chains"]:
+    def log_likelihood(self, z: ChainPoints) -> ChainValues:
         """The tempered log density minus that of q, up to a constant."""
         posterior = self.posterior
         tempered = posterior.log_likelihood(z) / posterior.temperature

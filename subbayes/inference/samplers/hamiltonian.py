@@ -16,7 +16,7 @@ from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from typing_extensions import override
 
 from subbayes.diagnostics import ebfmi
@@ -34,6 +34,7 @@ from subbayes.inference.samplers.adaptation import (
 from subbayes.inference.samplers.chains import Rngs, Sampler
 from subbayes.inference.samplers.laplace_start import start_chains
 from subbayes.inference.samplers.reparameterisation import run_reparameterised
+from subbayes.inference.samplers.shapes import ChainCounts, ChainPoints, ChainValues, SomeChains
 from subbayes.inference.samplers.states import blank_state, take
 from subbayes.utils.checks import check_choice, check_positive, fail
 
@@ -46,16 +47,16 @@ _S = TypeVar("_S")
 class State(Adaptation):
     """The current draw of each chain, its trajectory's start, and pre-drawn random numbers."""
 
-    z: Float[np.ndarray, "chains k"]  # current draw
-    value: Float[np.ndarray, "chains"]  # its log density
-    gradient: Float[np.ndarray, "chains k"]
-    start_energy: Float[np.ndarray, "chains"]  # H0, at the start of the trajectory
-    acceptance: Float[np.ndarray, "chains"]  # sum of min(1, exp(H0 - H)) over the trajectory
-    evaluations: Int[np.ndarray, "chains"]  # leapfrog steps of the trajectory
+    z: ChainPoints  # current draw
+    value: ChainValues  # its log density
+    gradient: ChainPoints
+    start_energy: ChainValues  # H0, at the start of the trajectory
+    acceptance: ChainValues  # sum of min(1, exp(H0 - H)) over the trajectory
+    evaluations: ChainCounts  # leapfrog steps of the trajectory
     uniforms: Float[np.ndarray, "chains ahead"]  # drawn ahead from each chain's own stream
     normals: Float[np.ndarray, "chains ahead_normals k"]
-    n_uniforms: Int[np.ndarray, "chains"]  # used so far
-    n_normals: Int[np.ndarray, "chains"]
+    n_uniforms: ChainCounts  # used so far
+    n_normals: ChainCounts
 
 
 @dataclass(frozen=True)
@@ -168,12 +169,7 @@ class HamiltonianKernel:
     step_size: float | None
 
     def start_state(
-        self,
-        kind: type[_S],
-        posterior: GradientDensity,
-        z: Float[np.ndarray, "chains k"],
-        rngs: Rngs,
-        **sizes: int,
+        self, kind: type[_S], posterior: GradientDensity, z: ChainPoints, rngs: Rngs, **sizes: int
     ) -> _S:
         """A state at start points z, which a warm-up moves, before its first trajectory.
 
@@ -200,7 +196,7 @@ class HamiltonianKernel:
         s.n_uniforms[:], s.n_normals[:] = _AHEAD, _AHEAD_NORMALS
         return s
 
-    def adapt(self, posterior: GradientDensity, s: State, rows: Int[np.ndarray, "c"]) -> None:
+    def adapt(self, posterior: GradientDensity, s: State, rows: SomeChains) -> None:
         """Count the finished draws, and adapt in warm-up."""
         adaptation.update(
             posterior,
@@ -212,9 +208,7 @@ class HamiltonianKernel:
         )
 
 
-def new_trajectories(
-    s: State, rows: Int[np.ndarray, "c"], rngs: Rngs
-) -> Float[np.ndarray, "c columns"]:
+def new_trajectories(s: State, rows: SomeChains, rngs: Rngs) -> Float[np.ndarray, "c columns"]:
     """Start points of new trajectories with new momenta, for the chains `rows`."""
     p = take(s, "normals", rngs, rows)[:, 0]
     g = s.gradient[rows]
@@ -237,7 +231,7 @@ def leapfrog(
     posterior: GradientDensity,
     s: State,
     point: Float[np.ndarray, "chains columns"],
-    step: Float[np.ndarray, "chains"],
+    step: ChainValues,
 ) -> Float[np.ndarray, "chains columns"]:
     """One leapfrog step of every chain; the gradient at a point of zero density counts as 0."""
     c, new = Point.of(s.z.shape[1]), np.empty_like(point)
@@ -260,9 +254,7 @@ def leapfrog(
     return new
 
 
-def set_current(
-    s: State, rows: Int[np.ndarray, "c"], point: Float[np.ndarray, "c columns"]
-) -> None:
+def set_current(s: State, rows: SomeChains, point: Float[np.ndarray, "c columns"]) -> None:
     """Set the points, values and gradients of some chains, in place."""
     c = Point.of(s.z.shape[1])
     s.z[rows], s.gradient[rows] = point[:, c.z], point[:, c.g]

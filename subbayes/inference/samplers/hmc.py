@@ -19,6 +19,7 @@ from subbayes.inference.samplers import hamiltonian
 from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Info, Rngs
 from subbayes.inference.samplers.hamiltonian import HamiltonianKernel, Point
+from subbayes.inference.samplers.shapes import ChainCounts, ChainPoints, SomeChains
 from subbayes.inference.samplers.states import take
 from subbayes.utils.checks import check_count, check_positive
 
@@ -30,7 +31,7 @@ class State(hamiltonian.State):
     """The current trajectory of each chain."""
 
     end: Float[np.ndarray, "chains columns"]  # its newest point; see hamiltonian.Point
-    steps: Int[np.ndarray, "chains"]  # its number of steps
+    steps: ChainCounts  # its number of steps
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Kernel(HamiltonianKernel):
     gradients: ClassVar[int] = 1
     """Gradients of a step."""
 
-    def start(self, s: Any, rows: Int[np.ndarray, "c"], rngs: Rngs) -> None:
+    def start(self, s: Any, rows: SomeChains, rngs: Rngs) -> None:
         """Start a trajectory of each given chain."""
         s.end[rows] = hamiltonian.new_trajectories(s, rows, rngs)
 
@@ -61,7 +62,7 @@ class Kernel(HamiltonianKernel):
         energy[moved] -= log_weight[moved]
         return hamiltonian.stats(s, diverged, energy)
 
-    def init(self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
+    def init(self, posterior: GradientDensity, z: ChainPoints, rngs: Rngs) -> Any:
         """The state at start points z, each chain with a new trajectory."""
         s = self.start_state(self.state_type, posterior, z, rngs)
         rows = np.arange(len(z))
@@ -88,9 +89,7 @@ class Kernel(HamiltonianKernel):
         self._start(s, rows, rngs, u[rows, 1])
         return s, Info(finished, stats, self.gradients)
 
-    def _start(
-        self, s: Any, rows: Int[np.ndarray, "c"], rngs: Rngs, u: Float[np.ndarray, "c"]
-    ) -> None:
+    def _start(self, s: Any, rows: SomeChains, rngs: Rngs, u: Float[np.ndarray, "c"]) -> None:
         """Start trajectories of lengths between 0.5 and 1.5 times the mean."""
         self.start(s, rows, rngs)
         steps = np.ceil((0.5 + u) * self.length / s.step[rows])

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from subbayes.inference.density import Differentiable, GradientDensity, prior_scale
 from subbayes.inference.samplers.adaptation import apply_factor
 from subbayes.inference.samplers.chains import Rngs
+from subbayes.inference.samplers.shapes import ChainMask, ChainPoints, ChainValues
 from subbayes.utils.checks import fail
 
 CURVATURE = 50  # coordinates up to which chains start from a Laplace approximation
@@ -43,12 +44,12 @@ _IMPOSSIBLE = 100.0  # curvature along a column whose end has zero density
 class Points:
     """A point of each chain with its log density and gradient."""
 
-    z: Float[np.ndarray, "chains k"]
-    value: Float[np.ndarray, "chains"]
-    gradient: Float[np.ndarray, "chains k"]
+    z: ChainPoints
+    value: ChainValues
+    gradient: ChainPoints
 
     @classmethod
-    def at(cls, posterior: Differentiable, z: Float[np.ndarray, "chains k"]) -> Points:
+    def at(cls, posterior: Differentiable, z: ChainPoints) -> Points:
         """Evaluate the density; points at which it is not finite have a value of -inf."""
         value, gradient = posterior.value_and_grad(z)
         possible = np.isfinite(value) & np.isfinite(gradient).all(1)
@@ -57,7 +58,7 @@ class Points:
         )
 
     @classmethod
-    def start(cls, posterior: Differentiable, z: Float[np.ndarray, "chains k"]) -> Points:
+    def start(cls, posterior: Differentiable, z: ChainPoints) -> Points:
         """The same at start points.
 
         Raises:
@@ -74,7 +75,7 @@ class Points:
             )
         return points
 
-    def where(self, chosen: Bool[np.ndarray, "chains"], other: Points) -> Points:
+    def where(self, chosen: ChainMask, other: Points) -> Points:
         """These points for the chosen chains, and `other` for the rest."""
         rows = chosen[:, None]
         return Points(
@@ -85,7 +86,7 @@ class Points:
 
 
 def start_chains(
-    posterior: GradientDensity, s: Any, z: Float[np.ndarray, "chains k"], rngs: Rngs, adapts: bool
+    posterior: GradientDensity, s: Any, z: ChainPoints, rngs: Rngs, adapts: bool
 ) -> None:
     """Set points, mass matrices, and the covariances that windows shrink to, in place.
 
@@ -113,7 +114,7 @@ def start_chains(
 
 def laplace_start(
     posterior: GradientDensity, start: Points, scale: Float[np.ndarray, "k"], rngs: Rngs
-) -> tuple[Points, Float[np.ndarray, "chains k k"], Bool[np.ndarray, "chains"]]:
+) -> tuple[Points, Float[np.ndarray, "chains k k"], ChainMask]:
     """Start points, D of the covariance $DD^T$ of each chain's approximation, and if it was found.
 
     A chain that starts where draws of its approximation lie stays there. Others start at a draw of
@@ -141,7 +142,7 @@ def laplace_start(
 
 def climb(
     posterior: GradientDensity, start: Points, scale: Float[np.ndarray, "k"]
-) -> tuple[Points, Float[np.ndarray, "chains k k"], Bool[np.ndarray, "chains"]]:
+) -> tuple[Points, Float[np.ndarray, "chains k k"], ChainMask]:
     """Modes, factors of their covariances, and whether each chain has reached its mode.
 
     Args:
@@ -196,10 +197,10 @@ def _curvature(
 def _line_search(
     posterior: GradientDensity,
     points: Points,
-    step: Float[np.ndarray, "chains k"],
-    gain: Float[np.ndarray, "chains"],
-    waits: Bool[np.ndarray, "chains"],
-) -> tuple[Points, Bool[np.ndarray, "chains"]]:
+    step: ChainPoints,
+    gain: ChainValues,
+    waits: ChainMask,
+) -> tuple[Points, ChainMask]:
     """The first of the points at 1, 1/4, 1/16, ... of each step that is sufficiently higher."""
     share, reached = np.ones(len(waits)), waits.copy()
     if waits.all():

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from typing_extensions import override
 
 from subbayes.inference.density import GradientDensity
@@ -33,13 +33,14 @@ from subbayes.inference.samplers.microcanonical import (
     isokinetic_step,
     unit_vectors,
 )
+from subbayes.inference.samplers.shapes import ChainValues, SomeChains
 
 
 @dataclass(frozen=True)
 class State(hmc.State):
     """The current trajectory of each chain; the momenta of its newest point are directions."""
 
-    kinetic: Float[np.ndarray, "chains"]  # change of the kinetic energy since its start
+    kinetic: ChainValues  # change of the kinetic energy since its start
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Kernel(hmc.Kernel):
         stats["evaluations"] *= self.gradients
         return stats
 
-    def start(self, s: Any, rows: Int[np.ndarray, "c"], rngs: Rngs) -> None:
+    def start(self, s: Any, rows: SomeChains, rngs: Rngs) -> None:
         """Start a trajectory of each given chain in a new direction."""
         super().start(s, rows, rngs)
         directions = Point.of(s.z.shape[1]).p

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
 
 from subbayes.inference.density import Differentiable, GradientDensity
 from subbayes.inference.samplers.adaptation import apply_transposed_factor
@@ -20,6 +19,13 @@ from subbayes.inference.samplers.microcanonical import (
     partial_refreshment,
     unit_vectors,
 )
+from subbayes.inference.samplers.shapes import (
+    ChainCounts,
+    ChainMask,
+    ChainPoints,
+    ChainValues,
+    SomeChains,
+)
 
 _HUGE = 1000.0  # energy error, and as much again for every 1000 coordinates
 _SEARCHES = 40  # rounds of the search for a first step size
@@ -30,14 +36,14 @@ _PATIENCE = 10  # failures in a row, after which a chain restarts
 class State(Tuning):
     """The current point and direction of each chain, and where it started."""
 
-    z: Float[np.ndarray, "chains k"]
-    direction: Float[np.ndarray, "chains k"]  # of length 1
-    value: Float[np.ndarray, "chains"]  # log density
-    gradient: Float[np.ndarray, "chains k"]
-    start: Float[np.ndarray, "chains k"]
-    failures: Int[np.ndarray, "chains"]  # steps that failed
-    consecutive: Int[np.ndarray, "chains"]  # of them, since a step that did not
-    restarts: Int[np.ndarray, "chains"]  # from the start point
+    z: ChainPoints
+    direction: ChainPoints  # of length 1
+    value: ChainValues  # log density
+    gradient: ChainPoints
+    start: ChainPoints
+    failures: ChainCounts  # steps that failed
+    consecutive: ChainCounts  # of them, since a step that did not
+    restarts: ChainCounts  # from the start point
 
 
 @dataclass(frozen=True)
@@ -47,7 +53,7 @@ class Kernel(Tuner):
     name = "mclmc"
     state_type: ClassVar[type[State]] = State
 
-    def init(self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> Any:
+    def init(self, posterior: GradientDensity, z: ChainPoints, rngs: Rngs) -> Any:
         """The state at start points z, each chain with a uniform direction."""
         s = self.start_state(self.state_type, posterior, z, rngs)
         s.start[:] = s.z
@@ -66,8 +72,8 @@ class Kernel(Tuner):
         return s, Info(~failed, stats, GRADIENTS)
 
     def _advance(
-        self, density: Differentiable, s: State, used: Float[np.ndarray, "chains"]
-    ) -> tuple[Float[np.ndarray, "chains"], Bool[np.ndarray, "chains"], dict[str, np.ndarray]]:
+        self, density: Differentiable, s: State, used: ChainValues
+    ) -> tuple[ChainValues, ChainMask, dict[str, np.ndarray]]:
         """Move the chains whose steps do not fail; energy errors, failures and statistics."""
         new = self._move(density, s, used)
         failed = self._failed(new, s.z.shape[1])
@@ -83,24 +89,20 @@ class Kernel(Tuner):
         }
         return new.error, failed, stats
 
-    def _step_sizes(self, s: State) -> Float[np.ndarray, "chains"]:
+    def _step_sizes(self, s: State) -> ChainValues:
         """Step sizes in use: after the warm-up, halved for each failure in a row."""
         return np.where(s.count < self.warmup, s.step, s.step * 0.5**s.consecutive)
 
-    def _move(
-        self, posterior: Differentiable, s: State, step: Float[np.ndarray, "chains"]
-    ) -> Moved:
+    def _move(self, posterior: Differentiable, s: State, step: ChainValues) -> Moved:
         h = apply_transposed_factor(s.factor, s.gradient)
         with np.errstate(over="ignore", invalid="ignore"):
             return isokinetic_step(posterior, s.z, s.direction, s.value, h, s.factor, step)
 
-    def _failed(self, new: Moved, k: int) -> Bool[np.ndarray, "chains"]:
+    def _failed(self, new: Moved, k: int) -> ChainMask:
         """Chains with an energy error that is NaN or huge."""
         return np.asarray(~(np.abs(new.error) <= _HUGE + k))
 
-    def _search_step(
-        self, posterior: Differentiable, s: State, chains: Int[np.ndarray, "c"]
-    ) -> None:
+    def _search_step(self, posterior: Differentiable, s: State, chains: SomeChains) -> None:
         """Change step sizes of chains until the energy error is near its target."""
         k, searching = s.z.shape[1], np.isin(np.arange(len(s.z)), chains)
         if self.step_size is not None:
@@ -118,7 +120,7 @@ class Kernel(Tuner):
             self.set_step(s, rows, s.step[rows] * factor)
 
     def _recover(
-        self, posterior: Differentiable, s: State, failed: Bool[np.ndarray, "chains"], rngs: Rngs
+        self, posterior: Differentiable, s: State, failed: ChainMask, rngs: Rngs
     ) -> dict[str, np.ndarray]:
         """Give chains whose step failed a new direction and half the step size, where they are.
 
@@ -147,12 +149,12 @@ class Kernel(Tuner):
         return {"failures": s.failures.copy(), "restarts": s.restarts.copy()}
 
 
-def _normals(rngs: Rngs, k: int) -> Float[np.ndarray, "chains k"]:
+def _normals(rngs: Rngs, k: int) -> ChainPoints:
     noise = np.empty((len(rngs), k))
     for rng, row in zip(rngs, noise, strict=True):
         rng.standard_normal(out=row)
     return noise
 
 
-def _directions(rngs: Rngs, k: int) -> Float[np.ndarray, "chains k"]:
+def _directions(rngs: Rngs, k: int) -> ChainPoints:
     return unit_vectors(_normals(rngs, k))

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from subbayes.diagnostics import ess_mean
 from subbayes.inference.density import Density, GradientDensity, prior_scale
@@ -34,6 +34,13 @@ from subbayes.inference.samplers.adaptation import (
 )
 from subbayes.inference.samplers.chains import Rngs
 from subbayes.inference.samplers.laplace_start import start_chains
+from subbayes.inference.samplers.shapes import (
+    ChainCounts,
+    ChainMask,
+    ChainPoints,
+    ChainValues,
+    SomeChains,
+)
 from subbayes.inference.samplers.states import blank_state
 
 _DECAY = 149 / 151  # of weights in a step: about 150 steps count
@@ -54,13 +61,13 @@ _S = TypeVar("_S")
 class Tuning:
     """State of each chain's tuning, which the kernel extends with its own state."""
 
-    count: Int[np.ndarray, "chains"]  # steps finished
-    step: Float[np.ndarray, "chains"]  # step size in use
-    length: Float[np.ndarray, "chains"]  # distance over which directions are forgotten
-    error_sum: Float[np.ndarray, "chains"]  # weighted squared errors over d and step size^6
-    weight_sum: Float[np.ndarray, "chains"]
-    window: Int[np.ndarray, "chains"]  # steps in the current window
-    window_mean: Float[np.ndarray, "chains k"]
+    count: ChainCounts  # steps finished
+    step: ChainValues  # step size in use
+    length: ChainValues  # distance over which directions are forgotten
+    error_sum: ChainValues  # weighted squared errors over d and step size^6
+    weight_sum: ChainValues
+    window: ChainCounts  # steps in the current window
+    window_mean: ChainPoints
     window_spread: Float[np.ndarray, "chains *kk"]  # scatter: (chains, k), or (chains, k, k)
     factor: Float[np.ndarray, "chains *kk"]  # L of the inverse mass matrix, diagonal or dense
     target: Float[np.ndarray, "chains *kk"]  # covariance that windows shrink to; 0 if unknown
@@ -128,7 +135,7 @@ class Tuner:
         """The phases of the warm-up."""
         return Phases.of(self.warmup, self.traced)
 
-    def target(self, count: Int[np.ndarray, "c"]) -> Float[np.ndarray, "c"]:
+    def target(self, count: SomeChains) -> Float[np.ndarray, "c"]:
         """The target after some finished steps, which changes linearly over the warm-up.
 
         Before the first window it is at least 0.02: steps on the way from a start point far out may
@@ -144,11 +151,7 @@ class Tuner:
         return float(self.step_size or 0.5 * np.sqrt(k) * self.first_target ** (1 / 6))
 
     def start_state(
-        self,
-        kind: type[_S],
-        posterior: GradientDensity,
-        z: Float[np.ndarray, "chains k"],
-        rngs: Rngs,
+        self, kind: type[_S], posterior: GradientDensity, z: ChainPoints, rngs: Rngs
     ) -> _S:
         """A state at start points z, which a warm-up moves as in HMC.
 
@@ -179,17 +182,13 @@ class Tuner:
         s.weight_sum[rows] = weight
         s.error_sum[rows] = self.target(s.count[rows]) * weight / s.step[rows] ** 6
 
-    def halve_step(self, s: Any, rows: Bool[np.ndarray, "chains"]) -> None:
+    def halve_step(self, s: Any, rows: ChainMask) -> None:
         """Halve the step sizes of chains whose step has failed."""
         self.set_step(s, rows, 0.5 * s.step[rows], _RESTART_WEIGHT)
 
     def update(
-        self,
-        posterior: Density,
-        s: Any,
-        finished: Bool[np.ndarray, "chains"],
-        error: Float[np.ndarray, "chains"],
-    ) -> Int[np.ndarray, "c"]:
+        self, posterior: Density, s: Any, finished: ChainMask, error: ChainValues
+    ) -> SomeChains:
         """Count the steps that have finished, and tune in warm-up, in place.
 
         Args:
@@ -221,7 +220,7 @@ class Tuner:
             self._record(s, rows, phases)
         return changed
 
-    def _tune_step(self, s: Any, rows: Int[np.ndarray, "c"], error: Float[np.ndarray, "c"]) -> None:
+    def _tune_step(self, s: Any, rows: SomeChains, error: Float[np.ndarray, "c"]) -> None:
         k, target = s.z.shape[1], self.target(s.count[rows])
         square = np.maximum(np.square(error) / k, _LEAST_ERROR * target)
         weight = np.exp(-0.5 * np.square(np.log(square / target) / _TRUST))
@@ -233,9 +232,7 @@ class Tuner:
         s.error_sum[rows] = target * weights / step**6
         s.step[rows] = step
 
-    def _close_window(
-        self, s: Any, rows: Int[np.ndarray, "c"], scale: Float[np.ndarray, "k"]
-    ) -> None:
+    def _close_window(self, s: Any, rows: SomeChains, scale: Float[np.ndarray, "k"]) -> None:
         """Set the mass matrix, or the length in units of the prior's, from a window."""
         k, dense = len(scale), s.window_spread.ndim == 3
         if self.metric != "prior":
@@ -252,7 +249,7 @@ class Tuner:
         for name in ("window", "window_mean", "window_spread"):
             getattr(s, name)[rows] = 0
 
-    def _record(self, s: Any, rows: Int[np.ndarray, "c"], phases: Phases) -> None:
+    def _record(self, s: Any, rows: SomeChains, phases: Phases) -> None:
         """Record points, and set the length when the warm-up ends."""
         place, phase = np.divmod(s.count[rows] - phases.trace, phases.stride)
         due = (phase == 0) & (place >= 1) & (place <= phases.points)

@@ -23,10 +23,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from subbayes.inference.density import Differentiable
 from subbayes.inference.samplers.adaptation import apply_factor, apply_transposed_factor
+from subbayes.inference.samplers.shapes import ChainMask, ChainPoints, ChainValues
 from subbayes.utils.checks import fail
 
 GRADIENTS = 2
@@ -52,13 +53,13 @@ class Moved:
         kinetic: the change of the kinetic energy.
     """
 
-    z: Float[np.ndarray, "chains k"]
-    u: Float[np.ndarray, "chains k"]
-    value: Float[np.ndarray, "chains"]
-    gradient: Float[np.ndarray, "chains k"]
-    h: Float[np.ndarray, "chains k"]
-    error: Float[np.ndarray, "chains"]
-    kinetic: Float[np.ndarray, "chains"]
+    z: ChainPoints
+    u: ChainPoints
+    value: ChainValues
+    gradient: ChainPoints
+    h: ChainPoints
+    error: ChainValues
+    kinetic: ChainValues
 
 
 def check_rank(rank: int | None, engine: str) -> None:
@@ -67,11 +68,7 @@ def check_rank(rank: int | None, engine: str) -> None:
         fail("rank", f"at least 2 coordinates for {engine}", rank, "Use nuts or slice")
 
 
-def turn(
-    u: Float[np.ndarray, "chains k"],
-    h: Float[np.ndarray, "chains k"],
-    time: Float[np.ndarray, "chains"],
-) -> Float[np.ndarray, "chains"]:
+def turn(u: ChainPoints, h: ChainPoints, time: ChainValues) -> ChainValues:
     r"""Turn directions under gradients h held for some times, in place.
 
     Args:
@@ -100,21 +97,19 @@ def turn(
     return np.asarray(freedom * (delta - math.log(2) + np.log(scale)))
 
 
-def _dots(
-    a: Float[np.ndarray, "chains k"], b: Float[np.ndarray, "chains k"]
-) -> Float[np.ndarray, "chains"]:
+def _dots(a: ChainPoints, b: ChainPoints) -> ChainValues:
     """Inner products of rows, by the dot product of BLAS: twice as fast as einsum."""
     return np.asarray((a[:, None, :] @ b[:, :, None])[:, 0, 0])
 
 
 def isokinetic_step(
     posterior: Differentiable,
-    z: Float[np.ndarray, "chains k"],
-    u: Float[np.ndarray, "chains k"],
-    value: Float[np.ndarray, "chains"],
-    h: Float[np.ndarray, "chains k"],
+    z: ChainPoints,
+    u: ChainPoints,
+    value: ChainValues,
+    h: ChainPoints,
     factor: Float[np.ndarray, "chains *kk"],
-    step: Float[np.ndarray, "chains"],
+    step: ChainValues,
 ) -> Moved:
     """One step of the minimal-norm integrator of every chain, in two batched gradients.
 
@@ -141,10 +136,8 @@ def isokinetic_step(
 
 
 def _where_finite(
-    value: Float[np.ndarray, "chains"],
-    gradient: Float[np.ndarray, "chains k"],
-    before: Bool[np.ndarray, "chains"] | None,
-) -> Bool[np.ndarray, "chains"] | None:
+    value: ChainValues, gradient: ChainPoints, before: ChainMask | None
+) -> ChainMask | None:
     """Chains whose values and gradients were finite so far; None if they are all."""
     # A sum is finite only if its terms are, and it takes one pass.
     finite = np.isfinite(value + gradient.sum(1))
@@ -156,17 +149,13 @@ def _where_finite(
     return None if finite.all() else finite
 
 
-def unit_vectors(x: Float[np.ndarray, "chains k"]) -> Float[np.ndarray, "chains k"]:
+def unit_vectors(x: ChainPoints) -> ChainPoints:
     """Scale rows to length 1, in place; normal numbers become uniform directions."""
     x /= np.sqrt(_dots(x, x))[:, None]
     return x
 
 
-def partial_refreshment(
-    u: Float[np.ndarray, "chains k"],
-    noise: Float[np.ndarray, "chains k"],
-    share: Float[np.ndarray, "chains"],
-) -> Float[np.ndarray, "chains k"]:
+def partial_refreshment(u: ChainPoints, noise: ChainPoints, share: ChainValues) -> ChainPoints:
     r"""Mix noise into directions, in place: $u \leftarrow (u + \nu \xi) / |u + \nu \xi|$.
 
     With $\nu^2 = (e^{2 \epsilon / L} - 1) / d$ directions are forgotten over a distance L.

@@ -21,6 +21,7 @@ from subbayes.inference.density import GradientDensity
 from subbayes.inference.samplers import hamiltonian
 from subbayes.inference.samplers.chains import Info, Rngs
 from subbayes.inference.samplers.hamiltonian import HamiltonianKernel, Point
+from subbayes.inference.samplers.shapes import ChainCounts, ChainPoints, ChainValues
 from subbayes.inference.samplers.states import take
 from subbayes.utils.checks import check_count
 
@@ -33,14 +34,14 @@ class State(hamiltonian.State):
     """The current trajectory of each chain, and the subtree that is being added to it."""
 
     ends: Float[np.ndarray, "chains 2 columns"]  # of the trajectory; see hamiltonian.Point
-    side: Int[np.ndarray, "chains"]  # end that grows, 0 or 1
-    depth: Int[np.ndarray, "chains"]  # doublings done
-    leaf: Int[np.ndarray, "chains"]  # leaves of the subtree so far
-    log_weight: Float[np.ndarray, "chains"]  # log of the summed weights of the trajectory
-    p_sum: Float[np.ndarray, "chains k"]  # sum of its momenta
+    side: ChainCounts  # end that grows, 0 or 1
+    depth: ChainCounts  # doublings done
+    leaf: ChainCounts  # leaves of the subtree so far
+    log_weight: ChainValues  # log of the summed weights of the trajectory
+    p_sum: ChainPoints  # sum of its momenta
     proposal: Float[np.ndarray, "chains columns"]  # point chosen from it
-    sub_log_weight: Float[np.ndarray, "chains"]  # the same of the subtree
-    sub_p_sum: Float[np.ndarray, "chains k"]
+    sub_log_weight: ChainValues  # the same of the subtree
+    sub_p_sum: ChainPoints
     sub: Float[np.ndarray, "chains columns"]
     # Of the leaf at which an open subtree of each level began: its momentum p, and the sum of
     # momenta up to there minus p / 2.
@@ -56,9 +57,7 @@ class Kernel(HamiltonianKernel):
     name = "nuts"
     state_type = State
 
-    def init(
-        self, posterior: GradientDensity, z: Float[np.ndarray, "chains k"], rngs: Rngs
-    ) -> State:
+    def init(self, posterior: GradientDensity, z: ChainPoints, rngs: Rngs) -> State:
         """The state at start points z, each chain with a new momentum."""
         rows = _chains(len(z))
         s = self.start_state(State, posterior, z, rngs, levels=self.max_depth + 1)

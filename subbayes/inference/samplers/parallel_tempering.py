@@ -37,6 +37,13 @@ from subbayes.inference.importance_sampling import evidence_of_groups
 from subbayes.inference.samplers import elliptical_slice
 from subbayes.inference.samplers.adaptation import Schedule
 from subbayes.inference.samplers.chains import Info, Rngs, Sampler
+from subbayes.inference.samplers.shapes import (
+    ChainCounts,
+    ChainMask,
+    ChainPoints,
+    ChainValues,
+    SomeChains,
+)
 from subbayes.inference.samplers.states import blank_state, copy_state, select_chains, take
 from subbayes.priors import reject_undefined
 from subbayes.utils.checks import check_count
@@ -63,7 +70,7 @@ _SEARCH = (
 class State:
     """Point and elliptical slice search of every rung, and statistics of each ladder."""
 
-    z: Float[np.ndarray, "chains k"]  # points of the cold rungs
+    z: ChainPoints  # points of the cold rungs
     points: Float[np.ndarray, "chains rungs k"]  # cold rung first
     log_likelihood: Float[np.ndarray, "chains rungs"]  # at temperature 1
     # Elliptical slice sampling; see elliptical_slice.State.
@@ -83,20 +90,20 @@ class State:
     moves_left: Int[np.ndarray, "chains rungs"]  # in this round; 0 waits for a swap
     round: Int[np.ndarray, "chains rungs"]  # rounds completed
     swap_uniforms: Float[np.ndarray, "chains ahead_swaps gaps"]  # drawn ahead
-    n_swap_uniforms: Int[np.ndarray, "chains"]  # rows of them that are used
-    count: Int[np.ndarray, "chains"]  # rounds of the cold rung
-    steps: Int[np.ndarray, "chains"]  # batched evaluations since its last round
+    n_swap_uniforms: ChainCounts  # rows of them that are used
+    count: ChainCounts  # rounds of the cold rung
+    steps: ChainCounts  # batched evaluations since its last round
     # Statistics.
     spent: Int[np.ndarray, "chains rungs"]  # evaluations of working rungs
     moves_made: Int[np.ndarray, "chains rungs"]
-    idle: Int[np.ndarray, "chains"]  # evaluations of waiting rungs
+    idle: ChainCounts  # evaluations of waiting rungs
     swaps_tried: Float[np.ndarray, "chains gaps"]
     swaps_rejected: Float[np.ndarray, "chains gaps"]  # sum of rejection probabilities
     bridge_up: Float[np.ndarray, "chains gaps"]  # log sum of exp(gap / 2), upper rung's draws
     bridge_down: Float[np.ndarray, "chains gaps"]  # log sum of exp(-gap / 2), lower rung's draws
     bridge_draws: Int[np.ndarray, "chains rungs"]  # draws of each rung in these sums
     origin: Int[np.ndarray, "chains rungs"]  # end of the ladder a point last visited: _COLD, _HOT
-    trips: Int[np.ndarray, "chains"]  # journeys of points from the prior to the posterior
+    trips: ChainCounts  # journeys of points from the prior to the posterior
 
 
 @dataclass
@@ -134,7 +141,7 @@ class Kernel:
     name = "parallel-tempering"
     state_type = State
 
-    def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
+    def init(self, posterior: Density, z: ChainPoints, rngs: Rngs) -> State:
         """The state with all rungs of a ladder at its start point."""
         (chains, k), rungs = z.shape, self.rungs
         beta = np.tile((1 - np.arange(rungs) / (rungs - 1)) ** _SPACING, (chains, 1))
@@ -198,9 +205,7 @@ class Kernel:
                 _update_bridges(posterior, s, ended & (s.count >= self.warmup)[:, None])
         return ended
 
-    def _adapt(
-        self, posterior: Density, s: State, finished: Bool[np.ndarray, "chains"], rngs: Rngs
-    ) -> None:
+    def _adapt(self, posterior: Density, s: State, finished: ChainMask, rngs: Rngs) -> None:
         """At the end of a window, set powers of equal swap rates and restart the ladder's moves."""
         ends = [*Schedule.of(self.warmup).ends, self.warmup]
         rows = np.flatnonzero(finished & np.isin(s.count, ends))
@@ -242,7 +247,7 @@ def _flat(s: State, powers: _Powers) -> elliptical_slice.State:
     )
 
 
-def _restart_moves(posterior: Density, s: State, rows: Int[np.ndarray, "c"], rngs: Rngs) -> None:
+def _restart_moves(posterior: Density, s: State, rows: SomeChains, rngs: Rngs) -> None:
     """Draw new ellipses and thresholds for all rungs of ladders whose powers have changed."""
     part = State(**{name: array[rows] for name, array in vars(s).items()})
     powers = _Powers(posterior, part.beta.reshape(-1) / posterior.temperature)
@@ -365,9 +370,7 @@ def equal_rates(
     return new
 
 
-def bridge_bias(
-    log_overlap: Float[np.ndarray, "chains gaps"], draws: Int[np.ndarray, "chains"]
-) -> Float[np.ndarray, "chains"]:
+def bridge_bias(log_overlap: Float[np.ndarray, "chains gaps"], draws: ChainCounts) -> ChainValues:
     r"""Error of bridge sampling between rungs that overlap too little, of each ladder.
 
     For the geometric bridge the product of the two means that it divides, $\mathrm{BC}^2$ with the
@@ -393,7 +396,7 @@ def bridge_bias(
 
 
 def evidence_of_ladders(
-    running: Float[np.ndarray, "chains draws"], bias: Float[np.ndarray, "chains"]
+    running: Float[np.ndarray, "chains draws"], bias: ChainValues
 ) -> tuple[float, float]:
     r"""Log evidence of ladders and its standard error; NaN for a single ladder.
 

@@ -16,13 +16,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from subbayes.inference.configuration import Sampling
 from subbayes.inference.density import Density, prior_scale
 from subbayes.inference.samplers import adaptation
 from subbayes.inference.samplers.adaptation import Adaptation, Metric, apply_factor
 from subbayes.inference.samplers.chains import Info, Rngs, Sampler
+from subbayes.inference.samplers.shapes import ChainCounts, ChainPoints, ChainValues, SomeChains
 from subbayes.inference.samplers.states import blank_state, take
 from subbayes.priors import reject_undefined
 from subbayes.utils.checks import check_choice
@@ -38,23 +39,23 @@ _COLLAPSED = 1e-13
 class State(Adaptation):
     """The point of each chain, and the interval it searches on the line z + t d through it."""
 
-    z: Float[np.ndarray, "chains k"]
-    value: Float[np.ndarray, "chains"]  # log density at z
-    log_likelihood: Float[np.ndarray, "chains"]  # at temperature 1
-    direction: Float[np.ndarray, "chains k"]  # d
-    coordinate: Int[np.ndarray, "chains"]  # number of the line in the sweep
-    phase: Int[np.ndarray, "chains"]  # _LEFT and _RIGHT step out, _INSIDE shrinks
-    threshold: Float[np.ndarray, "chains"]  # log height of the slice
-    trial: Float[np.ndarray, "chains"]  # t to try next
-    low: Float[np.ndarray, "chains"]  # interval of t
-    high: Float[np.ndarray, "chains"]
-    left: Int[np.ndarray, "chains"]  # steps that the left end may still take
-    right: Int[np.ndarray, "chains"]
-    expansions: Int[np.ndarray, "chains"]  # steps out in the sweep so far
-    contractions: Int[np.ndarray, "chains"]  # points rejected in the sweep so far
-    evaluations: Int[np.ndarray, "chains"]  # in the sweep so far
+    z: ChainPoints
+    value: ChainValues  # log density at z
+    log_likelihood: ChainValues  # at temperature 1
+    direction: ChainPoints  # d
+    coordinate: ChainCounts  # number of the line in the sweep
+    phase: ChainCounts  # _LEFT and _RIGHT step out, _INSIDE shrinks
+    threshold: ChainValues  # log height of the slice
+    trial: ChainValues  # t to try next
+    low: ChainValues  # interval of t
+    high: ChainValues
+    left: ChainCounts  # steps that the left end may still take
+    right: ChainCounts
+    expansions: ChainCounts  # steps out in the sweep so far
+    contractions: ChainCounts  # points rejected in the sweep so far
+    evaluations: ChainCounts  # in the sweep so far
     uniforms: Float[np.ndarray, "chains ahead"]  # drawn ahead from each chain's own stream
-    n_uniforms: Int[np.ndarray, "chains"]  # used so far
+    n_uniforms: ChainCounts  # used so far
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Kernel:
     name = "slice"
     state_type = State
 
-    def init(self, posterior: Density, z: Float[np.ndarray, "chains k"], rngs: Rngs) -> State:
+    def init(self, posterior: Density, z: ChainPoints, rngs: Rngs) -> State:
         """The state at start points z, each chain on its first line."""
         chains, k = z.shape
         axes = adaptation.matrix_shape(self.metric, k)
@@ -115,7 +116,7 @@ class Kernel:
         _next_trial(s, u[:, 3])
         return s, info
 
-    def _end_sweep(self, posterior: Density, s: State, rows: Int[np.ndarray, "c"]) -> None:
+    def _end_sweep(self, posterior: Density, s: State, rows: SomeChains) -> None:
         """Adapt the interval lengths until expansions are as frequent as contractions."""
         if not rows.size:
             return
@@ -126,9 +127,7 @@ class Kernel:
             counter[rows] = 0
 
 
-def _evaluate(
-    posterior: Density, z: Float[np.ndarray, "chains k"]
-) -> tuple[Float[np.ndarray, "chains"], Float[np.ndarray, "chains"]]:
+def _evaluate(posterior: Density, z: ChainPoints) -> tuple[ChainValues, ChainValues]:
     """Tempered log density and log-likelihood, minus infinity where they are undefined."""
     log_likelihood = reject_undefined(posterior.log_likelihood(z))
     value = log_likelihood / posterior.temperature + posterior.prior.log_prob(z)
@@ -153,16 +152,14 @@ def _shrink(s: State, refused: np.ndarray) -> None:
     s.contractions[refused] += 1
 
 
-def _directions(
-    s: State, rows: Int[np.ndarray, "c"], coordinate: Int[np.ndarray, "c"]
-) -> Float[np.ndarray, "c k"]:
+def _directions(s: State, rows: SomeChains, coordinate: SomeChains) -> Float[np.ndarray, "c k"]:
     width = _WIDTH * s.z.shape[1] ** 0.25 * s.step[rows]
     axis = np.zeros((len(rows), s.z.shape[1]))
     axis[np.arange(len(rows)), coordinate] = 1.0
     return np.asarray(width[:, None] * apply_factor(s.factor[rows], axis))
 
 
-def _new_line(s: State, rows: Int[np.ndarray, "c"], u: Float[np.ndarray, "c 4"]) -> None:
+def _new_line(s: State, rows: SomeChains, u: Float[np.ndarray, "c 4"]) -> None:
     """Draw a line, height and interval, and split the step budget at random (Neal's J, K)."""
     if not rows.size:
         return
@@ -174,7 +171,7 @@ def _new_line(s: State, rows: Int[np.ndarray, "c"], u: Float[np.ndarray, "c 4"])
     s.phase[rows] = np.where(s.left[rows] > 0, _LEFT, _RIGHT)
 
 
-def _next_trial(s: State, u: Float[np.ndarray, "chains"]) -> None:
+def _next_trial(s: State, u: ChainValues) -> None:
     s.phase[(s.phase == _RIGHT) & (s.right == 0)] = _INSIDE
     s.trial[:] = np.choose(s.phase, [s.low, s.high, s.low + u * (s.high - s.low)])
 

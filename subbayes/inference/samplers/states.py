@@ -12,6 +12,8 @@ from typing import Any, TypeVar, get_type_hints
 import numpy as np
 from jaxtyping import Float, Int
 
+from subbayes.inference.samplers.shapes import SomeChains
+
 _S = TypeVar("_S")
 Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 
@@ -71,7 +73,7 @@ def select_chains(active: np.ndarray, moved: Any, state: Any) -> Any:
 
 
 def take(
-    s: Any, name: str, rngs: list[np.random.Generator], rows: Int[np.ndarray, "c"], n: int = 1
+    s: Any, name: str, rngs: list[np.random.Generator], rows: SomeChains, n: int = 1
 ) -> Float[np.ndarray, "c n ..."]:
     """The next n entries of the chains `rows` from a block of a state, which changes in place.
 
