@@ -47,7 +47,7 @@ from subbayes.subspace import Subspace, check_subspace
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
 from subbayes.utils.modes import MODES, Mode
 from subbayes.utils.trees import to_device, tree_map
-from subbayes.utils.types import Coordinates, Inputs, LogDensity, Targets
+from subbayes.utils.types import Batch, Coordinates, Inputs, LogDensity, Targets
 from subbayes.utils.warning import warn_user
 
 __all__ = ["Posterior"]
@@ -257,9 +257,7 @@ class Posterior:
             rows = min(rows, max(_MIN_ROWS, memory.REUSED_BYTES // row))
         return evenly(self.data.n, rows)
 
-    def _batches(
-        self, chains: int, factor: int = 1, data: Data | None = None
-    ) -> Iterator[tuple[Inputs, Targets]]:
+    def _batches(self, chains: int, factor: int = 1, data: Data | None = None) -> Iterator[Batch]:
         size = self._rows_at_once(chains, factor)
         data = self.data if data is None else data
         if data.inputs is not None and data.y is not None and data.n <= size:

@@ -23,6 +23,7 @@ from subbayes.artifacts.tensors import strip_prefix
 from subbayes.utils.checks import check_count, check_seed, fail, fail_type
 from subbayes.utils.memory import index_dtype
 from subbayes.utils.registry import Registry
+from subbayes.utils.types import Weights
 
 __all__ = [
     "SUBSPACE_KINDS",
@@ -50,7 +51,7 @@ class Subspace(ABC):
             they read.
     """
 
-    shift: Float[Tensor, "D"]
+    shift: Weights
     rank: int
     traceable: bool = True
 
@@ -336,7 +337,7 @@ class RandomSubspace(SeededSubspace):
             found[i] = self._row(i)
         return found
 
-    def _row(self, i: int) -> Float[Tensor, "D"]:
+    def _row(self, i: int) -> Weights:
         # NumPy's generator, because torch's cannot be called under vmap
         generator = np.random.Generator(np.random.PCG64([self.seed, i]))
         row = generator.standard_normal(self.size, dtype=np.float32).astype(np.float64)

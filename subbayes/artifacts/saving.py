@@ -48,6 +48,7 @@ from subbayes.artifacts.files import (
 from subbayes.artifacts.folder import Artifact
 from subbayes.artifacts.tensors import as_tensors, strip_prefix
 from subbayes.utils.checks import CheckpointError, InputError, InputTypeError, fail, fail_type
+from subbayes.utils.types import OutputFunction
 
 BESIDE = "subbayes"
 """Subfolder of an artifact in the folder of an adapter."""
@@ -289,7 +290,7 @@ def load(
     *,
     data: Any = None,
     likelihood: Any = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
     networks: Mapping[str, nn.Module] | None = None,
     family: Any = None,
     priors: Mapping[str, Any] | None = None,

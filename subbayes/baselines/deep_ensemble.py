@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from subbayes.training.unfinished import unfinished_unsaid, warn_of_unfinished
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import is_same_view
+from subbayes.utils.types import ModuleFactory, OutputFunction
 
 
 def deep_ensemble(
@@ -31,11 +32,11 @@ def deep_ensemble(
     training: Training = Training(),
     *,
     members: int = 5,
-    factory: Callable[[], nn.Module] | None = None,
+    factory: ModuleFactory | None = None,
     seed: int = 0,
     validation: Any = None,
     parameters: Selection = "all",
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
     progress: bool | None = None,
 ) -> WeightSamples:
     r"""Train members from different initial weights, with the data in different orders.
@@ -98,11 +99,11 @@ def train_members(
     training: Training = Training(),
     *,
     members: int = 5,
-    factory: Callable[[], nn.Module] | None = None,
+    factory: ModuleFactory | None = None,
     seed: int = 0,
     validation: Any = None,
     parameters: Selection = "all",
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
     progress: bool | None = None,
 ) -> list[TrainingResult]:
     """Train the members of an ensemble; see `deep_ensemble` for the arguments and the errors.
@@ -141,7 +142,7 @@ def ensemble_from_results(
     data: Any = None,
     *,
     name: str = "deep ensemble",
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
 ) -> WeightSamples:
     """An ensemble of trained networks, or of your own trained modules.
 

@@ -5,14 +5,13 @@ $$ p(y \mid x) = \frac{1}{S} \sum_{s=1}^S p(y \mid f(x; w_s)) $$
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -50,7 +49,7 @@ from subbayes.predictions.averaging import average, average_of_batches, outputs
 from subbayes.predictions.modules import Component, Sampled
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import fail, fail_type
-from subbayes.utils.types import Inputs
+from subbayes.utils.types import Inputs, OutputFunction, Outputs
 
 
 class SamplesFacts(KindFacts):
@@ -159,7 +158,7 @@ class WeightSamples(Predictor):
 
     def _outputs_of_members(
         self, members: list[int], options: dict[str, Any], inputs: Inputs
-    ) -> Float[Tensor, "S N C"]:
+    ) -> Outputs:
         """Outputs of weight vectors with buffers of their own."""
         return torch.cat(
             [
@@ -210,7 +209,7 @@ def rebuild(
     module: nn.Module | None = None,
     *,
     likelihood: Likelihood | None = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
 ) -> WeightSamples:
     """Rebuild weight vectors from their artifact; see `subbayes.load`."""
     weights = tensors["weights"]

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
-
-from torch import Tensor
 
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.baselines.trained_network import network_and_likelihood
 from subbayes.likelihoods import Likelihood
 from subbayes.training.trainer import SwaResult
+from subbayes.utils.types import OutputFunction
 
 
 def point_estimate(
@@ -19,7 +17,7 @@ def point_estimate(
     data: Any = None,
     *,
     name: str | None = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
 ) -> WeightSamples:
     """The point estimate of a training: MAP after `train`, SWA after `swa`, or your own module.
 

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -42,7 +41,7 @@ from subbayes.predictions.predictive import Predictive, check_outputs
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.seeding import derive_seed, fork_rng, torch_lock
 from subbayes.utils.trees import n_rows, take, to_device
-from subbayes.utils.types import Inputs
+from subbayes.utils.types import Inputs, OutputFunction, Outputs
 
 _DROPOUT_FUNCTIONS = (
     functional.dropout,
@@ -61,7 +60,7 @@ def mc_dropout(
     *,
     n_draws: int = 30,
     seed: int = 0,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
 ) -> McDropout:
     """Predict with random dropout masks.
 
@@ -139,7 +138,7 @@ def rebuild(
     module: nn.Module | None = None,
     *,
     likelihood: Likelihood | None = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
 ) -> McDropout:
     """Rebuild MC dropout from its artifact; see `subbayes.load`."""
     likelihood = saved_likelihood(
@@ -256,7 +255,7 @@ class McDropout(Predictor):
             for one, other in zip(*shapes, strict=False)
         ]
 
-    def _draw(self, s: int, inputs: Inputs, batch_size: int | None) -> Float[Tensor, "N C"]:
+    def _draw(self, s: int, inputs: Inputs, batch_size: int | None) -> Outputs:
         n = n_rows(inputs)
         size = n if batch_size is None else check_count("batch_size", batch_size)
         parts = []
@@ -265,7 +264,7 @@ class McDropout(Predictor):
             parts.append(self._call(take(inputs, slice(start, start + size)), s))
         return torch.cat(parts).cpu()
 
-    def _call(self, inputs: Inputs, draw: int = 0) -> Float[Tensor, "N C"]:
+    def _call(self, inputs: Inputs, draw: int = 0) -> Outputs:
         """Outputs of a draw, whose masks of each row are drawn from a seed."""
         recurrent = any(isinstance(part, nn.RNNBase) for part in self.module.modules())
         # cuDNN seeds the dropout of recurrent layers once for all passes

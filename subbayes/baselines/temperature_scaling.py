@@ -9,7 +9,6 @@ The temperature of classes has a prior, see `predictions.output_temperature`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,7 +31,7 @@ from subbayes.predictions.modules import Component
 from subbayes.predictions.output_temperature import best_temperature
 from subbayes.predictions.predictive import Predictive
 from subbayes.utils.checks import check_positive, fail
-from subbayes.utils.types import Outputs, Targets
+from subbayes.utils.types import OutputFunction, Outputs, Targets
 
 
 class ScaledFacts(WrappedFacts):
@@ -51,7 +50,7 @@ def temperature_scaling(
     validation: Any,
     likelihood: str | Likelihood | None = None,
     *,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
     averaged: bool = False,
 ) -> TemperatureScaled:
     r"""Fit the temperature of a predictor by the log-likelihood of held-out data.

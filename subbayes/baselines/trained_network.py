@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood, Weighted, as_likelihood
@@ -15,13 +14,14 @@ from subbayes.networks.validation import check_fit
 from subbayes.training.pipeline import estimate_parameters
 from subbayes.training.trainer import SwaResult, TrainingResult
 from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.types import OutputFunction
 
 
 def network_and_likelihood(
     trained: Any,
     likelihood: str | Likelihood | None = None,
     data: Any = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
 ) -> tuple[Network, Likelihood]:
     """The network of a training result or of a trained module, and its likelihood with parameters.
 

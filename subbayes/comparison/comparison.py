@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +32,7 @@ from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import InputError, check_choice, fail, fail_type
 from subbayes.utils.text_table import json_value, text_table
-from subbayes.utils.types import RowNumbers, Targets
+from subbayes.utils.types import ModuleFactory, OutputFunction, RowNumbers, Targets
 
 SCORE_HEADINGS = {
     "log_likelihood": "log-likelihood",
@@ -209,7 +209,7 @@ def format_score(score: str, value: float) -> str:
 
 
 def compare_methods(
-    module: nn.Module | Callable[[], nn.Module],
+    module: nn.Module | ModuleFactory,
     likelihood: str | Likelihood,
     data: Any,
     test: Any,
@@ -226,7 +226,7 @@ def compare_methods(
     sampling: Sampling | None = None,
     validation: Any = None,
     parameters: Selection = "all",
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
     level: float = 0.95,
 ) -> Comparison:
     """Fit several methods to the same data and score them on the same test rows.

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from subbayes import sparse
@@ -37,7 +37,7 @@ from subbayes.sparse.configuration import LearningRates, SparseTraining
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained, estimate_parameters, train_trajectory
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail
-from subbayes.utils.types import FORMS, Form
+from subbayes.utils.types import FORMS, Form, ModuleFactory, OutputFunction
 
 __all__ = [
     "MAP",
@@ -78,10 +78,10 @@ class Setup:
     data: Data
     training: Training
     sampling: Sampling
-    factory: Callable[[], nn.Module] | None = None
+    factory: ModuleFactory | None = None
     validation: Any = None
     parameters: Selection = "all"
-    output: Callable[[Any], Tensor] | None = None
+    output: OutputFunction | None = None
 
     @property
     def network(self) -> Network:

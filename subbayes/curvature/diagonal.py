@@ -18,7 +18,7 @@ from subbayes.curvature.layers import slices
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.row_sums import sum_over_rows
 from subbayes.utils.memory import temporary_size
-from subbayes.utils.types import WeightsBatch
+from subbayes.utils.types import Weights, WeightsBatch
 
 _NUMBERS = 2**20  # of gradients that are formed at once
 _BYTES = 2**26  # of the gradients of a block of rows
@@ -38,15 +38,13 @@ class Diagonal(Precision):
     form = "diagonal"
     stored = ("squares",)
 
-    def __init__(
-        self, V: Jacobian, prior_precision: float, squares: Float[Tensor, "D"] | None = None
-    ) -> None:
+    def __init__(self, V: Jacobian, prior_precision: float, squares: Weights | None = None) -> None:
         super().__init__(V, prior_precision)
         if squares is None:
             (squares,) = sum_over_rows(V, lambda rows: (squared_column_norms(rows),))
         self.squares = squares
 
-    def variances(self) -> Float[Tensor, "D"]:
+    def variances(self) -> Weights:
         """The inverse of the diagonal."""
         return 1 / (self.squares + self.prior_precision)
 
@@ -69,7 +67,7 @@ class Diagonal(Precision):
         return (eps.to(self.squares.device) * self.variances().sqrt()).to(self.network.weights)
 
     @override
-    def eigenvalues(self) -> Float[Tensor, "D"]:
+    def eigenvalues(self) -> Weights:
         return self.squares
 
     def rescaled(self, V: Jacobian, prior_precision: float, factor: float) -> Diagonal:
@@ -81,7 +79,7 @@ class Diagonal(Precision):
         return float(torch.log(noise * self.squares + self.prior_precision).sum())
 
 
-def squared_column_norms(rows: Jacobian) -> Float[Tensor, "D"]:
+def squared_column_norms(rows: Jacobian) -> Weights:
     r"""Sums of squares of the columns of a Jacobian, in float64, shape (D,).
 
     For a root V of the Gauss-Newton matrix they are its diagonal. A block of rows is summed in the

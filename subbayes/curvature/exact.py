@@ -15,7 +15,7 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision, cholesky
 from subbayes.curvature.row_sums import sum_over_rows
 from subbayes.curvature.single_layer import SingleLayer
-from subbayes.utils.types import WeightsBatch
+from subbayes.utils.types import Weights, WeightsBatch
 from subbayes.utils.warning import warn_user
 
 _COLUMNS = 2048
@@ -132,7 +132,7 @@ class Primal(ExactPrecision):
     def _layer(self) -> SingleLayer | None:
         return SingleLayer.of(self.V)
 
-    def variances(self) -> Float[Tensor, "D"]:
+    def variances(self) -> Weights:
         """The diagonal of the inverse."""
         return torch.cholesky_inverse(self.factor).diagonal().clone()
 
@@ -220,7 +220,7 @@ class Dual(ExactPrecision):
         pulled = self.jacobian(inputs).pull(cotangents, onto)
         return self.solve(pulled).to(self.network.weights)
 
-    def variances(self) -> Float[Tensor, "D"]:
+    def variances(self) -> Weights:
         """Computed from blocks of columns of V; stores the factors of all its rows."""
         variances = torch.zeros(self.size, dtype=torch.float64, device=self.network.device)
         for places, columns in self.V.columns():

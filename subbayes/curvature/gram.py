@@ -24,7 +24,7 @@ from torch import Tensor
 
 from subbayes.curvature.layers import CapturedBatch, Gradients, LayerGradients, slices
 from subbayes.utils.memory import temporary_size
-from subbayes.utils.types import WeightsBatch
+from subbayes.utils.types import Weights, WeightsBatch
 
 _OUTER, _INNER, _PAIRS = 128 * 2**20, 16 * 2**20, 16 * 2**20  # bytes of temporary tensors on a CPU
 
@@ -65,7 +65,7 @@ def block(batch: CapturedBatch, root: Float[Tensor, "N C R"]) -> Block:
 def gram(
     a: Block,
     b: Block,
-    scale: Float[Tensor, "D"] | None = None,
+    scale: Weights | None = None,
     report: Callable[[float], None] = lambda pairs: None,
 ) -> Float[Tensor, "m l"]:
     """Products of all rows of two blocks, weighted by column, in float64: (N R, M S).
@@ -91,7 +91,7 @@ def gram(
     return total.permute(1, 0, 3, 2).reshape(a.n * a.roots, b.n * b.roots)
 
 
-def gram_of_each(part: Block, scale: Float[Tensor, "D"]) -> Float[Tensor, "n R R"]:
+def gram_of_each(part: Block, scale: Weights) -> Float[Tensor, "n R R"]:
     """Products of the rows of each input with one another, weighted by column, in float64.
 
     With one place a layer's entries are products, and their weighted sums cost two small ones.
@@ -183,7 +183,7 @@ def _right_gram(
 
 
 def _add_dense(
-    total: Float[Tensor, "R N S M"], a: Gradients, b: Gradients, scale: Float[Tensor, "D"] | None
+    total: Float[Tensor, "R N S M"], a: Gradients, b: Gradients, scale: Weights | None
 ) -> None:
     """Add the products of dense gradients; each column is formed only once."""
     rows, others = total.shape[0] * total.shape[1], total.shape[2] * total.shape[3]

@@ -39,7 +39,7 @@ from subbayes.utils.checks import fail
 from subbayes.utils.memory import available_memory, check_memory
 from subbayes.utils.progress import estimated_progress
 from subbayes.utils.trees import n_rows, take, to_device, tree_map
-from subbayes.utils.types import Inputs, Targets, WeightsBatch
+from subbayes.utils.types import Inputs, Outputs, Targets, WeightsBatch
 
 MEMORY_LIMIT = 2**28
 _MANY = 4  # with more vectors per row of an input, dense rows cost less than backward passes
@@ -287,7 +287,7 @@ class Jacobian:
                 dense = [cut.dense(slice(None)).transpose(0, 1).flatten(0, 1) for _, cut in cuts]
                 yield cuts[0][0], torch.cat(dense)
 
-    def outputs(self) -> Float[Tensor, "N C"]:
+    def outputs(self) -> Outputs:
         """The network's outputs at all inputs."""
         known, done = [], 0
         while done in self._outputs:  # by the blocks of a product

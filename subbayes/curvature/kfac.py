@@ -39,7 +39,7 @@ from subbayes.curvature.row_sums import Terms, sum_over_rows
 from subbayes.curvature.sample_then_optimise import RowNoise
 from subbayes.utils.checks import check_count, check_seed
 from subbayes.utils.memory import temporary_size
-from subbayes.utils.types import WeightsBatch
+from subbayes.utils.types import Weights, WeightsBatch
 
 _AT_ONCE = 2**22
 FACTORS = ("outer", "inner", "values")  # tensors of the factors of a layer
@@ -110,7 +110,7 @@ class Kfac(Precision):
         self,
         V: Jacobian,
         prior_precision: float,
-        factors: tuple[tuple[Factors, ...], Float[Tensor, "D"]] | None = None,
+        factors: tuple[tuple[Factors, ...], Weights] | None = None,
         *,
         mc_samples: int | None = None,
         seed: int = 0,
@@ -189,7 +189,7 @@ class Kfac(Precision):
             ),
         )
 
-    def variances(self) -> Float[Tensor, "D"]:
+    def variances(self) -> Weights:
         """Computed from the squares of the eigenvectors."""
         found = (1 / (self.diagonal + self.prior_precision))[None].clone()
         for one in self.factors:
@@ -197,7 +197,7 @@ class Kfac(Precision):
             one.scatter((one.outer.square() @ inverse @ one.inner.square().mT)[None], found)
         return found[0]
 
-    def eigenvalues(self) -> Float[Tensor, "D"]:
+    def eigenvalues(self) -> Weights:
         """All D eigenvalues of the approximation."""
         covered = torch.zeros_like(self.diagonal, dtype=torch.bool)
         for one in self.factors:
@@ -213,7 +213,7 @@ class Kfac(Precision):
 
 def _compute_products(
     V: Jacobian, mc_samples: int | None, seed: int
-) -> tuple[tuple[tuple[Layer, Tensor, Tensor], ...], Float[Tensor, "D"]]:
+) -> tuple[tuple[tuple[Layer, Tensor, Tensor], ...], Weights]:
     """The two factors of each layer, and the diagonal of the other weights (0 elsewhere)."""
     layers = [layer for layer in V.plan.layers if layer.is_matrix]
     *sums, diagonal = sum_over_rows(V, lambda rows: _sums(rows, layers, mc_samples, seed))

@@ -40,7 +40,7 @@ from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import temporary_size
 from subbayes.utils.trees import leaves, n_rows, take
-from subbayes.utils.types import Inputs
+from subbayes.utils.types import Inputs, Outputs, Weights
 
 Part = tuple[slice, Float[Tensor, "R n p"]]
 _TEST_ROWS = 3
@@ -359,7 +359,7 @@ class CapturedBatch:
         with torch.enable_grad(), network.forward_hooks(hooks):
             self._w = network.weights.detach().clone().requires_grad_()
             self._outputs = network(self._w, inputs)
-        self.outputs: Float[Tensor, "N C"] = self._outputs.detach()
+        self.outputs: Outputs = self._outputs.detach()
 
     def __len__(self) -> int:
         return len(self.outputs)
@@ -441,7 +441,7 @@ class CapturedBatch:
             rights[0] if len(rights) == 1 else ConcatenatedRuns(rights),
         )
 
-    def vjp(self, cotangents: Float[Tensor, "N C"]) -> Float[Tensor, "D"]:
+    def vjp(self, cotangents: Outputs) -> Weights:
         """The sum over rows of u_n J_n."""
         return _pull(self._outputs, self._w, cotangents, retain_graph=True)[0]
 

@@ -25,7 +25,7 @@ from subbayes.curvature.jacobian import Jacobian
 from subbayes.curvature.precision import Precision
 from subbayes.curvature.row_sums import check_same, sum_over_rows
 from subbayes.utils.checks import check_count, check_fraction, check_seed, fail
-from subbayes.utils.types import WeightsBatch
+from subbayes.utils.types import Weights, WeightsBatch
 from subbayes.utils.warning import warn_user
 
 Pairs = tuple[Float[Tensor, "r"], Float[Tensor, "r D"], float]
@@ -172,7 +172,7 @@ class LowRank(Precision):
             sigma = torch.cat([X.push(self.solve(rows)) for _, rows in X.dense(2**24)])
         return (sigma + sigma.T) / 2
 
-    def variances(self) -> Float[Tensor, "D"]:
+    def variances(self) -> Weights:
         """Computed from the low-rank approximation: upper bounds."""
         shrink = self.values / (self.values + self.prior_precision)
         return (1 - shrink @ self.vectors.square()) / self.prior_precision

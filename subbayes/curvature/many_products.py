@@ -32,7 +32,7 @@ from subbayes.likelihoods.curvature_blocks import CurvatureRoot, DenseRoot
 from subbayes.networks.global_state import attention_without_fused_kernels
 from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.utils.trees import n_rows
-from subbayes.utils.types import Inputs, Targets, WeightsBatch
+from subbayes.utils.types import Inputs, Outputs, Targets, WeightsBatch
 
 MANY_OUTPUTS = 256  # of an input, beyond which there are products and draws, and no rows or blocks
 
@@ -172,7 +172,7 @@ class ManyProducts:
             self.network.dtype
         )
 
-    def outputs(self) -> Float[Tensor, "N C"]:
+    def outputs(self) -> Outputs:
         """The network's outputs at all rows, known after a product with vectors."""
         if self._outputs is None:
             with torch.no_grad():

@@ -21,7 +21,7 @@ from subbayes.curvature.many_products import ManyProducts
 from subbayes.curvature.row_sums import Terms, sum_over_rows
 from subbayes.networks.network import Network
 from subbayes.utils.checks import check_positive, fail
-from subbayes.utils.types import WeightsBatch
+from subbayes.utils.types import Outputs, Weights, WeightsBatch
 from subbayes.utils.warning import warn_user
 
 _AT_ONCE = 1024
@@ -96,7 +96,7 @@ class Precision(ABC):
         """
 
     @abstractmethod
-    def variances(self) -> Float[Tensor, "D"]:
+    def variances(self) -> Weights:
         r"""Marginal variances of the weights, the diagonal of $\Psi$."""
 
     @abstractmethod
@@ -165,7 +165,7 @@ class Precision(ABC):
 
     def output_draws(
         self, inputs: Any, count: int, generator: torch.Generator
-    ) -> tuple[Float[Tensor, "N C"], Float[Tensor, "s m"]]:
+    ) -> tuple[Outputs, Float[Tensor, "s m"]]:
         """Outputs, and draws of those of the linearised network minus them, jointly at all inputs.
 
         They take one product of the Jacobian for each draw, whatever the number of outputs.

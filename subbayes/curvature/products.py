@@ -39,7 +39,7 @@ from subbayes.networks.tracing.vectorised import warn_of_fallback
 from subbayes.networks.validation import check_fit, check_gradients
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.trees import take, to_device
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Inputs, Targets, Weights
 
 Kind = Literal["hessian", "fisher", "empirical-fisher"]
 _KINDS = ("hessian", "fisher", "empirical-fisher")
@@ -95,7 +95,7 @@ class Curvature:
         data: Any,
         kind: Kind = "hessian",
         *,
-        weights: Float[Tensor, "D"] | None = None,
+        weights: Weights | None = None,
         batch_size: int | None = None,
     ) -> None:
         check_choice("kind", kind, _KINDS)
@@ -152,7 +152,7 @@ class Curvature:
     def __repr__(self) -> str:
         return f"Curvature({self.kind}, size={self.size}, n={self.n})"
 
-    def __call__(self, vector: Float[Tensor, "D"]) -> Float[Tensor, "D"]:
+    def __call__(self, vector: Weights) -> Weights:
         """The product with a vector, summed in float64 over batches.
 
         Raises:

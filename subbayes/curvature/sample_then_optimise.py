@@ -99,7 +99,7 @@ class LinearDraws:
         iterations: iterations of conjugate gradients.
     """
 
-    x: Float[Tensor, "S D"]
+    x: WeightsBatch
     dual: Float[Tensor, "S m"] | None
     fitted: Float[Tensor, "S"]
     error: float

@@ -29,7 +29,7 @@ from subbayes.curvature.precision import Precision
 from subbayes.curvature.sample_then_optimise import LinearDraws, SampleThenOptimise
 from subbayes.networks.global_state import outside_inference_mode
 from subbayes.utils.checks import fail
-from subbayes.utils.types import WeightsBatch
+from subbayes.utils.types import Weights, WeightsBatch
 
 _FEW_OUTPUTS = 64  # per row, up to which the prior's covariance is computed
 _JOINT_ROWS = 2000  # rows of a joint covariance of the prior
@@ -198,7 +198,7 @@ class Sampled(Precision):
         ones = torch.ones(self.size, dtype=torch.float64, device=self.network.device)
         return X.silent().gram_of_each(ones) / self.prior_precision
 
-    def variances(self) -> Float[Tensor, "D"]:
+    def variances(self) -> Weights:
         """Averages over the draws, with a relative standard error of sqrt(2 / S)."""
         return self.draws.x.double().square().mean(0)
 

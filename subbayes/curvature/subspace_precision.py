@@ -29,7 +29,7 @@ from subbayes.curvature.row_sums import check_in_all, sum_over_rows
 from subbayes.curvature.single_layer import SingleLayer
 from subbayes.subspace import CoordinateSubspace, Subspace
 from subbayes.utils.memory import check_memory
-from subbayes.utils.types import WeightsBatch
+from subbayes.utils.types import Outputs, Weights, WeightsBatch
 
 _AT_ONCE = 2**22  # entries in float64
 _WEIGHTS_AT_ONCE = 2**27  # of vectors of weights
@@ -102,7 +102,7 @@ class SubspacePrecision(Precision):
 
     def output_draws(
         self, inputs: Any, count: int, generator: torch.Generator
-    ) -> tuple[Float[Tensor, "N C"], Float[Tensor, "s m"]]:
+    ) -> tuple[Outputs, Float[Tensor, "s m"]]:
         """Draws of outputs, by products with the basis where there are more draws than vectors."""
         return subspace_outputs(
             self.jacobian(inputs).silent(), self.subspace, self.coordinates(count, generator)
@@ -132,7 +132,7 @@ class SubspacePrecision(Precision):
         z = torch.cholesky_solve(self.subspace.pull(vectors).T.to(self.factor), self.factor).T
         return self.subspace.push(z.to(vectors))
 
-    def variances(self) -> Float[Tensor, "D"]:
+    def variances(self) -> Weights:
         """Zero for weights outside the subspace."""
         if isinstance(self.subspace, CoordinateSubspace):
             zeros = torch.zeros(self.size, dtype=torch.float64, device=self.factor.device)
@@ -179,7 +179,7 @@ class SubspacePrecision(Precision):
 
 def subspace_outputs(
     J: Jacobian, subspace: Subspace, z: Float[Tensor, "s k"]
-) -> tuple[Float[Tensor, "N C"], Float[Tensor, "s m"]]:
+) -> tuple[Outputs, Float[Tensor, "s m"]]:
     """Outputs, and the changes J P z of them for s coordinates, without rows of J."""
     products = ManyProducts(J)
     if len(z) > subspace.rank:

@@ -39,7 +39,7 @@ from subbayes.utils.checks import (
 )
 from subbayes.utils.seeding import fork_rng, give_way
 from subbayes.utils.trees import leaves, n_rows, named_leaves, row_kind, take, to_device, tree_map
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Batch, Inputs, Targets
 
 
 def check_rows(parts: Mapping[str, Inputs | Targets]) -> None:
@@ -188,7 +188,7 @@ class Data:
         """Whether all rows are in memory."""
         return self.loader is None
 
-    def batches(self, batch_size: int | None = None) -> Iterator[tuple[Inputs, Targets]]:
+    def batches(self, batch_size: int | None = None) -> Iterator[Batch]:
         """Iterate once over the data in order.
 
         Args:
@@ -207,7 +207,7 @@ class Data:
             rows = slice(start, start + size)
             yield take(self.inputs, rows), take(self.y, rows)
 
-    def first(self) -> tuple[Inputs, Targets]:
+    def first(self) -> Batch:
         """At most two rows, for their shapes and dtypes; the same in all processes."""
         if self.division is not None and self.division.example is not None:
             return self.division.example
@@ -404,7 +404,7 @@ def _joined(column: Sequence[Tensor], ignored: int) -> Tensor:
     return torch.cat(list(column))
 
 
-def as_pair(batch: Any, argument: str) -> tuple[Inputs, Targets]:
+def as_pair(batch: Any, argument: str) -> Batch:
     """A batch of a loader as (inputs, targets); the targets of a dict are its "labels"."""
     if isinstance(batch, Mapping) and "labels" in batch:
         batch = without_labels(batch), batch["labels"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Batch
 
 
 @dataclass(frozen=True)
@@ -17,4 +17,4 @@ class Division:
     """
 
     shares: tuple[int, ...] = ()
-    example: tuple[Inputs, Targets] | None = None
+    example: Batch | None = None

@@ -30,7 +30,7 @@ from subbayes.distributed.exact_sum import LIMBS, MOST_TERMS, decode, encode
 from subbayes.distributed.processes import Processes
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import n_rows, row_kind, take, tree_map
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Batch, Inputs, Targets
 
 _BLOCKS = 16  # unless they would have fewer or more rows than these
 _LEAST_ROWS, _MOST_ROWS = 512, 4096  # of fewer rows, gradients of the weights take longer to add up
@@ -396,9 +396,7 @@ def _size_of_batches(loader: Any, n: int) -> int | None:
     return loader.batch_size if in_order else None
 
 
-def _of_these_rows(
-    batches: Iterator[tuple[Inputs, Targets]], rows: range, each: int
-) -> Iterator[tuple[Inputs, Targets]]:
+def _of_these_rows(batches: Iterator[Batch], rows: range, each: int) -> Iterator[Batch]:
     """Batches of the given rows of a dataset, each of which has to have one row for one of them."""
     for start, (inputs, y) in zip(rows[::each], batches, strict=True):
         expected, found = min(each, rows.stop - start), n_rows(y)
@@ -413,7 +411,7 @@ def _fail_of_rows(expected: str, got: str) -> NoReturn:
 
 
 def _cut(
-    batches: Iterator[tuple[Inputs, Targets]], size: int, at: int, first: int, last: int
+    batches: Iterator[Batch], size: int, at: int, first: int, last: int
 ) -> Iterator[list[RowBlock]]:
     """Blocks from batches of any size that begin at row `at`, of the rows first to last - 1."""
     waiting: list[tuple[Inputs, Any]] = []

@@ -196,7 +196,7 @@ class Likelihood(ABC):
         )
 
     def count_probabilities(
-        self, outputs: Float[Tensor, "S N C"]
+        self, outputs: Outputs
     ) -> tuple[Float[Tensor, "N"], Float[Tensor, "counts N"]] | None:
         """Probabilities of all counts of mixtures over draws, where `cdf` takes long.
 

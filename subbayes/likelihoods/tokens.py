@@ -121,7 +121,7 @@ class CategoricalTokens(ClassLikelihood):
         return self if self.n_classes else replace(self, n_classes=n_outputs // y.shape[1])
 
     def as_rows(
-        self, outputs: Float[Tensor, "S N C"], y: Int[Tensor, "N L"]
+        self, outputs: Outputs, y: Int[Tensor, "N L"]
     ) -> tuple[Float[Tensor, "S M V"], Int[Tensor, "M"]]:
         """Logits and labels of the M positions that count, as those of M observations."""
         logits, y, kept = self._compared(outputs, y)

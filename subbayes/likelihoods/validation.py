@@ -16,7 +16,7 @@ from subbayes.likelihoods.base import Likelihood, WrappedLikelihood, target_valu
 from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import take, tree_map
-from subbayes.utils.types import Inputs, Outputs, Targets
+from subbayes.utils.types import Batch, Inputs, Outputs, Targets
 
 _DRAWS, _ROWS = 4, 5  # numbers that targets and outputs rarely have
 _ELEMENTWISE = "Compute it elementwise, without sums or means"
@@ -73,9 +73,7 @@ def check_padding(likelihood: Likelihood, inputs: Inputs | None, y: Targets) -> 
         )
 
 
-def join_checked_targets(
-    likelihood: Likelihood, batches: Iterable[tuple[Inputs, Targets]]
-) -> Targets:
+def join_checked_targets(likelihood: Likelihood, batches: Iterable[Batch]) -> Targets:
     """The targets of all batches, on the CPU, whose padding is checked batch by batch.
 
     Labels of batches that are padded to lengths of their own are padded to the longest of them.

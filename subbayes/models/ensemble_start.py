@@ -38,6 +38,7 @@ from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.training.unfinished import warn_of_unfinished
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
+from subbayes.utils.types import ModuleFactory
 from subbayes.utils.warning import warn_user
 
 _FIXED = (
@@ -83,7 +84,7 @@ class EnsembleStart:
     training: Training
     sampling: Sampling
     method: SubspaceMethod
-    factory: Callable[[], nn.Module] | None = None
+    factory: ModuleFactory | None = None
 
     @property
     def trains_others(self) -> bool:
@@ -268,7 +269,7 @@ class EnsembleStart:
         )
 
 
-def _with_trained_others(network: Network, factory: Callable[[], nn.Module]) -> nn.Module:
+def _with_trained_others(network: Network, factory: ModuleFactory) -> nn.Module:
     """A module with weights of a factory, and the frozen values of the other parameters."""
     seed = int(torch.randint(2**62, ()))  # of torch's generator, which is that of the member
     return module_with_fresh_weights(network, seed, factory)

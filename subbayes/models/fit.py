@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from subbayes import likelihoods
 from subbayes.curvature.precision_factory import form_for
@@ -47,7 +47,7 @@ from subbayes.training.configuration import Training
 from subbayes.training.loop import LEAST_SNAPSHOTS
 from subbayes.training.pipeline import Trained, likely_network, train_trajectory, without_training
 from subbayes.utils.checks import check_choice, check_positive, closest, fail
-from subbayes.utils.types import Form
+from subbayes.utils.types import Form, ModuleFactory, OutputFunction
 from subbayes.utils.warning import warn_user, warnings_once
 
 Prior = Normal | EvidencePrior | float
@@ -68,8 +68,8 @@ def fit(
     training: Training | None = None,
     sampling: Sampling | None = None,
     parameters: Selection = "all",
-    output: Callable[[Any], Tensor] | None = None,
-    factory: Callable[[], nn.Module] | None = None,
+    output: OutputFunction | None = None,
+    factory: ModuleFactory | None = None,
 ) -> FittedModel:
     r"""Train a network, build a subspace around it and sample the posterior there.
 

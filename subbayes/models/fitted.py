@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from msgspec import Meta
-from torch import Tensor, nn
+from torch import nn
 from typing_extensions import override
 
 from subbayes.artifacts.arrays import LARGEST, Array, Arrays
@@ -52,6 +52,7 @@ from subbayes.utils.checks import check_device, fail
 from subbayes.utils.modes import Mode
 from subbayes.utils.text_table import printable
 from subbayes.utils.trees import take
+from subbayes.utils.types import OutputFunction
 from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
@@ -545,7 +546,7 @@ def rebuild(
     *,
     data: Any = None,
     likelihood: Likelihood | None = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
 ) -> FittedModel:
     """Rebuild a fitted model from its artifact; see `subbayes.load`.
 

@@ -33,6 +33,7 @@ from subbayes.utils.checks import fail
 from subbayes.utils.registry import __version__
 from subbayes.utils.text_table import without_addresses
 from subbayes.utils.trees import to_device
+from subbayes.utils.types import OutputFunction
 
 _REMEDY = (
     "Give every process the same settings and a module with the same weights and buffers, as by "
@@ -196,7 +197,7 @@ def restored(
     facts: Any,
     *,
     module: nn.Module,
-    output: Callable[[Any], Tensor] | None,
+    output: OutputFunction | None,
     likelihood: Likelihood | None,
     device: torch.device,
 ) -> FittedModel:

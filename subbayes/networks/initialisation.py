@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from subbayes.networks.adapters.in_use import loaded_adapters
@@ -16,11 +15,10 @@ from subbayes.networks.module_copy import set_values, shared_copy
 from subbayes.networks.network import Network
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.seeding import fork_rng
+from subbayes.utils.types import ModuleFactory, Weights
 
 
-def fresh_module(
-    module: nn.Module, factory: Callable[[], nn.Module] | None, seed: int
-) -> nn.Module:
+def fresh_module(module: nn.Module, factory: ModuleFactory | None, seed: int) -> nn.Module:
     """A module with initial weights from a seed: `factory()`, or `reinitialise(module)`.
 
     Frozen parameters of the module, and buffers of its frozen parts, are kept in both cases.
@@ -225,7 +223,7 @@ def _frozen_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def module_with_fresh_weights(
-    network: Network, seed: int, factory: Callable[[], nn.Module] | None = None
+    network: Network, seed: int, factory: ModuleFactory | None = None
 ) -> nn.Module:
     """A copy of the module with fresh weights; its other parameters are frozen at their values.
 
@@ -256,9 +254,7 @@ def module_with_fresh_weights(
     return made
 
 
-def fresh_weights(
-    network: Network, factory: Callable[[], nn.Module] | None, seed: int
-) -> Float[Tensor, "D"]:
+def fresh_weights(network: Network, factory: ModuleFactory | None, seed: int) -> Weights:
     """Initial weights from a seed for the architecture of a network."""
     module = fresh_module(network.module_with(), factory, seed)
     if factory is not None:

@@ -52,7 +52,7 @@ from subbayes.utils.checks import check_device, fail, fail_type
 from subbayes.utils.memory import BoundedCache
 from subbayes.utils.seeding import torch_lock
 from subbayes.utils.trees import leaves, n_rows, row_kind, take, tree_map
-from subbayes.utils.types import Inputs
+from subbayes.utils.types import Inputs, OutputFunction, Weights, WeightsBatch
 from subbayes.utils.warning import warn_user
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Network(CopiedUnderLock):
         self,
         module: nn.Module,
         parameters: Selection = "all",
-        output: Callable[[Any], Tensor] | None = None,
+        output: OutputFunction | None = None,
         *,
         copy_frozen: bool | None = None,
         copy_module: bool = True,
@@ -327,7 +327,7 @@ class Network(CopiedUnderLock):
 
     # --- weights ----------------------------------------------------------------------------
 
-    def flatten(self, source: nn.Module | Mapping[str, Tensor]) -> Float[Tensor, "D"]:
+    def flatten(self, source: nn.Module | Mapping[str, Tensor]) -> Weights:
         """Flatten the selected parameters of a module or state dict of this architecture.
 
         Raises:
@@ -350,7 +350,7 @@ class Network(CopiedUnderLock):
         flat = torch.cat(parts)
         return flat.float() if flat.dtype in HALF else flat.clone()
 
-    def unflatten(self, weights: Float[Tensor, "D"]) -> dict[str, Tensor]:
+    def unflatten(self, weights: Weights) -> dict[str, Tensor]:
         """Named parameters from a flat vector; differentiable, and usable under `vmap`."""
         named = {}
         for name, part in zip(self.names, weights.split(self._sizes), strict=True):
@@ -362,7 +362,7 @@ class Network(CopiedUnderLock):
             named[name] = part.reshape(self._shapes[name])
         return named
 
-    def with_weights(self, weights: Float[Tensor, "D"]) -> Network:
+    def with_weights(self, weights: Weights) -> Network:
         """The same network centred on other weights."""
         self._check_size(weights)
         other = copy.copy(self)
@@ -395,7 +395,7 @@ class Network(CopiedUnderLock):
                 "warning"
             )
 
-    def module_with(self, weights: Float[Tensor, "D"] | None = None) -> nn.Module:
+    def module_with(self, weights: Weights | None = None) -> nn.Module:
         """A new module in evaluation mode with these weights (default: the network's)."""
         weights = self.weights if weights is None else weights
         self._check_size(weights)
@@ -431,7 +431,7 @@ class Network(CopiedUnderLock):
 
     # --- calls ------------------------------------------------------------------------------
 
-    def __call__(self, weights: Float[Tensor, "D"], inputs: Inputs) -> Float[Tensor, "N C"]:
+    def __call__(self, weights: Weights, inputs: Inputs) -> Float[Tensor, "N C"]:
         """Outputs f(x; w) of shape (N, C) for one weight vector; differentiable in w."""
         self._check_size(weights)
         args, kwargs = arguments(contiguous(inputs))
@@ -441,7 +441,7 @@ class Network(CopiedUnderLock):
             out = call_with(self._module, values, self.tied, args, kwargs)
         return self.as_outputs(out, inputs)
 
-    def batched(self, weights: Float[Tensor, "S D"], inputs: Inputs) -> Float[Tensor, "S N C"]:
+    def batched(self, weights: WeightsBatch, inputs: Inputs) -> Float[Tensor, "S N C"]:
         """Outputs of S weight vectors on the same inputs, in one vectorised call if possible."""
         batched = Vectorised(self.__call__, said=self.fallbacks)
         batched.reason = self._not_vectorised
@@ -452,7 +452,7 @@ class Network(CopiedUnderLock):
         self,
         module: nn.Module,
         inputs: Inputs,
-        weights: Float[Tensor, "D"] | Mapping[str, Tensor] | None = None,
+        weights: Weights | Mapping[str, Tensor] | None = None,
     ) -> Float[Tensor, "N C"]:
         """Outputs of a module of this architecture in its own mode, with its own hooks.
 
@@ -517,7 +517,7 @@ class Network(CopiedUnderLock):
             )
 
     def refresh_batchnorm(
-        self, weights: Float[Tensor, "D"], data: Data | Iterable[tuple[Inputs, Any]]
+        self, weights: Weights, data: Data | Iterable[tuple[Inputs, Any]]
     ) -> Network:
         """The network at `weights` with BatchNorm statistics re-estimated on `data`.
 
@@ -547,7 +547,7 @@ class Network(CopiedUnderLock):
         other.in_training = ()
         return other
 
-    def is_centred_on(self, weights: Float[Tensor, "D"]) -> bool:
+    def is_centred_on(self, weights: Weights) -> bool:
         """Whether its weights are these, and with them its BatchNorm statistics."""
         return torch.equal(weights.to(self.weights), self.weights)
 
@@ -573,7 +573,7 @@ class Network(CopiedUnderLock):
         within = 1e-3 * (weights - subspace.shift).norm() + 1e-5 * weights.norm()
         return bool((nearest - weights).norm() <= within)
 
-    def centred_on(self, weights: Float[Tensor, "D"], data: Any) -> Network:
+    def centred_on(self, weights: Weights, data: Any) -> Network:
         """The network at `weights`, with BatchNorm statistics of these weights.
 
         Args:
@@ -619,9 +619,7 @@ def check_network(network: Any) -> None:
 
 
 def as_network(
-    module: nn.Module | Network,
-    parameters: Selection = "all",
-    output: Callable[[Any], Tensor] | None = None,
+    module: nn.Module | Network, parameters: Selection = "all", output: OutputFunction | None = None
 ) -> Network:
     """The network of a module, or the network itself."""
     return module if isinstance(module, Network) else Network(module, parameters, output)

@@ -12,7 +12,7 @@ from torch import Tensor
 from subbayes.utils.checks import InputError, InputTypeError, error_text, fail, fail_type
 from subbayes.utils.seeding import fork_rng, torch_lock
 from subbayes.utils.trees import leaves, n_rows, take
-from subbayes.utils.types import Inputs
+from subbayes.utils.types import Inputs, OutputFunction
 
 HALF = (torch.float16, torch.bfloat16)
 """Dtypes too coarse for the weights and for log-likelihoods, which are computed in float32."""
@@ -70,7 +70,7 @@ def remedy_of_shape(inputs: Inputs) -> str:
     return "The first axis is that of the rows: pass one row as X[:1], one feature as X[:, None]"
 
 
-def as_outputs(out: Any, inputs: Inputs, output: Callable[[Any], Tensor] | None = None) -> Tensor:
+def as_outputs(out: Any, inputs: Inputs, output: OutputFunction | None = None) -> Tensor:
     """Check the return value of a module and return outputs of shape (N, C).
 
     Args:

@@ -6,7 +6,7 @@ The base model beside adapters is not saved; digests of its shapes and of its va
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from itertools import zip_longest
 from typing import Any, Literal, NoReturn
 
@@ -33,6 +33,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.outputs import HALF
 from subbayes.networks.tracing.private_torch import uncompiled
 from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.types import OutputFunction
 
 _ADAPTED = "load(path, PeftModel.from_pretrained(base model, folder of the adapter))"
 _DIGESTED = 2**24  # numbers that are read at once
@@ -201,7 +202,7 @@ def network_from(
     facts: NetworkFacts,
     weights: Tensor,
     module: nn.Module | None = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
 ) -> Network:
     """Rebuild a network at the given weights.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.utils.checks import fail, fail_type
-from subbayes.utils.types import Inputs
+from subbayes.utils.types import Inputs, OutputFunction, Outputs
 
 __all__ = ["TokenOutputs"]
 
@@ -40,11 +39,11 @@ class TokenOutputs:
         torch.Size([2, 15])
     """
 
-    output: Callable[[Any], Tensor] | None = None
+    output: OutputFunction | None = None
     n_classes: int | None = None
     has_decoder: bool = field(default=False, repr=False)
 
-    def __call__(self, returned: Any) -> Float[Tensor, "N C"]:
+    def __call__(self, returned: Any) -> Outputs:
         """Outputs (N, L V) from what the module returns."""
         return self.logits(returned).flatten(1)
 
@@ -70,8 +69,8 @@ class TokenOutputs:
 
 
 def output_for(
-    likelihood: str | Likelihood, output: Callable[[Any], Tensor] | None
-) -> Callable[[Any], Tensor] | None:
+    likelihood: str | Likelihood, output: OutputFunction | None
+) -> OutputFunction | None:
     """The argument `output` of a `Network` for a likelihood: of logits of positions for tokens.
 
     Example:
@@ -86,9 +85,7 @@ def output_for(
     return TokenOutputs(own, getattr(likelihood, "n_classes", None))
 
 
-def with_decoder(
-    module: nn.Module, output: Callable[[Any], Tensor] | None
-) -> Callable[[Any], Tensor] | None:
+def with_decoder(module: nn.Module, output: OutputFunction | None) -> OutputFunction | None:
     """The argument `output` of a `Network`, which knows whether logits are those of a decoder.
 
     Example:

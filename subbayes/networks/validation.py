@@ -30,7 +30,7 @@ from subbayes.networks.token_outputs import TokenOutputs, check_decoder_inputs
 from subbayes.utils.checks import error_text, fail
 from subbayes.utils.seeding import fork_rng
 from subbayes.utils.trees import n_rows, take, to_device
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Inputs, Targets, Weights
 from subbayes.utils.warning import warn_user
 
 _OTHER_DEVICES = 1e-2  # relative differences of outputs of devices of different kinds
@@ -285,7 +285,7 @@ class FirstOutputs:
     device: str
 
     @classmethod
-    def of(cls, network: Network, weights: Float[Tensor, "D"], data: Data) -> FirstOutputs:
+    def of(cls, network: Network, weights: Weights, data: Data) -> FirstOutputs:
         """The outputs of the first rows.
 
         Args:
@@ -319,7 +319,7 @@ class FirstOutputs:
         )
 
 
-def check_same_outputs(network: Network, weights: Float[Tensor, "D"], data: Data) -> None:
+def check_same_outputs(network: Network, weights: Weights, data: Data) -> None:
     """Check that the first rows have the same outputs in all processes, within rounding.
 
     See `FirstOutputs`; all processes have to call this.

@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -30,7 +29,7 @@ from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.trees import n_rows, take, to_device
-from subbayes.utils.types import Inputs
+from subbayes.utils.types import Inputs, Outputs
 
 WeightsAt = Callable[[slice], Tensor]
 BatchOutputs = Callable[[Inputs], Tensor]
@@ -137,7 +136,7 @@ def outputs(
     refresh_batchnorm: Data | None = None,
     memory_limit: int = 2**30,
     progress: bool | None = False,
-) -> Float[Tensor, "S N C"]:
+) -> Outputs:
     """Network outputs for every weight vector, on the CPU, shape (S, N, C)."""
     n, chunk = n_rows(inputs), _weights_at_once(network, count)
     width = network.check(inputs)
@@ -211,9 +210,7 @@ def _weights_at_once(network: Network, count: int) -> int:
     return evenly(count, min(_CHUNK, _WEIGHT_BYTES // held))
 
 
-def _with_own_batchnorm(
-    network: Network, weights: Tensor, inputs: Inputs, data: Data
-) -> Float[Tensor, "S N C"]:
+def _with_own_batchnorm(network: Network, weights: Tensor, inputs: Inputs, data: Data) -> Outputs:
     """Outputs for every weight vector with BatchNorm statistics of its own."""
     return torch.stack([network.refresh_batchnorm(row, data)(row, inputs).cpu() for row in weights])
 

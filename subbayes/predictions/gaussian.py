@@ -116,7 +116,7 @@ class GaussianPredictive(Predictive):
 
     def __init__(
         self,
-        mean: Float[Tensor, "N C"],
+        mean: Outputs,
         covariance: Float[Tensor, "N C C"],
         likelihood: Likelihood,
         joint: Float[Tensor, "m m"] | None = None,
@@ -268,7 +268,7 @@ class ClassPredictive(Predictive):
 
     def __init__(
         self,
-        mean: Float[Tensor, "N C"],
+        mean: Outputs,
         covariance: Float[Tensor, "N C C"],
         likelihood: Likelihood,
         method: str = "extended-probit",
@@ -336,14 +336,14 @@ class ClassPredictive(Predictive):
 
 
 def class_probabilities(
-    mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"], method: str = "probit"
+    mean: Outputs, covariance: Float[Tensor, "N C C"], method: str = "probit"
 ) -> Float[Tensor, "N K"]:
     """Approximate expected probabilities under Gaussian logits; one logit means two classes."""
     return _class_log_probabilities(mean, covariance, method).exp()
 
 
 def _class_log_probabilities(
-    mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"], method: str
+    mean: Outputs, covariance: Float[Tensor, "N C C"], method: str
 ) -> Float[Tensor, "N K"]:
     """Their logarithms, which are finite where the probabilities underflow.
 
@@ -373,9 +373,7 @@ def _two_logits(
     return both, torch.nn.functional.pad(covariance, (1, 0, 1, 0))
 
 
-def extended_probit(
-    mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"]
-) -> Float[Tensor, "N K"]:
+def extended_probit(mean: Outputs, covariance: Float[Tensor, "N C C"]) -> Float[Tensor, "N K"]:
     """Expected probabilities of classes of finite logits, all rows at once; see the module."""
     if mean.shape[1] == 1:
         mean, covariance = _two_logits(mean, covariance)
@@ -410,7 +408,7 @@ def _kappa(variance: Tensor) -> Tensor:
     return (1 + math.pi / 8 * variance).rsqrt()
 
 
-def _bridge(mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"]) -> Float[Tensor, "N C"]:
+def _bridge(mean: Outputs, covariance: Float[Tensor, "N C C"]) -> Outputs:
     """Mean of the Dirichlet distribution, from logits conditioned on a sum of 0."""
     variances = covariance.diagonal(dim1=1, dim2=2)
     toward, total = covariance.sum(-1), covariance.sum((-1, -2)).unsqueeze(-1)
@@ -423,7 +421,7 @@ def _bridge(mean: Float[Tensor, "N C"], covariance: Float[Tensor, "N C C"]) -> F
     return (log_counts - variances.clamp_min(1e-12).log()).log_softmax(-1)
 
 
-def default_method(likelihood: Likelihood, mean: Float[Tensor, "N C"]) -> Method:
+def default_method(likelihood: Likelihood, mean: Outputs) -> Method:
     """The method that "auto" stands for."""
     if likelihood.is_linear_gaussian:
         return "gaussian"
@@ -431,7 +429,7 @@ def default_method(likelihood: Likelihood, mean: Float[Tensor, "N C"]) -> Method
 
 
 def predictive_of(
-    mean: Float[Tensor, "N C"],
+    mean: Outputs,
     covariance: Float[Tensor, "N C C"],
     likelihood: Likelihood,
     method: Method,

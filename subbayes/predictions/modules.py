@@ -20,6 +20,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.networks.batched_module import LinearisedModule
 from subbayes.predictions.gaussian import MoreVariance, default_method, extended_probit
 from subbayes.utils.checks import check_fraction, fail
+from subbayes.utils.types import Outputs
 
 LEVELS = (0.025, 0.5, 0.975)
 """Levels of quantiles, by default."""
@@ -40,7 +41,7 @@ class Components:
         averaged: class probabilities in closed form, shape (N, K).
     """
 
-    outputs: Float[Tensor, "S N C"]
+    outputs: Outputs
     likelihood: Likelihood
     spread: Tensor | None = None
     averaged: Tensor | None = None

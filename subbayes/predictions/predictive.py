@@ -33,7 +33,7 @@ from subbayes.utils.checks import (
     is_finite,
 )
 from subbayes.utils.trees import leaves, tree_map
-from subbayes.utils.types import RowNumbers, Targets
+from subbayes.utils.types import Outputs, RowNumbers, Targets
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,7 +74,7 @@ class Predictive:
     classes: tuple[Any, ...] | None = None
     index: pd.Index | None = None
 
-    def __init__(self, outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> None:
+    def __init__(self, outputs: Outputs, likelihood: Likelihood) -> None:
         if outputs.ndim != 3 or 0 in outputs.shape:
             fail("outputs", "shape (draws, N, C)", tuple(outputs.shape))
         likelihood.check_parameters(outputs.shape[-1])
@@ -513,7 +513,7 @@ def normal_log_prob(z: Array, sd: Array) -> RowNumbers:
     return -np.nansum(0.5 * (math.log(2 * math.pi) + z**2) + np.log(sd), -1)
 
 
-def check_outputs(outputs: Float[Tensor, "S N C"], likelihood: Likelihood) -> None:
+def check_outputs(outputs: Outputs, likelihood: Likelihood) -> None:
     """Check outputs of a network, of which no distribution can be made if they are not finite.
 
     Minus infinity is allowed of logits: those classes have no probability.

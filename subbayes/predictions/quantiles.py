@@ -30,6 +30,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from subbayes.likelihoods import Likelihood
+from subbayes.utils.types import Outputs
 
 Evaluate = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Link = Callable[[Tensor], Tensor]
@@ -262,7 +263,7 @@ class _GaussianMixtures:
 def mixture_quantile(
     q: float,
     likelihood: Likelihood,
-    outputs: Float[Tensor, "S N C"],
+    outputs: Outputs,
     moments: tuple[Float[Tensor, "S N T"], Float[Tensor, "S N T"]] | None = None,
 ) -> Float[Tensor, "N T"]:
     """Quantiles of mixtures of a continuous likelihood, from its `cdf` and `log_prob`.
@@ -305,7 +306,7 @@ def mixture_quantile(
 def _coordinate_of_quantile(
     q: float,
     likelihood: Likelihood,
-    outputs: Float[Tensor, "S N C"],
+    outputs: Outputs,
     moments: tuple[Float[Tensor, "S N T"], Float[Tensor, "S N T"]],
     link: Link,
     slope: Link,
@@ -356,11 +357,7 @@ def _coordinate_of_quantile(
 
 
 def _evaluation(
-    likelihood: Likelihood,
-    outputs: Float[Tensor, "S N C"],
-    link: Link,
-    slope: Link,
-    scale: Float[Tensor, "N T"],
+    likelihood: Likelihood, outputs: Outputs, link: Link, slope: Link, scale: Float[Tensor, "N T"]
 ) -> Evaluate:
     """Distribution function and density of the mixture at coordinates."""
 

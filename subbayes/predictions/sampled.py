@@ -16,13 +16,12 @@ from torch import Tensor
 
 from subbayes.likelihoods import Likelihood
 from subbayes.likelihoods.base import UndefinedError
+from subbayes.utils.types import Outputs
 
 _DRAWS = 20_000  # of each row
 
 
-def _targets(
-    likelihood: Likelihood, outputs: Float[Tensor, "S N C"], row: int
-) -> Float[Tensor, "M T"]:
+def _targets(likelihood: Likelihood, outputs: Outputs, row: int) -> Float[Tensor, "M T"]:
     """Targets of a row."""
     which = torch.arange(len(outputs)).repeat(math.ceil(_DRAWS / len(outputs)))
     own = likelihood.select_rows(torch.tensor([row])).select_draws(which)
@@ -39,9 +38,7 @@ def _targets(
     return drawn[:, 0].double().cpu()
 
 
-def sampled_quantile(
-    q: float, likelihood: Likelihood, outputs: Float[Tensor, "S N C"]
-) -> Float[Tensor, "N T"]:
+def sampled_quantile(q: float, likelihood: Likelihood, outputs: Outputs) -> Float[Tensor, "N T"]:
     """Quantiles of mixtures over draws; of counts, counts.
 
     Args:
@@ -63,7 +60,7 @@ def sampled_quantile(
 
 
 def sampled_cdf(
-    likelihood: Likelihood, outputs: Float[Tensor, "S N C"], value: Float[Tensor, "N T"]
+    likelihood: Likelihood, outputs: Outputs, value: Float[Tensor, "N T"]
 ) -> Float[Tensor, "N T"]:
     """P(Y <= value) of mixtures over draws; arguments as of `sampled_quantile`.
 

@@ -24,6 +24,7 @@ from subbayes.predictions.averaging import outputs
 from subbayes.recommendation.guard import Candidate, Scaled, Verdict, judge
 from subbayes.recommendation.last_layer import LastLayer, solve
 from subbayes.utils.checks import InputError
+from subbayes.utils.types import Outputs, Weights
 
 _PRECISIONS = tuple(10.0 ** (k / 2) for k in range(6, -5, -1))
 _WORSE = 2  # prior precisions in a row that score less than the best one, after which to stop
@@ -63,7 +64,7 @@ class Networks:
             data = data.rows(torch.linspace(0, data.n - 1, _MOST_NUMBERS // width).long())
         return cls(networks, known if len(known) == len(lasts) else None, data, held_out)
 
-    def features(self, m: int, data: Data) -> tuple[Float[Tensor, "N H"], Float[Tensor, "N C"]]:
+    def features(self, m: int, data: Data) -> tuple[Float[Tensor, "N H"], Outputs]:
         """Inputs of the last layer of a network, and outputs, which are computed once."""
         assert self.lasts is not None
         key = m, data is self.held_out
@@ -71,7 +72,7 @@ class Networks:
             self._features[key] = self.lasts[m].features(data)
         return self._features[key]
 
-    def outputs(self, group: Sequence[int]) -> Float[Tensor, "S N C"]:
+    def outputs(self, group: Sequence[int]) -> Outputs:
         """Outputs of some of the networks for the held-out rows."""
         if self.lasts is not None:
             return torch.stack([self.features(m, self.held_out)[1] for m in group])
@@ -89,7 +90,7 @@ class Networks:
 
     def solved(
         self, group: Sequence[int], likelihood: Likelihood
-    ) -> Iterator[tuple[float, Parts, Float[Tensor, "S N C"]]]:
+    ) -> Iterator[tuple[float, Parts, Outputs]]:
         """Last layers under one prior precision after another, and outputs of held-out rows."""
         if self.lasts is None:
             return
@@ -126,7 +127,7 @@ class Networks:
         names = self.lasts[m].network.names
         return torch.cat([torch.arange(spans[n].start, spans[n].stop) for n in names])
 
-    def _with_last(self, m: int, matrix: Tensor | None) -> Float[Tensor, "D"]:
+    def _with_last(self, m: int, matrix: Tensor | None) -> Weights:
         weights = self.networks[m].weights.clone()
         if matrix is not None and self.lasts is not None:
             weights[self._last(m)] = self.lasts[m].flat(matrix)

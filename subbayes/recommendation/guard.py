@@ -22,13 +22,12 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
-from torch import Tensor
 
 from subbayes.diagnostics.stacking import maximise_log_score
 from subbayes.diagnostics.standard_errors import mean_and_error
 from subbayes.likelihoods import Likelihood
 from subbayes.predictions.output_temperature import log_prior
-from subbayes.utils.types import RowNumbers, Targets
+from subbayes.utils.types import Outputs, RowNumbers, Targets
 
 _LOG_STEP, _STEPS = math.log(1.04), 53  # of the grid of temperatures, from 1/8 to 8
 _SPLITS, _FOLDS = 2, 5  # random divisions of the rows held out, and their parts
@@ -80,7 +79,7 @@ class Scaled(Candidate):
     def __init__(
         self,
         name: str,
-        outputs: Float[Tensor, "S N C"],
+        outputs: Outputs,
         likelihood: Likelihood,
         y: Targets,
         has_temperature: bool = True,

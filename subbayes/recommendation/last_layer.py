@@ -26,7 +26,7 @@ from subbayes.networks.network import Network
 from subbayes.networks.selection import LAST_LAYER
 from subbayes.utils.checks import InputError
 from subbayes.utils.trees import take, to_device
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Inputs, Outputs, Targets, Weights
 
 _CLOSE = 1e-4  # relative difference of outputs that are those of the layer
 _ROWS = 512  # in a call of the network
@@ -75,7 +75,7 @@ class LastLayer:
         scale = float(outputs.abs().max()) + 1e-6
         return found if float((expected - outputs).abs().max()) < _CLOSE * scale else None
 
-    def matrix(self, weights: Float[Tensor, "D"]) -> Float[Tensor, "C H"]:
+    def matrix(self, weights: Weights) -> Float[Tensor, "C H"]:
         """The weights as a matrix, with the bias as its last column."""
         weights = weights.double().cpu()
         if not self.has_bias:
@@ -94,12 +94,12 @@ class LastLayer:
         network = Network(layer.double())
         return network.with_weights(self.network.weights.double().cpu())
 
-    def flat(self, matrix: Float[Tensor, "C H"]) -> Float[Tensor, "D"]:
+    def flat(self, matrix: Float[Tensor, "C H"]) -> Weights:
         """The flat vector of a matrix."""
         parts = [matrix[:, :-1].flatten(), matrix[:, -1]] if self.has_bias else [matrix.flatten()]
         return torch.cat(parts).to(self.network.weights)
 
-    def features(self, data: Data) -> tuple[Float[Tensor, "N H"], Float[Tensor, "N C"]]:
+    def features(self, data: Data) -> tuple[Float[Tensor, "N H"], Outputs]:
         """Inputs of the layer, with a 1 for its bias, and outputs of the network, in float64."""
         features, outputs = [], []
         for inputs, _ in data.batches(_ROWS):

@@ -5,7 +5,7 @@ $$ p(y \mid x) = \frac1M \sum_m N(y \mid f(x; \hat w_m),\; J_m \Psi_m J_m^\top +
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from subbayes.likelihoods import Likelihood
 from subbayes.predictions.gaussian import MoreVariance
 from subbayes.predictions.modules import Component
 from subbayes.predictions.predictive import Predictive
+from subbayes.utils.types import OutputFunction, Outputs
 
 
 class MixtureFacts(MembersFacts):
@@ -40,10 +41,7 @@ class MixturePredictive(Predictive):
     """
 
     def __init__(
-        self,
-        outputs: Float[Tensor, "S N C"],
-        likelihood: Likelihood,
-        variances: Float[Tensor, "S N T"],
+        self, outputs: Outputs, likelihood: Likelihood, variances: Float[Tensor, "S N T"]
     ) -> None:
         super().__init__(outputs, MoreVariance(likelihood, variances))
         self._noise, self.variances = likelihood, variances
@@ -110,7 +108,7 @@ def rebuild(
     module: nn.Module | None = None,
     *,
     likelihood: Likelihood | None = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
 ) -> Mixture:
     """Rebuild a mixture from its artifact; see `subbayes.load`."""
     return Mixture(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from subbayes.baselines.deep_ensemble import train_members
 from subbayes.baselines.trained_network import network_and_likelihood
@@ -24,6 +24,7 @@ from subbayes.training.configuration import Training
 from subbayes.training.trainer import swa
 from subbayes.utils.checks import check_choice, check_seed, fail
 from subbayes.utils.trees import leaves
+from subbayes.utils.types import ModuleFactory, OutputFunction
 from subbayes.utils.warning import warn_user
 
 _RATES, _EPOCHS = (1e-3, 1e-2), 15  # of SGD from the network, whose weights are averaged
@@ -41,9 +42,9 @@ def recommend(
     likelihood: str | Likelihood,
     budget: Budget = "seconds",
     members: Sequence[nn.Module] = (),
-    factory: Callable[[], nn.Module] | None = None,
+    factory: ModuleFactory | None = None,
     training: Training = Training(),
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
     seed: int = 0,
     progress: bool | None = False,
 ) -> Recommendation:

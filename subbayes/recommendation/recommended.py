@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,7 +19,7 @@ from subbayes.predictions.modules import Component
 from subbayes.predictions.predictive import Predictive
 from subbayes.recommendation.unlike import Unlike
 from subbayes.utils.checks import fail
-from subbayes.utils.types import RowNumbers
+from subbayes.utils.types import OutputFunction, RowNumbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -181,7 +180,7 @@ def rebuild(
     module: nn.Module | None = None,
     *,
     likelihood: Likelihood | None = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
 ) -> Recommendation:
     """Rebuild a recommendation from its artifact; see `subbayes.load`."""
     given: Any = {"module": module, "likelihood": likelihood, "output": output}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import override
 
@@ -22,7 +21,7 @@ from subbayes.regression.integrals.effects_likelihood import EffectsLikelihood
 from subbayes.regression.specification import PreparedModel
 from subbayes.subspace import FullSubspace
 from subbayes.utils.modes import Mode
-from subbayes.utils.types import Coordinates, LogDensity
+from subbayes.utils.types import Coordinates, LogDensity, Outputs
 
 
 class EffectsModule(nn.Module):
@@ -38,7 +37,7 @@ class EffectsModule(nn.Module):
         self.effects = nn.Parameter(torch.zeros(structured.size, dtype=dtype))
         self.structured = structured
 
-    def forward(self, **inputs: Tensor) -> Float[Tensor, "N C"]:
+    def forward(self, **inputs: Tensor) -> Outputs:
         """Predictors, shape (N, C)."""
         return self.structured(self.effects, inputs["design"], inputs["offset"])
 

@@ -31,7 +31,7 @@ from subbayes.utils.memory import check_memory
 from subbayes.utils.modes import Mode
 from subbayes.utils.progress import progress_bar, say
 from subbayes.utils.trees import n_rows
-from subbayes.utils.types import Coordinates, LogDensity, WeightsBatch
+from subbayes.utils.types import Coordinates, LogDensity, Outputs, WeightsBatch
 
 if TYPE_CHECKING:
     from subbayes.posterior import Posterior
@@ -182,7 +182,7 @@ class RegressionPosterior:
         z: Float[Tensor, "S k"],
         inputs: dict[str, Tensor],
         correction: Float[Tensor, "S q"] | None = None,
-    ) -> Float[Tensor, "S N C"]:
+    ) -> Outputs:
         """The predictors of draws at encoded rows.
 
         Args:
@@ -259,7 +259,7 @@ class FittedState:
 
     def predictors(
         self, inputs: dict[str, Tensor], n_draws: int | None = None, progress: bool | None = False
-    ) -> Float[Tensor, "S N C"]:
+    ) -> Outputs:
         """The predictors of all draws, or of evenly spaced ones, at encoded rows.
 
         Raises:

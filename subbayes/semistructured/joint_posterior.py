@@ -40,7 +40,7 @@ from subbayes.semistructured.subspace import JointSpace
 from subbayes.subspace import JointSubspace
 from subbayes.utils.checks import fail
 from subbayes.utils.modes import Mode
-from subbayes.utils.types import Coordinates, LogDensity, WeightsBatch
+from subbayes.utils.types import Coordinates, LogDensity, Outputs, WeightsBatch
 
 _MOST_CHECKED = 8  # trained networks at which the effects are integrated out first
 _MOST_COEFFICIENTS = 40  # to integrate out, beside those of eliminated groups
@@ -266,7 +266,7 @@ class JointPosterior(RegressionPosterior):
         z: Float[Tensor, "S k"],
         inputs: dict[str, Tensor],
         correction: Float[Tensor, "S q"] | None = None,
-    ) -> Float[Tensor, "S N C"]:
+    ) -> Outputs:
         weights, size = self.weights(z), self.model.structured.size
         effects, networks = weights[:, :size], weights[:, size:]
         correction = self.projections(networks)

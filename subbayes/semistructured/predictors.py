@@ -24,6 +24,7 @@ from subbayes.networks.module_copy import shared_copy
 from subbayes.regression.design.predictor import StructuredPredictor
 from subbayes.regression.effects_posterior import EffectsModule
 from subbayes.utils.checks import fail
+from subbayes.utils.types import Outputs
 
 _PROBE_ROWS = 2  # smaller batches than this only determine shapes of outputs
 
@@ -152,7 +153,7 @@ class Predictors(EffectsModule):
         self._groups += [(name,) for name in deep.places if name in alone]
 
     @override
-    def forward(self, **inputs: Tensor) -> Float[Tensor, "N C"]:
+    def forward(self, **inputs: Tensor) -> Outputs:
         """Predictors, shape (N, C)."""
         eta = super().forward(**inputs)
         columns, places = list(eta.unbind(-1)), self.deep.places

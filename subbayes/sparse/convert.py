@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from subbayes.sparse.priors import Bernoulli, NormalSlab, SpikeSlab
 from subbayes.sparse.variational_families import LayerSettings, Noise
 from subbayes.utils.checks import check_count, check_finite, check_seed, fail
 from subbayes.utils.trees import leaves, n_rows
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Inputs, OutputFunction, Targets
 
 
 def convert(
@@ -175,7 +175,7 @@ def elbo(
     n: int,
     *,
     weight: float = 1.0,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
 ) -> Float[Tensor, ""]:
     r"""An unbiased estimate of the evidence lower bound from a batch, to be maximised.
 

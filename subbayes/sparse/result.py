@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
@@ -48,7 +48,7 @@ from subbayes.sparse.path_inclusion import path_probability
 from subbayes.sparse.saving import LayerFacts, layer_facts, layers_from
 from subbayes.training.loop import History
 from subbayes.utils.checks import check_choice, check_count, check_seed, fail
-from subbayes.utils.types import Inputs
+from subbayes.utils.types import Inputs, OutputFunction, Outputs, WeightsBatch
 from subbayes.utils.warning import warn_user
 
 STRUCTURE_MODES = ("sample", "all", "median")
@@ -110,7 +110,7 @@ class SparseNetwork(Predictor):
     module: nn.Module
     likelihood: Likelihood
     history: History = field(default_factory=dict)
-    output: Callable[[Any], Tensor] | None = None
+    output: OutputFunction | None = None
     n_draws: int = 10
 
     def __post_init__(self) -> None:
@@ -273,7 +273,7 @@ class SparseNetwork(Predictor):
 
     def weights(
         self, structure: str = "sample", weights: str = "sample", draws: int = 10, seed: int = 0
-    ) -> Float[Tensor, "S D"]:
+    ) -> WeightsBatch:
         r"""Weight vectors of `network`, with zeros for excluded weights.
 
         Args:
@@ -293,7 +293,7 @@ class SparseNetwork(Predictor):
         return self._vectors(list(self._draws(structure, weights, draws, seed)))
 
     @torch.no_grad()
-    def _vectors(self, drawn: list[dict[str, LayerDraw]]) -> Float[Tensor, "S D"]:
+    def _vectors(self, drawn: list[dict[str, LayerDraw]]) -> WeightsBatch:
         """Convert draws to weight vectors, and empty them to save memory."""
         spans = self.network.spans
         found = self.network.weights.expand(len(drawn), -1).clone()
@@ -359,7 +359,7 @@ class SparseNetwork(Predictor):
 
         kept = list(parts()) if count <= at_once else None
 
-        def evaluate(batch: Inputs) -> Float[Tensor, "S N C"]:
+        def evaluate(batch: Inputs) -> Outputs:
             found = [outputs_of(batch) for outputs_of in kept or parts()]
             return found[0] if len(found) == 1 else torch.cat(found)
 
@@ -429,7 +429,7 @@ def rebuild(
     module: nn.Module | None = None,
     *,
     likelihood: Likelihood | None = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
 ) -> SparseNetwork:
     """Rebuild a sparse network from its artifact; see `subbayes.load`."""
     network = network_from(tensors, facts.network, tensors["weights"], module)

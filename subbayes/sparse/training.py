@@ -39,7 +39,7 @@ from subbayes.training.unfinished import has_converged, warn_of_unfinished
 from subbayes.utils.checks import fail, is_finite
 from subbayes.utils.seeding import derive_seed, fork_rng
 from subbayes.utils.trees import n_rows, named_leaves, tree_map
-from subbayes.utils.types import Inputs, Outputs, Targets
+from subbayes.utils.types import Batch, Inputs, OutputFunction, Outputs, Targets
 from subbayes.utils.warning import warn_user
 
 
@@ -124,7 +124,7 @@ def fit(
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
     callback: Callable[[int, SparseNetwork], Any] | None = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
 ) -> SparseNetwork:
     """Train a converted module by stochastic variational inference.
 
@@ -218,7 +218,7 @@ class TrainableSparseNetwork(Trainable):
         data: Any,
         training: SparseTraining,
         seed: int = 0,
-        output: Callable[[Any], Tensor] | None = None,
+        output: OutputFunction | None = None,
     ) -> None:
         self.frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
         self.module = copy.deepcopy(module)
@@ -334,7 +334,7 @@ class TrainableSparseNetwork(Trainable):
             return super().epoch(number, after_step)
 
     @override
-    def batches(self) -> Iterator[tuple[Inputs, Targets]]:
+    def batches(self) -> Iterator[Batch]:
         return self.minibatches.shuffled()
 
     def step(self, inputs: Inputs, y: Targets) -> tuple[float, float, float, float]:
@@ -425,7 +425,7 @@ class TrainableSparseNetwork(Trainable):
         bounds = zip(history.get("elbo", ()), history.get("kl", ()), strict=True)
         losses = [-(elbo + divergence) / n for elbo, divergence in bounds]
 
-        def draw_outputs(inputs: Inputs) -> Float[Tensor, "S N C"]:
+        def draw_outputs(inputs: Inputs) -> Outputs:
             return result.predict(inputs, n_draws=_DRAWS_OF_NOISE).outputs
 
         learned = self.unconstrained.detach()

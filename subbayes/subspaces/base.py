@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch import nn
 from typing_extensions import override
 
 from subbayes.data.data import Data
@@ -19,7 +18,7 @@ from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.text_table import without_addresses
-from subbayes.utils.types import Form
+from subbayes.utils.types import Form, ModuleFactory
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class SubspaceMethod(ABC):
         """Form of the curvature by which the evidence of the weights is computed."""
         return "exact"
 
-    def with_factory(self, factory: Callable[[], nn.Module] | None) -> SubspaceMethod:
+    def with_factory(self, factory: ModuleFactory | None) -> SubspaceMethod:
         """The method with a function that makes modules, if it trains networks of its own."""
         return self
 

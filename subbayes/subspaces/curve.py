@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from torch import nn
 from typing_extensions import override
 
 from subbayes.data.data import Data
@@ -17,6 +15,7 @@ from subbayes.subspaces.base import RankedMethod, check_rank
 from subbayes.training.configuration import Training
 from subbayes.training.pipeline import Trained
 from subbayes.utils.checks import fail
+from subbayes.utils.types import ModuleFactory
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Curve(RankedMethod):
         Curve(rank=3)
     """
 
-    factory: Callable[[], nn.Module] | None = field(default=None, repr=False)
+    factory: ModuleFactory | None = field(default=None, repr=False)
     name: ClassVar[str] = "curve"
     description: ClassVar[str] = (
         "{k} directions that contain a curve of low loss to a second solution, {centre}"
@@ -43,7 +42,7 @@ class Curve(RankedMethod):
     smallest_rank: ClassVar[int] = 2
     trains_networks: ClassVar[bool] = True
 
-    def with_factory(self, factory: Callable[[], nn.Module] | None) -> Curve:
+    def with_factory(self, factory: ModuleFactory | None) -> Curve:
         """The method; without a factory of its own it takes the given one."""
         return self if self.factory is not None else replace(self, factory=factory)
 

@@ -46,6 +46,7 @@ from subbayes.training.pipeline import Trained
 from subbayes.training.trajectory import TrajectoryRecorder
 from subbayes.utils.checks import check_choice, check_count, check_positive, fail, fail_type
 from subbayes.utils.memory import check_memory
+from subbayes.utils.types import Weights
 
 _BY = ("predictive", "variance", "swag", "magnitude", "last-layer", "wasserstein")
 _MAX_WEIGHTS = 1000
@@ -296,7 +297,7 @@ def _sorted_subspace(network: Network, indices: Int[Tensor, "k"]) -> CoordinateS
     return CoordinateSubspace(network.weights, indices.sort().values)
 
 
-def _largest(score: Float[Tensor, "D"], rank: int) -> Int[Tensor, "k"]:
+def _largest(score: Weights, rank: int) -> Int[Tensor, "k"]:
     """Indices of the largest scores; the first of equal ones."""
     return score.sort(descending=True, stable=True).indices[:rank]
 
@@ -323,7 +324,7 @@ def _last_layer(network: Network, rank: int | None) -> CoordinateSubspace:
     return subspace
 
 
-def _trajectory_variance(trajectory: Any, network: Network) -> Float[Tensor, "D"]:
+def _trajectory_variance(trajectory: Any, network: Network) -> Weights:
     recorder = getattr(trajectory, "recorder", trajectory)
     if not isinstance(recorder, TrajectoryRecorder):
         fail_type("trajectory", "a TrajectoryRecorder or the result of swa", trajectory)

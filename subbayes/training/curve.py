@@ -41,6 +41,7 @@ from subbayes.training.unfinished import (
 from subbayes.training.weight_curve import CurveKind, WeightCurve
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.seeding import derive_seed, fork_rng
+from subbayes.utils.types import ModuleFactory, Weights
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,7 +96,7 @@ def train_curve(
     kind: CurveKind = "bezier",
     validation: Any = None,
     extra: ExtraParameters | None = None,
-    factory: Callable[[], nn.Module] | None = None,
+    factory: ModuleFactory | None = None,
     seed: int = 0,
     progress: bool | None = None,
     callback: Callable[[int, WeightCurve], Any] | None = None,
@@ -220,7 +221,7 @@ def connect(
     degree: int = 2,
     kind: CurveKind | None = None,
     validation: Any = None,
-    factory: Callable[[], nn.Module] | None = None,
+    factory: ModuleFactory | None = None,
     seed: int = 0,
     progress: bool | None = None,
     callback: Callable[[int, WeightCurve], Any] | None = None,
@@ -319,7 +320,7 @@ def _train_solutions(
     training: Training,
     count: int,
     validation: Any,
-    factory: Callable[[], nn.Module] | None,
+    factory: ModuleFactory | None,
     seed: int,
     progress: bool | None,
 ) -> list[Any]:
@@ -348,7 +349,7 @@ def _train_solutions(
     ]
 
 
-def _weights_of(network: Network, solution: Any, argument: str) -> Float[Tensor, "D"]:
+def _weights_of(network: Network, solution: Any, argument: str) -> Weights:
     weights = getattr(solution, "network", solution)
     if isinstance(weights, Network):
         if weights.architecture != network.architecture:

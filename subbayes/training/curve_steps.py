@@ -20,7 +20,7 @@ from subbayes.training.optimizer import is_bias, make_optimizer
 from subbayes.training.traced_steps import SMALL_NETWORK, Gradients, set_gradients, traced_gradients
 from subbayes.training.trainable import SingleTrainable
 from subbayes.training.weight_curve import CurveKind, WeightCurve, coefficients
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Inputs, Targets, Weights
 
 Join = Callable[[Tensor, Mapping[str, Tensor], Inputs], Tensor]
 
@@ -70,7 +70,7 @@ class ControlPoints:
         ]
 
     @torch.no_grad()
-    def set_point(self, i: int, weights: Float[Tensor, "D"]) -> None:
+    def set_point(self, i: int, weights: Weights) -> None:
         """Set control point i."""
         if i in self.fixed:
             self.fixed_points[self.fixed.index(i)] = weights
@@ -84,13 +84,13 @@ class ControlPoints:
         return list(zip(c[:, self.trainable_points], c[:, self.fixed], strict=True))
 
     @torch.no_grad()
-    def point(self, c: tuple[Tensor, Tensor]) -> Float[Tensor, "D"]:
+    def point(self, c: tuple[Tensor, Tensor]) -> Weights:
         """The point of the curve with these coefficients."""
         parts = [c[0] @ block for block in self.blocks]
         point = torch.cat(parts) if len(parts) > 1 else parts[0]
         return point.addmv_(self.fixed_points.T, c[1]) if self.fixed else point
 
-    def step(self, c: tuple[Tensor, Tensor], gradient: Float[Tensor, "D"]) -> None:
+    def step(self, c: tuple[Tensor, Tensor], gradient: Weights) -> None:
         """Make one step of each trained point with its gradient c_i g."""
         pieces = gradient.split(self.widths)
         for block, optimizer, g in zip(self.blocks, self.optimizers, pieces, strict=True):

@@ -20,7 +20,7 @@ from subbayes.utils.checks import InputError
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.seeding import give_way, outside_forks
 from subbayes.utils.trees import leaves
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Batch, Inputs, Targets
 from subbayes.utils.warning import warn_user
 
 LEAST_SNAPSHOTS = 10
@@ -67,7 +67,7 @@ class Trainable(ABC):
         return len(self.likelihoods)
 
     @abstractmethod
-    def batches(self) -> Iterator[tuple[Inputs, Targets]]:
+    def batches(self) -> Iterator[Batch]:
         """The minibatches of one epoch."""
 
     @abstractmethod

@@ -12,11 +12,11 @@ data of different sizes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from subbayes.data.data import Data
 from subbayes.likelihoods import Likelihood
@@ -37,6 +37,7 @@ from subbayes.training.unfinished import (
 from subbayes.utils.checks import check_count, fail
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.seeding import fork_rng
+from subbayes.utils.types import OutputFunction
 
 
 def train_many(
@@ -48,7 +49,7 @@ def train_many(
     seeds: Sequence[int] | None = None,
     validation: Any = None,
     parameters: Selection = "all",
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
     progress: bool | None = None,
 ) -> list[TrainingResult]:
     """Train several modules of one architecture, each as `train` does.

@@ -24,7 +24,7 @@ from subbayes.training.minibatches import Minibatches
 from subbayes.training.optimizer import make_optimizer
 from subbayes.training.traced_steps import set_gradients
 from subbayes.utils.trees import is_same_view, leaves, take, tensors_of, tree_map, with_tensors
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Batch, Inputs, Targets
 
 TRACED_AFTER = 50
 """Steps of one shape that are not traced; tracing takes about a second."""
@@ -147,7 +147,7 @@ class TrainableNetworks(Trainable):
             {n: p[m] for n, p in self.frozen.items()},
         )
 
-    def batches(self, shuffled: bool = True) -> Iterator[tuple[Inputs, Targets]]:
+    def batches(self, shuffled: bool = True) -> Iterator[Batch]:
         """The minibatches of one epoch; each member has its own order."""
         n, device = self.minibatches[0].n, self.network.device
         size = self.minibatches[0].batch_size or n

@@ -27,7 +27,7 @@ from subbayes.training.shared_steps import SharedSteps, is_divided, seed_for
 from subbayes.utils.checks import fail
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import leaves, n_rows, take, to_device, tree_map
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Batch, Targets
 from subbayes.utils.warning import warn_user
 
 _SOME_ROWS = 1000
@@ -146,7 +146,7 @@ class Minibatches:
         self.has_batchnorm = network.has_batchnorm
         self.loader = _as_loader(data, batch_size, self.generator)
         self.memory: Data | None = None
-        self.batch: tuple[Inputs, Targets] | None = None  # of the loader, with the most rows
+        self.batch: Batch | None = None  # of the loader, with the most rows
         if self.loader is None:
             own = data if self.shared is None else replace(self.shared.data, division=None)
             whole = Data.of(own)
@@ -193,7 +193,7 @@ class Minibatches:
             self.likelihood.standardize(y),
         )
 
-    def shuffled(self) -> Iterator[tuple[Inputs, Targets]]:
+    def shuffled(self) -> Iterator[Batch]:
         """The batches of one epoch: reshuffled, or in the loader's own order."""
         if self.shared is not None and self.memory is not None:
             yield from self._in_pieces()
@@ -221,7 +221,7 @@ class Minibatches:
             return -(-self.n // self._rows)
         return len(batch_sizes(self.n, self.batch_size or self.n))
 
-    def some_rows(self) -> tuple[Inputs, Targets] | None:
+    def some_rows(self) -> Batch | None:
         """At most 1000 rows in memory, evenly spaced, or a batch of the loader, if it was read."""
         if self.memory is None:
             return self.batch
@@ -230,11 +230,11 @@ class Minibatches:
         rows = torch.arange(0, self.memory.n, -(-self.memory.n // _SOME_ROWS), device=self.device)
         return take(self.memory.inputs, rows), take(self.memory.y, rows)
 
-    def for_statistics(self) -> Data | Iterator[tuple[Inputs, Targets]]:
+    def for_statistics(self) -> Data | Iterator[Batch]:
         """The rows that BatchNorm statistics are re-estimated on."""
         return self._read() if self.memory is None else self.memory
 
-    def _in_pieces(self) -> Iterator[tuple[Inputs, Targets]]:
+    def _in_pieces(self) -> Iterator[Batch]:
         """The rows of this process for each batch of all rows: its share of the batch.
 
         Shares are rounded at other places in each process, so that batches have their size.
@@ -250,7 +250,7 @@ class Minibatches:
             rows = order[start:stop]
             yield take(self.memory.inputs, rows), take(self.memory.y, rows)
 
-    def _large_enough(self) -> Iterator[tuple[Inputs, Targets]]:
+    def _large_enough(self) -> Iterator[Batch]:
         """The batches of the loader that have rows, with BatchNorm two or more."""
         least, any_left = 2 if self.has_batchnorm else 1, False
         for batch in self._read():
@@ -261,7 +261,7 @@ class Minibatches:
             expected = "batches of at least 2 rows for a module with BatchNorm"
             fail("data", expected, "batches of one row", "Raise the batch_size of the loader")
 
-    def _read(self) -> Iterator[tuple[Inputs, Targets]]:
+    def _read(self) -> Iterator[Batch]:
         """The batches of the loader, without rows of weight 0."""
         assert self.loader is not None
         for batch in self.loader:
@@ -322,13 +322,11 @@ def _counted(likelihood: Likelihood, y: Targets) -> slice | Tensor:
     return slice(None) if weights is None else weights > 0
 
 
-def _read_targets(
-    loader: Iterable[Any], likelihood: Likelihood
-) -> tuple[tuple[Inputs, Targets], Targets]:
+def _read_targets(loader: Iterable[Any], likelihood: Likelihood) -> tuple[Batch, Targets]:
     """The first batch that is not empty, and the targets of all batches of a loader."""
-    first: list[tuple[Inputs, Targets]] = []
+    first: list[Batch] = []
 
-    def checked() -> Iterator[tuple[Inputs, Targets]]:
+    def checked() -> Iterator[Batch]:
         for batch in loader:
             inputs, y = as_pair(batch, "data")
             check_rows({"data inputs": inputs, "data targets": y})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,7 +34,7 @@ from subbayes.training.unfinished import unfinished_unsaid
 from subbayes.training.weight_curve import WeightCurve
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import to_device
-from subbayes.utils.types import Targets
+from subbayes.utils.types import ModuleFactory, OutputFunction, Targets
 
 
 @dataclass(frozen=True)
@@ -75,9 +74,7 @@ class Trained:
         """The weights along the second phase."""
         return self.swa.recorder
 
-    def train_curve(
-        self, degree: int = 2, factory: Callable[[], nn.Module] | None = None
-    ) -> WeightCurve:
+    def train_curve(self, degree: int = 2, factory: ModuleFactory | None = None) -> WeightCurve:
         """Train a second solution, and a Bézier curve between the two; see `connect`."""
         network, data, training = self.network, self.data, self.training
         seed = derive_seed(self.seed, 4)
@@ -110,7 +107,7 @@ def train_trajectory(
     training: Training,
     *,
     parameters: Selection = "all",
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
     seed: int = 0,
     progress: bool | None = None,
     least_snapshots: int = LEAST_SNAPSHOTS,

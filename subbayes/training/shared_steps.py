@@ -28,13 +28,12 @@ from subbayes.networks.network import Network
 from subbayes.utils.checks import fail
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import n_rows, take, to_device
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Targets
 
 _OWN_LOOP = (
     "Train a module whose buffers change by the rows of a batch with your own loop, as with "
     "SyncBatchNorm, and pass Training(epochs=0, swa_epochs=0)"
 )
-Batch = tuple[Inputs, Targets]
 
 
 def seed_for(seed: int, data: object) -> int:

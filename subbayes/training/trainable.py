@@ -23,7 +23,7 @@ from subbayes.training.shared_steps import SharedSteps
 from subbayes.training.traced_steps import Gradients, set_gradients, traced_gradients
 from subbayes.utils.checks import is_finite
 from subbayes.utils.trees import n_rows, to_device
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Batch, Inputs, Targets
 
 
 class SingleTrainable(Trainable):
@@ -72,7 +72,7 @@ class SingleTrainable(Trainable):
         return self.minibatches.shared
 
     @override
-    def batches(self) -> Iterator[tuple[Inputs, Targets]]:
+    def batches(self) -> Iterator[Batch]:
         own = self.minibatches.shuffled()
         return own if self.shared is None else self.shared.in_step(own)
 

@@ -44,6 +44,7 @@ from subbayes.training.unfinished import (
 )
 from subbayes.utils.checks import check_choice, check_count, fail, fail_type
 from subbayes.utils.seeding import fork_rng
+from subbayes.utils.types import OutputFunction
 from subbayes.utils.warning import warn_user
 
 Callback = Callable[[int, nn.Module], Any]
@@ -121,7 +122,7 @@ def train(
     *,
     validation: Any = None,
     parameters: Selection = "all",
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
     seed: int = 0,
     progress: bool | None = None,
     callback: Callback | None = None,
@@ -209,7 +210,7 @@ def swa(
     every: int = 1,
     unit: Literal["epochs", "steps"] = "epochs",
     parameters: Selection = "all",
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
     seed: int = 0,
     progress: bool | None = None,
     callback: Callback | None = None,
@@ -320,7 +321,7 @@ def swa(
 
 
 def _starting_point(
-    start: Any, parameters: Selection, output: Callable[[Any], Tensor] | None
+    start: Any, parameters: Selection, output: OutputFunction | None
 ) -> tuple[Network, Tensor | None, list[float]]:
     """The network to start from, the parameters of its likelihood, and its losses if it ended."""
     if isinstance(start, TrainingResult):

@@ -15,6 +15,7 @@ from subbayes.networks.module_copy import check_in_one_process
 from subbayes.networks.selection import Selection, select
 from subbayes.subspace import DenseSubspace
 from subbayes.utils.checks import check_count, check_positive, check_seed, fail
+from subbayes.utils.types import Weights
 
 _CHUNK = 2**20  # columns converted to float64 at a time
 
@@ -81,7 +82,7 @@ class TrajectoryRecorder:
         self._recent.append(weights)
         del self._recent[: -self.max_snapshots]
 
-    def _flat(self, source: Any) -> Float[Tensor, "D"]:
+    def _flat(self, source: Any) -> Weights:
         """A copy on the CPU, in float32 unless the weights are float64."""
         if isinstance(source, nn.Module):
             check_in_one_process(source)
@@ -106,13 +107,13 @@ class TrajectoryRecorder:
         return self._recent[0].dtype if self._recent else torch.float32
 
     @property
-    def mean(self) -> Float[Tensor, "D"]:
+    def mean(self) -> Weights:
         """Mean of all snapshots, accumulated in float64: the SWA solution, shape (D,)."""
         self._require(1)
         return self._mean.to(self._dtype)
 
     @property
-    def variance(self) -> Float[Tensor, "D"]:
+    def variance(self) -> Weights:
         r"""Variance of each weight, $\overline{w^2} - \bar w^2$ over all snapshots, shape (D,)."""
         self._require(1)
         return (self._scatter / self.n).clamp_min(0).to(self._dtype)

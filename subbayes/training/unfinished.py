@@ -21,7 +21,7 @@ from subbayes.likelihoods.target_parts import has_weights, split_targets
 from subbayes.networks.network import Network
 from subbayes.training.minibatches import Minibatches
 from subbayes.utils.trees import take
-from subbayes.utils.types import Inputs
+from subbayes.utils.types import Inputs, Outputs
 from subbayes.utils.warning import warn_user
 
 _UNSAID: ContextVar[bool] = ContextVar("_UNSAID", default=False)
@@ -36,7 +36,7 @@ def has_converged(
     minibatches: Minibatches,
     values: Float[Tensor, "p"],
     losses: Sequence[float] = (),
-    draw_outputs: Callable[[Inputs], Float[Tensor, "S N C"]] | None = None,
+    draw_outputs: Callable[[Inputs], Outputs] | None = None,
 ) -> bool:
     """Whether training has ended with learned parameters of the likelihood that fit the rows.
 
@@ -79,7 +79,7 @@ def _fits(
     network: Network,
     minibatches: Minibatches,
     values: Float[Tensor, "p"],
-    draw_outputs: Callable[[Inputs], Float[Tensor, "S N C"]] | None,
+    draw_outputs: Callable[[Inputs], Outputs] | None,
 ) -> bool:
     """Whether the log-likelihood of training rows has a slope near 0 in the parameters.
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from subbayes.subspace import DenseSubspace, check_finite_weights
 from subbayes.training.trajectory import gram_matrix, principal_directions
 from subbayes.utils.checks import check_choice, check_count, fail
+from subbayes.utils.types import Weights
 
 CurveKind = Literal["bezier", "polygon"]
 
@@ -196,7 +197,7 @@ class WeightCurve:
             rows = rows / gram.diagonal().sqrt().to(rows)[:, None]
         return DenseSubspace(center, rows)
 
-    def _mean(self, points: Float[Tensor, "n D"]) -> Float[Tensor, "D"]:
+    def _mean(self, points: Float[Tensor, "n D"]) -> Weights:
         return points.double().mean(0).to(self.points)
 
     def coordinates(self, t: Any, subspace: DenseSubspace | None = None) -> Float[Tensor, "*S k"]:

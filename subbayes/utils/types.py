@@ -6,12 +6,13 @@ vectors (draws or chains), `N` observations, `C` network outputs.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 Form = Literal["exact", "dual", "primal", "diagonal", "low-rank", "kfac", "sampled"]
 FORMS = ("exact", "dual", "primal", "diagonal", "low-rank", "kfac", "sampled")
@@ -19,6 +20,11 @@ FORMS = ("exact", "dual", "primal", "diagonal", "low-rank", "kfac", "sampled")
 
 Inputs: TypeAlias = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 Targets: TypeAlias = Tensor | tuple[Tensor, ...]
+Batch: TypeAlias = tuple[Inputs, Targets]
+OutputFunction: TypeAlias = Callable[[Any], Tensor]
+"""What of a module's return value are its outputs."""
+ModuleFactory: TypeAlias = Callable[[], nn.Module]
+"""A function that makes a module with fresh weights."""
 Weights: TypeAlias = Float[torch.Tensor, "D"]
 WeightsBatch: TypeAlias = Float[torch.Tensor, "S D"]
 Outputs: TypeAlias = Float[torch.Tensor, "*S N C"]

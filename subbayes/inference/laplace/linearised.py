@@ -17,7 +17,6 @@ subspaces.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, get_args
 
@@ -86,7 +85,7 @@ from subbayes.utils.checks import (
 )
 from subbayes.utils.memory import check_memory
 from subbayes.utils.trees import to_device
-from subbayes.utils.types import FORMS, Form
+from subbayes.utils.types import FORMS, Form, OutputFunction, Outputs, Weights
 from subbayes.utils.warning import warn_user
 
 _MOST_EXPORTED = 5000  # weights of a dense covariance in a graph
@@ -219,7 +218,7 @@ class LinearisedPosterior(Predictor):
     precision: Precision
     likelihood: Likelihood
     subspace: Subspace | None
-    step: Float[Tensor, "D"] | None = None
+    step: Weights | None = None
 
     @property
     def network(self) -> Network:
@@ -277,7 +276,7 @@ class LinearisedPosterior(Predictor):
             X.pull(likelihood.score(outputs, to_device(y, outputs.device)).reshape(1, -1), total)
         return replace(self, step=self.precision.solve(total)[0])
 
-    def _mean(self, X: Jacobian) -> Float[Tensor, "N C"]:
+    def _mean(self, X: Jacobian) -> Outputs:
         """Mean outputs in float64, on the CPU."""
         outputs = X.outputs().double()
         if self.step is not None:
@@ -415,7 +414,7 @@ class LinearisedPosterior(Predictor):
         check_outputs(outputs, likelihood)
         return Predictive(outputs, likelihood)
 
-    def _output_draws(self, X: Jacobian, count: int, seed: int) -> Float[Tensor, "S N C"]:
+    def _output_draws(self, X: Jacobian, count: int, seed: int) -> Outputs:
         check_memory(
             "inputs",
             f"{count} draws of {X.rows} outputs",
@@ -558,7 +557,7 @@ def rebuild(
     *,
     data: Any = None,
     likelihood: Likelihood | None = None,
-    output: Callable[[Any], Tensor] | None = None,
+    output: OutputFunction | None = None,
 ) -> LinearisedPosterior:
     """Rebuild linearised Laplace from the tensors and facts of its artifact; see `subbayes.load`.
 

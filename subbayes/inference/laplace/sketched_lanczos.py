@@ -42,6 +42,7 @@ from subbayes.networks.global_state import outside_inference_mode
 from subbayes.networks.network import Network
 from subbayes.utils.checks import check_count, check_seed, fail
 from subbayes.utils.progress import estimated_progress
+from subbayes.utils.types import Weights
 
 _LOST = 1e-10  # of the largest product's norm: a direction that is rounding
 _ROUNDING = 10  # units of it, of the largest Ritz value: those below are rounding
@@ -66,7 +67,7 @@ class FourierSketch:
     inputs: int
     outputs: int
     seed: int = 0
-    signs: Float[Tensor, "D"] = field(init=False, repr=False, compare=False)
+    signs: Weights = field(init=False, repr=False, compare=False)
     frequencies: Tensor = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

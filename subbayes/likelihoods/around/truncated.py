@@ -318,7 +318,7 @@ class TruncatedFamily(AroundFamily):
 
     @override
     def count_probabilities(
-        self, outputs: Float[Tensor, "S N C"]
+        self, outputs: Outputs
     ) -> tuple[Float[Tensor, "N"], Float[Tensor, "counts N"]] | None:
         if self.kind != "count":
             return None

@@ -39,7 +39,7 @@ from subbayes.networks.tracing.memory import return_memory
 from subbayes.networks.validation import fail_of_gradients
 from subbayes.utils.checks import fail
 from subbayes.utils.seeding import torch_lock
-from subbayes.utils.types import Inputs, Targets
+from subbayes.utils.types import Inputs, OutputFunction, Outputs, Targets
 
 
 class ShardedNetwork(Network):
@@ -65,10 +65,7 @@ class ShardedNetwork(Network):
 
     @outside_inference_mode
     def __init__(
-        self,
-        module: nn.Module,
-        parameters: Selection = "all",
-        output: Callable[[Any], Tensor] | None = None,
+        self, module: nn.Module, parameters: Selection = "all", output: OutputFunction | None = None
     ) -> None:
         processes = joined_processes()
         return_memory()
@@ -143,25 +140,22 @@ class ShardedNetwork(Network):
                 for part, training in modes:
                     part.training = training
 
-    def __call__(self, weights: Float[Tensor, "D_r"], inputs: Inputs) -> Float[Tensor, "N C"]:
+    def __call__(self, weights: Float[Tensor, "D_r"], inputs: Inputs) -> Outputs:
         """Outputs f(x; w) of shape (N, C), without gradients; see `value_and_gradient`."""
         with self._at(weights, gradient=False):
             return self._outputs(inputs)
 
-    def _outputs(self, inputs: Inputs) -> Float[Tensor, "N C"]:
+    def _outputs(self, inputs: Inputs) -> Outputs:
         args, kwargs = arguments(inputs)
         return self.as_outputs(self._module(*args, **kwargs), inputs)
 
-    def batched(self, weights: Float[Tensor, "S D_r"], inputs: Inputs) -> Float[Tensor, "S N C"]:
+    def batched(self, weights: Float[Tensor, "S D_r"], inputs: Inputs) -> Outputs:
         """Outputs of S weight vectors on the same inputs, one after the other."""
         return torch.stack([self(row, inputs) for row in weights])
 
     def pull(
-        self,
-        weights: Float[Tensor, "D_r"],
-        inputs: Inputs,
-        score: Callable[[Tensor], Float[Tensor, "N C"]],
-    ) -> tuple[Float[Tensor, "N C"], Float[Tensor, "D_r"]]:
+        self, weights: Float[Tensor, "D_r"], inputs: Inputs, score: Callable[[Tensor], Outputs]
+    ) -> tuple[Outputs, Float[Tensor, "D_r"]]:
         r"""Outputs, and the shard of $\sum_s J_s^\top u_s$ over all processes s.
 
         Args:
@@ -278,7 +272,7 @@ class ShardedDensity:
 
 
 def network_of(
-    module: nn.Module, parameters: Selection = "all", output: Callable[[Any], Tensor] | None = None
+    module: nn.Module, parameters: Selection = "all", output: OutputFunction | None = None
 ) -> Network:
     """The module as a `Network`, or as a `ShardedNetwork` if its weights are sharded.
 

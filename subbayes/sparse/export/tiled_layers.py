@@ -25,7 +25,7 @@ from subbayes.sparse.module_surgery import READERS, parent_of, replace_layer
 from subbayes.utils.progress import progress_bar
 from subbayes.utils.seeding import torch_lock
 from subbayes.utils.trees import n_rows, take
-from subbayes.utils.types import Inputs
+from subbayes.utils.types import Inputs, Outputs
 
 _ROWS = "_subbayes_rows"
 _ROWS_AT_ONCE = 2048
@@ -138,7 +138,7 @@ class SampledNetwork:
         *,
         memory_limit: int = 2**30,
         progress: bool | None = False,
-    ) -> Float[Tensor, "S N C"]:
+    ) -> Outputs:
         """Outputs for each draw.
 
         Args:
