@@ -28,7 +28,7 @@ from subbayes.networks.network import Network
 from subbayes.utils.checks import fail
 from subbayes.utils.seeding import derive_seed
 from subbayes.utils.trees import n_rows, take, to_device
-from subbayes.utils.types import Targets
+from subbayes.utils.types import Batch, Targets
 
 _OWN_LOOP = (
     "Train a module whose buffers change by the rows of a batch with your own loop, as with "
