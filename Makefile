@@ -37,8 +37,8 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 WORKERS_STEAL := -n $(WORKERS) --dist worksteal
 
 # Shapes and types of annotations are checked at run time, which adds a third to the time of the
-# tests; an int is a float, as for mypy.
-SHAPES := --jaxtyping-packages="subbayes,beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
+# tests.
+SHAPES := --jaxtyping-packages=subbayes,annotations.checked
 
 ifndef SUBBAYES_DATA
 ifneq ($(wildcard ../shared/data/.),)

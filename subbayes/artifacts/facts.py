@@ -15,7 +15,7 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -44,14 +44,13 @@ Numbers = dict[Name, list[float]]
 
 _MAX_VALUES = 2**20  # of a manifest: lists, dicts and what is in them
 _FLOATS = ("nan", "inf", "-inf")
-_T = TypeVar("_T")
 
 
 class Facts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Base class of facts; a `__post_init__` checks what no annotation says."""
 
 
-def as_facts(value: Any, kind: type[_T]) -> _T:
+def as_facts(value: Any, kind: Any) -> Any:
     """Facts in their class; `msgspec.ValidationError` for others, with their place."""
     return msgspec.convert(value, kind)
 

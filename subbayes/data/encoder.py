@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,7 +134,7 @@ class TabularEncoder(TransformerMixin, BaseEstimator):
     def of_numbers(
         cls,
         X: Float64[np.ndarray, "n d"],
-        names: Sequence[str] | None = None,
+        names: Iterable[str] | None = None,
         weights: Float64[np.ndarray, "n"] | None = None,
         *,
         standardize: bool = True,

@@ -153,9 +153,9 @@ rows. Correct those labels, or fit with rows of every class.
         check_finite_targets("y", values)
         known = values[~np.isnan(values)]
         if self.task == "classification" and (bad := (known != 0) & (known != 1)).any():
-            fail("y", "labels 0 and 1 in several columns", number_text(known[bad][0]))
+            fail("y", "labels 0 and 1 in several columns", number_text(float(known[bad][0])))
         if self.task == "count" and (bad := (known < 0) | (known % 1 != 0)).any():
-            fail("y", "counts: whole numbers of at least 0", number_text(known[bad][0]))
+            fail("y", "counts: whole numbers of at least 0", number_text(float(known[bad][0])))
         return values
 
     def _codes(self, column: pd.Series) -> Int64[np.ndarray, "n"]:
@@ -263,7 +263,7 @@ def _counts(column: pd.Series) -> Int64[np.ndarray, "n"]:
         fail(
             "y",
             "counts: whole numbers of at least 0",
-            number_text(values[bad][0]),
+            number_text(float(values[bad][0])),
             "Correct the column, or use task='regression'",
             row=int(bad.argmax()),
         )

@@ -69,7 +69,7 @@ def refuse_rows(bad: Any, values: Any, argument: str, expected: str, remedy: str
     rows = torch.as_tensor(bad).nonzero()
     if len(rows):
         row = int(rows[0])
-        fail(argument, expected, f"{number_text(values[row])} at row {row}", remedy)
+        fail(argument, expected, f"{number_text(float(values[row]))} at row {row}", remedy)
 
 
 def to_numbers(value: Any) -> Any:
@@ -144,7 +144,7 @@ class Likelihood(ABC):
         r"""The score in the outputs $\partial \log p(y \mid f) / \partial f$, shape (..., N, C)."""
         return torch.func.grad(lambda f: self.log_prob(f, y).sum())(outputs)
 
-    def pooled(self, outputs: Outputs) -> Outputs | None:
+    def pooled(self, outputs: Outputs) -> Float[Tensor, "one N C"] | None:
         """Outputs of one draw with the class probabilities averaged over S draws.
 
         None if there are no such outputs.

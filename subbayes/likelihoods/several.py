@@ -85,7 +85,7 @@ class SeveralTargets(WrappedLikelihood):
         return "count" if self.of_labels else self.likelihood.kind
 
     @override
-    def _inner(self, outputs: Outputs) -> Outputs:
+    def _inner(self, outputs: Outputs) -> Tensor:
         """Outputs of each target as rows, (..., N T, p)."""
         return outputs.unflatten(-1, (-1, self.n_targets)).mT.flatten(-3, -2)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pandas as pd
 
 
+@runtime_checkable
 class DrawnTerm(Protocol):
     """A term of a formula."""
 
@@ -25,6 +26,7 @@ class DrawnTerm(Protocol):
         """Variables that vary in its effect."""
 
 
+@runtime_checkable
 class DrawnEffect(Protocol):
     """The effect of a term along its variables, as `Regression.effect` returns it."""
 
@@ -60,6 +62,7 @@ class DrawnEffect(Protocol):
         """Mean, standard deviation and interval at each value."""
 
 
+@runtime_checkable
 class DrawnCurves(Protocol):
     """Predictions along a column, as `Regression.conditional_effect` returns them."""
 
@@ -96,6 +99,7 @@ class DrawnCurves(Protocol):
         """Whether the column has levels."""
 
 
+@runtime_checkable
 class HasCurves(Protocol):
     """Predictions along a column, or averages that are drawn like them."""
 
@@ -103,6 +107,7 @@ class HasCurves(Protocol):
         """The predictions along a column."""
 
 
+@runtime_checkable
 class DrawnReplicates(Protocol):
     """Responses of the data and of a model, as `Regression.posterior_predictive` returns them."""
 

@@ -111,7 +111,7 @@ class Noisy(Candidate):
         self,
         name: str,
         mean: Float[np.ndarray, "S N T"],
-        variance: Float[np.ndarray, "N T"] | None,
+        variance: Float[np.ndarray, "S N T"] | None,
         noise: Float[np.ndarray, "N T"],
         y: Float[np.ndarray, "N T"],
     ) -> None:

@@ -40,7 +40,7 @@ def recommend(
     *,
     validation: Any,
     likelihood: str | Likelihood,
-    budget: Budget = "seconds",
+    budget: str = "seconds",
     members: Sequence[nn.Module] = (),
     factory: ModuleFactory | None = None,
     training: Training = Training(),

@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from subbayes.data.data import Data
 from subbayes.networks.network import Network
+from subbayes.networks.tracing.tracer import Tracer
 from subbayes.posterior import Posterior
 from subbayes.priors import Normal
 from subbayes.regression.design.predictor import StructuredPredictor
@@ -22,6 +23,8 @@ from subbayes.regression.specification import PreparedModel
 from subbayes.subspace import FullSubspace
 from subbayes.utils.modes import Mode
 from subbayes.utils.types import Coordinates, LogDensity, Outputs
+
+_MOST_TRACED = 2**13  # rows, the arithmetic of more takes longer than the calls
 
 
 class EffectsModule(nn.Module):
@@ -58,6 +61,8 @@ class EffectsPosterior(Posterior):
         module = EffectsModule(model.structured)
         super().__init__(Network(module), model.family, model.data, subspace, prior, mode=mode)
         self.effects: EffectsLikelihood = model.effects_likelihood
+        mode = mode if self.effects.n_rows <= _MOST_TRACED else "eager"
+        self._value_and_grad = Tracer(self.effects.value_and_grad, "the log density", mode)
 
     @property
     def _is_local(self) -> bool:
@@ -76,5 +81,5 @@ class EffectsPosterior(Posterior):
         if data is not self.data or not self._is_local:
             return super()._sums(coordinates, data)
         with torch.no_grad():
-            value, slope = self.effects.value_and_grad(self.subspace.weights(coordinates))
+            value, slope = self._value_and_grad(self.subspace.weights(coordinates))
             return value.numpy(), self.subspace.pull(slope).numpy()

@@ -19,6 +19,7 @@ MOST_OF_GROUPS = 200
 
 _LEAST_ESS = 100  # of a chain
 _ROWS = 50  # of draws at once
+_ALMOST = 0.99  # share of chains with enough draws whose R-hat is too large
 _BY_CHANCE = 0.01  # probability of a warning of R-hat where chains agree
 _OTHER_SAMPLER = {"elliptical-slice": " or follow gradients (inference='nuts')"}
 
@@ -136,8 +137,10 @@ def mixing_warnings(
     ]
 
 
-def have_mixed(effects: Mapping[str, ChainDraws], among: int | None = None) -> bool:
-    r"""Whether chains have mixed as well as `mixing_warnings` asks, or are too short for it.
+def mixed_share(effects: Mapping[str, ChainDraws], among: int | None = None) -> float:
+    r"""The share of the effective draws that `mixing_warnings` asks for; 1 where chains have mixed.
+
+    It is 1 too where chains are too short to tell, and below 1 where R-hat is too large.
 
     Chains of less than 200 draws hardly reach an effective sample size of 100 whatever the sampler.
     Of many effects some fall below it by chance, so that the size that is asked for is at most the
@@ -147,16 +150,19 @@ def have_mixed(effects: Mapping[str, ChainDraws], among: int | None = None) -> b
 
     Example:
         >>> x = np.random.default_rng(0).normal(size=(4, 500))
-        >>> have_mixed({"age": x}), have_mixed({"age": x, "bmi": x.cumsum(1)})
-        (True, False)
+        >>> mixed_share({"age": x}), mixed_share({"age": x, "bmi": x.cumsum(1)}) < 0.1
+        (1.0, True)
     """
     if not effects:
-        return True
+        return 1.0
     chains, draws = next(iter(effects.values())).shape
     total, looks = chains * draws, 2 * (among or len(effects))  # bulk and tail of each effect
     by_chance = total * math.exp(-0.07 - 2.8 * (4 + math.log(looks)) / math.sqrt(total))
     enough = min(_LEAST_ESS * chains, math.floor(by_chance))
-    return draws < 2 * _LEAST_ESS or not _mixing_problems(effects, enough, among)[0]
+    if draws < 2 * _LEAST_ESS:
+        return 1.0
+    problems, least = _mixing_problems(effects, enough, among)
+    return min(least / enough, _ALMOST) if problems else 1.0
 
 
 def _mixing_problems(

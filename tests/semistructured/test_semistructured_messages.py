@@ -15,7 +15,7 @@ from subbayes.diagnostics import loo, rhat
 from subbayes.inference.configuration import Sampling
 from subbayes.likelihoods.families import CensoredFamily, family_from_name
 from subbayes.regression import Regression
-from subbayes.regression.mixing import have_mixed, mixing_warnings, rhat_limits
+from subbayes.regression.mixing import mixed_share, mixing_warnings, rhat_limits
 from subbayes.semistructured import SemiStructuredRegression, SemiStructuredSubspace
 from subbayes.utils.checks import InputTypeError
 
@@ -374,8 +374,8 @@ def test_independent_draws_of_many_effects_have_mixed():
     """Some of 1000 effective sample sizes are small by chance; slow chains are found."""
     rng = np.random.default_rng(0)
     draws = rng.normal(size=(3, 1000, 2, 200))
-    assert all(have_mixed(dict(enumerate(each))) for each in draws)
+    assert all(mixed_share(dict(enumerate(each))) == 1 for each in draws)
     slow = draws[0, :100]
     for i in range(1, 200):
         slow[..., i] += 0.9 * slow[..., i - 1]
-    assert not have_mixed(dict(enumerate(slow)))
+    assert mixed_share(dict(enumerate(slow))) < 0.5

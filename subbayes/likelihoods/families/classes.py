@@ -412,7 +412,7 @@ class Categorical(ClassLikelihood, Family):
         return _softmax(outputs)
 
     @override
-    def pooled(self, outputs: Outputs) -> Outputs:
+    def pooled(self, outputs: Outputs) -> Float[Tensor, "one N C"]:
         return outputs.log_softmax(-1).logsumexp(0, keepdim=True) - math.log(len(outputs))
 
     def curvature(self, outputs: Outputs) -> Curvatures:

@@ -52,7 +52,7 @@ from subbayes.regression.integrals.proposals import (
     fitted_proposals,
     pilot_generator,
 )
-from subbayes.regression.mixing import examined_names, have_mixed
+from subbayes.regression.mixing import examined_names, mixed_share
 from subbayes.regression.shapes import ChainDraws, EffectPoint
 from subbayes.utils.checks import fail
 from subbayes.utils.memory import check_memory
@@ -162,15 +162,15 @@ def _until_mixed(
     """Draws with enough proposals each that the effects have mixed; None if there would be many."""
     structured = likelihood.structured
 
-    def has_mixed(draws: Draws) -> bool:
+    def share(draws: Draws) -> float:
         zeta = draws.flat()
         names, among = examined_names(structured, zeta, draws.n_draws)
         shape, effects = draws.z.shape[:2], structured.reported(zeta, names=names)
-        return have_mixed({name: v.reshape(shape) for name, v in effects.items()}, among)
+        return mixed_share({name: v.reshape(shape) for name, v in effects.items()}, among)
 
     count = sampling.chains * sampling.draws * sampling.thin
     most = max(1, min(_MOST_REPEATS, _MOST_NUMBERS // (count * max(1, attempt.numbers))))
-    return mixed_draws(attempt.draw, has_mixed, attempt.repeats, most)
+    return mixed_draws(attempt.draw, share, attempt.repeats, most)
 
 
 def _around_the_mode(

@@ -24,6 +24,7 @@ _LEAST_EFFICIENCY = 0.5  # of the pilot's weights, for one proposal a draw
 _ENOUGH = 0.7  # efficiency for one proposal a draw where the target is cheap
 _PATIENT_SHARE = 5.0  # proposals for each that counts, whose weights have long tails there
 _WARMUP = 50
+_HOPE = 0.5  # share of the effective draws, by the largest number of proposals, below which to stop
 
 
 def proposals_per_draw(efficiency: float, *, cheap: bool, patient: bool = False) -> int:
@@ -119,24 +120,28 @@ def independence_chains(
 
 def mixed_draws(
     draw: Callable[[int], Draws],
-    has_mixed: Callable[[Draws], bool],
+    mixed_share: Callable[[Draws], float],
     repeats: int,
     most_repeats: int,
 ) -> Draws | None:
     """Draws with twice as many proposals each until they have mixed; None if they do not.
 
-    Which number that is depends on the draws alone.
+    Which number that is depends on the draws alone. It ends early where, by the draws so far, the
+    largest number would give less than half of the effective draws that are asked for.
 
     Args:
         draw: draws of all coordinates with a number of proposals each.
-        has_mixed: whether they have mixed.
+        mixed_share: the share of the effective draws that are asked for, 1 where they have mixed.
         repeats: the first number.
         most_repeats: the largest number.
     """
     while repeats <= most_repeats:
         draws = draw(repeats)
-        if has_mixed(draws):
+        share = mixed_share(draws)
+        if share >= 1:
             return draws
+        if share * most_repeats < _HOPE * repeats:
+            return None
         repeats *= 2
     return None
 
