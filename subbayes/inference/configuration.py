@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,7 @@ class Sampling:
     warmup: int | None = None
     thin: int = 1
     seed: int = 0
-    initial: str | np.ndarray = "prior"
+    initial: Any = "prior"
     mode: Mode = "trace"
     checkpoint: str | Path | None = None
     checkpoint_seconds: float = 10.0

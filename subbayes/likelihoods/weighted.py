@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Shaped
 from torch import Tensor
 from typing_extensions import override
 
@@ -121,7 +121,7 @@ def _split(y: Targets) -> tuple[Targets, Tensor]:
 
 
 def weighted_terms(
-    log_prob: Callable[[Tensor], Tensor], outputs: Outputs, weights: Float[Tensor, "N"]
+    log_prob: Callable[[Tensor], Tensor], outputs: Outputs, weights: Shaped[Tensor, "N"]
 ) -> PerPoint:
     """Log densities times weights, which are 0 with a gradient of 0 where the weight is.
 

@@ -139,7 +139,10 @@ def test_weights_of_rows_count_as_repetitions():
     again = torch.arange(200).repeat_interleave(counts)
     found = [
         judge([Scaled("", logits[some][None], Categorical(3), y[some])], numbers)
-        for some, numbers in ((torch.arange(200), counts.numpy()), (again, np.ones(len(again))))
+        for some, numbers in (
+            (torch.arange(200), counts.double().numpy()),
+            (again, np.ones(len(again))),
+        )
     ]
     assert found[0].scores == pytest.approx(found[1].scores)
     assert found[0].settings == found[1].settings

@@ -370,12 +370,16 @@ def test_leave_one_out_names_an_outlier(tmp_path):
     assert found.reliability().count("7 (k ") == 1
 
 
+def named(draws):
+    return {str(i): each for i, each in enumerate(draws)}
+
+
 def test_independent_draws_of_many_effects_have_mixed():
     """Some of 1000 effective sample sizes are small by chance; slow chains are found."""
     rng = np.random.default_rng(0)
     draws = rng.normal(size=(3, 1000, 2, 200))
-    assert all(mixed_share(dict(enumerate(each))) == 1 for each in draws)
+    assert all(mixed_share(named(each)) == 1 for each in draws)
     slow = draws[0, :100]
     for i in range(1, 200):
         slow[..., i] += 0.9 * slow[..., i - 1]
-    assert mixed_share(dict(enumerate(slow))) < 0.5
+    assert mixed_share(named(slow)) < 0.5
