@@ -11,8 +11,8 @@ in coordinates u of the unit cube with $\zeta_j = \hat\zeta_j(h) + s\, L^{-\top}
 $t(u) = (2 u - 1) (u (1 - u))^{-1/5}$, for about the mode $\hat\zeta_j(h)$ and the factor L of the
 curvature there. The integrand is 0 with all its derivatives at the faces of the cube, so that few
 points are enough: with 4 of a scalar integral of counts the logarithm has a variance of about
-$5 \cdot 10^{-6}$, and its sum over 10,000 groups one of 0.05. Of many groups as few are taken as
-give the sum a variance of at most 0.1 at a point near the posterior.
+$5 \cdot 10^{-6}$, and its sum over 10,000 groups one of 0.05. As few are taken as give the sum a
+variance of at most 0.1 at a point near the posterior.
 The estimate takes the place of the density of h in Metropolis-Hastings, and one point of each group
 is chosen by the weights, so that the draws of all coordinates are exact (Andrieu, Doucet and
 Holenstein 2010, "Particle Markov chain Monte Carlo methods", section 4.4). Time and memory are
@@ -53,10 +53,13 @@ MOST_BESIDE_GROUPS = 30
 
 _ELEMENTS = 400_000  # rows or groups times points at once, about the size of a cache
 _LEAST_REPEATS = 0.5  # share of different loadings below which rows are joined
-_COUNT, _COUNTS_OF_MANY = 6, (4, 6, 10)  # of points of scalar effects, and of many of them
 _MOST_VARIANCE, _REPEATS = 0.1, 16  # of the logarithm of an estimate; estimates to find it
-_LATTICES = {2: (21, 13), 3: (64, 11)}  # points and generator, of several effects of a group
-_LARGE_LATTICE = 101, 40  # of more
+_LATTICES = {  # points and generators, by the number of effects of a group
+    1: ((4, 1), (6, 1), (10, 1)),
+    2: ((13, 5), (21, 13)),
+    3: ((32, 3), (64, 11)),
+}
+_LARGE_LATTICE = 101, 40  # of more effects
 _SCALE, _SCALE_OF_SEVERAL, _POWER = 2.5, 2.0, 0.2  # of the points on the real line
 _SHIFTS = 256  # of a lattice along each axis; their mean is a rule that is exact to rounding
 _STEPS, _FEW_STEPS = 25, 2  # of Newton's method
@@ -169,7 +172,8 @@ class GroupedImportance:
         self._one_cell_each = torch.equal(self._codes, torch.arange(len(self.groups)))
         self._members = _sums_over(self._codes, len(self.groups))
         self._tangent: _Tangent | None = None
-        self._lattice = _Lattice(self.groups.shape[1])
+        self._lattices = _LATTICES.get(self.groups.shape[1], (_LARGE_LATTICE,))
+        self._lattice = _Lattice(self.groups.shape[1], *self._lattices[-1])
         self.chosen = torch.zeros(0, *self.groups.shape, dtype=torch.float64)
         self.log_likelihood = torch.zeros(0, dtype=torch.float64)
 
@@ -316,14 +320,12 @@ class GroupedImportance:
             log_factors[:, :1],
             (log_factors[:, 1:] - log_factors[:, :1]) / _STEP,
         )
-        groups, q = self.groups.shape
-        if q == 1 and groups >= _MANY:
-            self._choose_lattice(h)
+        self._choose_lattice(h)
 
     def _choose_lattice(self, h: Point) -> None:
         """Take as few points as give estimates a small variance at a point near the posterior."""
-        for count in _COUNTS_OF_MANY:
-            self._lattice = _Lattice(1, count)
+        for count, generator in self._lattices:
+            self._lattice = _Lattice(self.groups.shape[1], count, generator)
             rng = pilot_generator(4)
             values = self.estimate(np.tile(h, (_REPEATS, 1)), [rng], choose=False)
             if values.var(ddof=1) <= _MOST_VARIANCE:
@@ -418,17 +420,16 @@ class _Lattice:
 
     Args:
         dimension: of the integral.
-        count: number of points, of a scalar integral.
+        count: number of points.
+        generator: of the rule.
 
     Attributes:
         count: number of points.
         constant: of the mean over the points, and of standard normal densities.
     """
 
-    def __init__(self, dimension: int, count: int = _COUNT) -> None:
-        generator, scale = 1, _SCALE
-        if dimension > 1:
-            (count, generator), scale = _LATTICES.get(dimension, _LARGE_LATTICE), _SCALE_OF_SEVERAL
+    def __init__(self, dimension: int, count: int, generator: int) -> None:
+        scale = _SCALE if dimension == 1 else _SCALE_OF_SEVERAL
         self.count = count
         self.constant = -math.log(count) - 0.5 * dimension * math.log(2 * math.pi)
         powers = torch.tensor([pow(generator, axis, count) for axis in range(dimension)])
