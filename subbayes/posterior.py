@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from subbayes.data.arrays import evenly_spaced
@@ -315,7 +315,7 @@ class Posterior:
         return reject_undefined(self.log_likelihood(z) / self.temperature + prior)
 
     def value_and_grad(
-        self, z: Coordinates, rows: Int[np.ndarray, "b"] | None = None
+        self, z: Coordinates, rows: Shaped[np.ndarray, "b"] | None = None
     ) -> tuple[LogDensity, Coordinates]:
         r"""Tempered log density, shape (chains,), and its gradient, shape (chains, k).
 
@@ -377,7 +377,7 @@ class Posterior:
             width = 1 if what == "value" else 1 + self.rank
             return blocks.total(columns, self._coordinates(z), width, evaluate)
 
-    def _subset(self, rows: Int[np.ndarray, "b"]) -> Data:
+    def _subset(self, rows: Shaped[np.ndarray, "b"]) -> Data:
         """The given rows of the data."""
         if rows.dtype == bool or len(rows) == 0 or rows.min() < 0 or rows.max() >= self.data.n:
             fail(

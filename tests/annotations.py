@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import numpy as np
 import torch
 from beartype import BeartypeConf, FrozenDict, beartype
 
@@ -13,7 +14,7 @@ checked = beartype(
         hint_overrides=FrozenDict(
             {
                 Self: Any,  # which has no meaning in a method by itself
-                int: int | torch.SymInt,  # numbers of rows while a module is exported
+                int: int | np.integer | torch.SymInt,  # numbers of rows of an export are symbols
             }
         ),
     )

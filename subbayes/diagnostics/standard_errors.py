@@ -119,7 +119,7 @@ def error_of_mean(terms: RowNumbers | Bool[np.ndarray, "N"]) -> float:
         >>> error_of_mean(np.array([1.0, 3.0]))
         1.0
     """
-    return sum_se(terms) / len(terms)
+    return sum_se(terms.astype(np.float64)) / len(terms)
 
 
 def mean_and_error(values: RowNumbers, counts: RowNumbers) -> tuple[float, float]:

@@ -178,7 +178,7 @@ class Family(Likelihood):
         made = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
         return made if link is None else made.with_link(link)
 
-    def with_link(self, link: str) -> Family:
+    def with_link(self, link: Any) -> Family:
         """The family with another link of its location.
 
         Raises:

@@ -34,6 +34,7 @@ def best_temperature(
         InputError: rows for which no temperature is best.
 
     Example:
+        >>> import numpy as np
         >>> x = np.array([2.0, -1.0, 0.5])  # the standard deviation of N(0, tau^2)
         >>> found = best_temperature(
         ...     lambda tau: -0.5 * (x / tau) ** 2 - np.log(tau), np.ones(3), has_prior=False)

@@ -283,8 +283,9 @@ def _constant_scores(content: _Content) -> dict[str, float]:
     if content.classifies:
         labels = y[y >= 0].astype(int)  # tokens without a label are -100
         shares = np.bincount(labels) / labels.size
-        return {"log_likelihood": np.log(shares[labels]).mean(), "accuracy": shares.max()}
-    return {"rmse": np.sqrt(y.var(0).mean())}
+        mean = float(np.log(shares[labels]).mean())
+        return {"log_likelihood": mean, "accuracy": float(shares.max())}
+    return {"rmse": float(np.sqrt(y.var(0).mean()))}
 
 
 def _confidence(predictive: Predictive, y: Any) -> tuple[str, str]:

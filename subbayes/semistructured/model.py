@@ -111,7 +111,7 @@ class SemiStructuredRegression(Regression):
         self,
         formula: str | Mapping[str, str],
         *,
-        networks: Mapping[str, nn.Module],
+        networks: Mapping[str, Any],
         family: str | Family = "normal",
         link: str | None = None,
         priors: Mapping[str, Any] | None = None,

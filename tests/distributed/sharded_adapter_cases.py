@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,8 @@ from subbayes import Sampling, distributed
 from subbayes.likelihoods import Gaussian
 from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.networks.token_outputs import TokenOutputs
-from subbayes.subspace import Subspace
-from subbayes.subspaces.random import Random
+from subbayes.subspace import RandomSubspace, Subspace
+from subbayes.subspaces.sharded_random import ShardedRandomSubspace
 
 
 def by_layers(module: nn.Module) -> nn.Module:
@@ -104,7 +103,9 @@ def sharded_gradients(kind: str, loaded: bool = False) -> dict[str, Any]:
 
 def directions(network: subbayes.Network) -> Subspace:
     """Four random directions around the weights of a network."""
-    return Random(4, "gaussian").build(SimpleNamespace(network=network, seed=1))  # type: ignore[arg-type]
+    if isinstance(network, ShardedNetwork):
+        return ShardedRandomSubspace(network, 4, 1)
+    return RandomSubspace(network.weights, 4, 1)
 
 
 def required(module: nn.Module) -> list[bool]:

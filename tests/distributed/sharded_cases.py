@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -149,7 +148,7 @@ def sharded_basis() -> dict[str, Any]:
     network, whole_network = ShardedNetwork(sharded(plain())), subbayes.Network(plain())
     method = Random(3)
     whole: Any = method.subspace_class(whole_network)(whole_network.weights, 3, seed=5)
-    space: Any = method.build(SimpleNamespace(network=network, seed=5))
+    space: Any = ShardedRandomSubspace(network, 3, 5)
     w = torch.linspace(-1, 1, whole.size).double()
     own = torch.cat([w[part] for part in space.layout.slices])
     parts = distributed.current().gather((space.layout.slices, space.basis(), space.shift))

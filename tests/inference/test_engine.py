@@ -59,4 +59,4 @@ def test_a_function_with_the_name_of_an_engine_is_saved(tmp_path):
 
 def test_a_function_has_to_return_draws():
     with pytest.raises(TypeError, match=r"inference: .* returns Draws, got"):
-        FunctionEngine(lambda posterior, sampling: np.zeros((2, 5, 2))).run(None, None)
+        FunctionEngine(lambda posterior, sampling: np.zeros((2, 5, 2))).run(None, Sampling())

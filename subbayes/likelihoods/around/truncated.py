@@ -196,7 +196,7 @@ class TruncatedFamily(AroundFamily):
         own = eta[: len(self.family.parameters)]
         return own, ends.get("lower", self.lower), ends.get("upper", self.upper)
 
-    def split_outputs(self, outputs: Outputs) -> tuple[Outputs, Tensor, Tensor]:
+    def split_outputs(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor]:
         """The predictors of the family, (..., N, K), and both bounds, (..., N)."""
         own, lower, upper = self._split(outputs.unbind(-1))
         zero = torch.zeros_like(outputs[..., 0])

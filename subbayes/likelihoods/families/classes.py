@@ -98,7 +98,7 @@ class Bernoulli(Family):
         return bernoulli_variance(self.links[0], outputs)
 
     @override
-    def pooled(self, outputs: Outputs) -> Outputs | None:
+    def pooled(self, outputs: Outputs) -> Float[Tensor, "one N C"] | None:
         if self.links[0] != "logit":
             return None
         success, failure = (F.logsigmoid(s * outputs).logsumexp(0, keepdim=True) for s in (1, -1))

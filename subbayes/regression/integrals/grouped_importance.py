@@ -333,7 +333,7 @@ class GroupedImportance:
 
     # --- densities --------------------------------------------------------------------------
 
-    def _parts(self, h: RestPoints) -> Sequence[RestPoints]:
+    def _parts(self, h: RestPoints) -> Sequence[Tensor]:
         """Blocks of points, as many as the cache of the processor holds."""
         return h.split(max(1, _ELEMENTS // max(1, len(self._design), self.groups.numel())))
 

@@ -125,7 +125,7 @@ def splines(
         _splines,
         basis=basis,
         turn=turn,
-        ends=np.array([low, high]),
+        ends=np.array([low, high], dtype=np.float64),
         extrapolation=extrapolation or ("raise" if kind == "bs" else "extend"),
     )
     if constraints is not None:
