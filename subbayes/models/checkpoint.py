@@ -31,7 +31,12 @@ from subbayes.utils.trees import leaves
 
 __all__ = ["PARTS", "FitCheckpoint", "check_checkpoint", "delete_checkpoint", "parts_of"]
 
-STACK_PARTS = tuple(f"{stage}-{m}" for stage in ("candidate", "member") for m in range(10))
+STACK_PARTS = tuple(
+    f"{stage}-{m}{noise}"
+    for stage in ("candidate", "member")
+    for m in range(10)
+    for noise in ("", "-constant")
+)
 """Folders of the chains of a stack of hierarchical networks."""
 
 PARTS = {
