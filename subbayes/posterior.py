@@ -33,7 +33,7 @@ from subbayes.draws import Draws
 from subbayes.likelihoods import Likelihood, as_likelihood
 from subbayes.likelihoods.target_parts import has_weights, one_copy_log_prob, split_targets
 from subbayes.networks.network import Network, check_network
-from subbayes.networks.sharded.network import ShardedNetwork
+from subbayes.networks.sharded.network import ShardedDensity, ShardedNetwork
 from subbayes.networks.tracing import memory
 from subbayes.networks.tracing.layout import observations_last, takes_observations_last
 from subbayes.networks.tracing.reverse_mode import vjp
@@ -222,7 +222,7 @@ class Posterior:
         with observations_last() if self._observations_last else nullcontext():
             return self.network(weights, inputs)
 
-    def _tracer(self, what: str) -> Tracer:
+    def _tracer(self, what: str) -> Tracer | ShardedDensity:
         if what not in self._tracers and isinstance(self.network, ShardedNetwork):
             self._tracers[what] = self.network.density(self.likelihood, what)
         if what not in self._tracers:

@@ -84,7 +84,7 @@ def _without_networks(text: Any, names: Collection[str]) -> tuple[Any, list[Call
 
 
 def network_terms(
-    formula: str | Mapping[str, str], networks: Mapping[str, nn.Module], family: Family
+    formula: str | Mapping[str, str], networks: Mapping[str, Any], family: Family
 ) -> dict[str, NetworkTerm]:
     """The networks of a formula, by name.
 
