@@ -3,7 +3,10 @@
 Each case is a model: 100 draws of all weights of an MLP, with intervals; 30 draws of the last layer
 of a CNN, with one trunk; the linearised posterior of a last layer; and the default stack of a small
 table. Its file is run by onnxruntime and, as `.pt2`, by torch, one row in each call, in the same
-process and with one thread, for as many calls of each in turns.
+process and with one thread, for as many calls of each in turns. Distilled networks, of the diabetes
+and breast cancer data of scikit-learn, are run beside the files of their models and of the plain
+networks (two hidden layers of 50) that these are posteriors of; their distance from the models is
+that of a fifth of the rows, which no training has seen.
 """
 
 from __future__ import annotations
@@ -17,14 +20,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.datasets import load_breast_cancer, load_diabetes
 from torch import Tensor, nn
 
+import subbayes
 from benchmarks.harness import bar, seconds
 from benchmarks.serve import cnn
-from subbayes import MLP, Network, TableRegressor
+from subbayes import MLP, Network, Sampling, TableRegressor, Training
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Categorical, Gaussian
+from subbayes.predictions.distilling import divergence
+from subbayes.predictions.exporting import write_graph
 
 LEVELS = (0.025, 0.975)
 _LARGEST_ERROR = 1e-5
@@ -137,4 +144,65 @@ def run(*, quick: bool, data_dir: str | None, say: Callable[..., Any]) -> Any:
         )
         ratio = quantiles["onnxruntime"][0] / quantiles["predict"][0]
         bars.append(bar(f"{name}: onnxruntime over predict, median of a row", ratio, 1.0, "lower"))
+    for name in ("diabetes", "breast cancer"):
+        results[f"distilled, {name}"] = found = distilled(name, options, calls)
+        say(f"distilled, {name}", found)
+        bars.append(bar(f"distilled, {name}: nats from the model", found["nats"], 0.02, "lower"))
+        median = {way: each[0] for way, each in found["milliseconds a row, p50 and p99"].items()}
+        ratio = median["distilled"] / median["network"]
+        bars.append(bar(f"distilled, {name}: over the network, median of a row", ratio, 1, "lower"))
     return results, bars
+
+
+def distilled(name: str, options: Any, calls: int) -> dict[str, Any]:
+    """A distilled network beside its model and the plain network of that."""
+    import onnxruntime
+
+    X, y = (load_diabetes if name == "diabetes" else load_breast_cancer)(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(X))
+    x = torch.from_numpy((X - X.mean(0)) / X.std(0)).float()[order]
+    train, test = x[len(x) // 5 :], x[: len(x) // 5]
+    if name == "diabetes":
+        targets = torch.from_numpy((y - y.mean()) / y.std()).float()[order]
+    else:
+        targets = torch.from_numpy(y)[order]
+    likelihood = "gaussian" if name == "diabetes" else "categorical"
+    network = MLP(x.shape[1], (50, 50), 1 if name == "diabetes" else 2, seed=0)
+    model = subbayes.fit(
+        network,
+        (train, targets[len(x) // 5 :]),
+        likelihood=likelihood,
+        subspace="random",
+        training=Training(epochs=50, prior_scale=0.5),
+        sampling=Sampling(draws=50, progress=False),
+    )
+    sessions = {}
+    with TemporaryDirectory() as folder:
+        files = {way: Path(folder) / f"{way}.onnx" for way in ("model", "distilled", "network")}
+        write = partial(model.export, levels=LEVELS)
+        write(files["model"], train[:3])
+        taken = seconds(partial(write, files["distilled"], train, distil=True))
+        write_graph(network, train[:3], files["network"], {})
+        sizes = {way: file.stat().st_size / 1000 for way, file in files.items()}
+        for way, file in files.items():
+            sessions[way] = onnxruntime.InferenceSession(str(file), options)
+
+    def call(way: str, rows: Tensor) -> dict[str, Tensor]:
+        found = sessions[way].run(None, {"inputs": rows.numpy()})
+        names = [value.name for value in sessions[way].get_outputs()]
+        return dict(zip(names, map(torch.as_tensor, found), strict=True))
+
+    times: dict[str, list[float]] = {way: [] for way in sessions}
+    for k in range(calls + 5):
+        for way, own in times.items():
+            start = time.perf_counter()
+            call(way, test[k % len(test)][None])
+            own.append(1e3 * (time.perf_counter() - start))
+    return {
+        "nats": float(divergence(call("model", test), call("distilled", test)).mean()),
+        "seconds to write": taken,
+        "kilobytes": sizes,
+        "milliseconds a row, p50 and p99": {
+            way: [float(q) for q in np.quantile(own[5:], [0.5, 0.99])] for way, own in times.items()
+        },
+    }

@@ -32,10 +32,18 @@ def export(
         Path | None,
         option(
             "--table",
-            help="A typical batch of rows, to choose the fastest layouts: CSV, TSV or Parquet. "
-            "Without it layers are dense.",
+            help="Rows like those to predict, for --distil, or a typical batch, to choose the "
+            "fastest layouts of safetensors, which are dense without it: CSV, TSV or Parquet.",
         ),
     ] = None,
+    distil: Annotated[
+        bool,
+        typer.Option(
+            "--distil",
+            help="Write one small network, trained on the predictions of the model at the rows of "
+            "--table; the metadata of the file say how far it is from the model.",
+        ),
+    ] = False,
     layout: Annotated[
         Layout,
         typer.Option(
@@ -64,11 +72,13 @@ def export(
     check_output_file(out, overwrite, ".onnx", ".safetensors", ".pt2")
     fitted = load_model(model)
     ending = out.suffix.lower()
-    if ending == ".pt2" or ending == ".onnx" and fitted.model.kind != "sparse-network":
-        for name in given_options("table", "layout"):
+    if distil or ending == ".pt2" or ending == ".onnx" and fitted.model.kind != "sparse-network":
+        for name in given_options("layout") if distil else given_options("table", "layout"):
             print_line(f"warning: {name} makes no difference to the file of this model")
+        given = table if distil else None
+        rows = None if given is None else read_rows(fitted, given, source, needs_target=False)
         with naming_out():
-            fitted.export(out, overwrite=overwrite)
+            fitted.export(out, rows, distil=distil, overwrite=overwrite)
         console.result({"model": str(model), "out": str(out)}, aligned({"out": out}))
         return
     onnx = ending == ".onnx"

@@ -174,7 +174,7 @@ class Comparison:
             "± one standard error over the test rows; differences within two of them are ties.",
         ]
         if self.stack is not None:
-            lines.append(self.stack.to_text(self.table["method"]))
+            lines.append(self.stack.to_text(self.table["method"].to_dict()))
         if warned:
             lines.append(
                 "* with warnings: its draws may not be those of its posterior, so that its place "

@@ -238,9 +238,11 @@ class EncodedModel(Calibratable):
     def export(
         self,
         path: str | Path,
+        rows: Any = None,
         *,
         n_draws: int | None = None,
         levels: Sequence[float] = LEVELS,
+        distil: bool = False,
         overwrite: bool = False,
     ) -> Path:
         """Write the predictive distribution to a file that other programs run.
@@ -254,20 +256,26 @@ class EncodedModel(Calibratable):
 
         Args:
             path: a file .onnx (needs the extra "onnx") or .pt2 (`torch.export.load`).
+            rows: like those to predict, with `distil=True`.
             n_draws: number of draws, all by default.
             levels: of the quantiles; () for none.
+            distil: write one small network, trained on the predictions at the rows; see
+                `Predictor.to_module`.
             overwrite: replace an existing file.
 
         Raises:
             InputError: as `Predictor.export`.
         """
-        before, rows, facts, features = self._encoding()
+        before, example, facts, features = self._encoding()
+        inputs: Any = features
+        if distil:
+            inputs = None if rows is None else torch.as_tensor(self._inputs(rows)).to(features)
         options: dict[str, Any] = {"n_draws": self._draw_count(n_draws), "levels": levels}
-        module, _ = self.model.predictive_module(features, **options)
+        module, _ = self.model.predictive_module(inputs, distil=distil, **options)
         facts |= {"method": self.model.label, **module.facts}
         if self.target.classes:
             facts["classes"] = list(self.target.classes)
-        return write_graph(module, rows, path, facts, before=before, overwrite=overwrite)
+        return write_graph(module, example, path, facts, before=before, overwrite=overwrite)
 
     def _encoding(self) -> tuple[nn.Module, Any, dict[str, Any], Tensor]:
         """The encoding in a graph, rows that it takes, names of columns, and features of rows."""
