@@ -11,6 +11,7 @@ import typer
 from subbayes.cli.console import print_line
 from subbayes.cli.files import check_output_file, load_model, naming_out, read_rows
 from subbayes.cli.options import OUTPUT, Console, Overwrite, TextOptions, given_options, option
+from subbayes.utils.checks import fail
 from subbayes.utils.text_table import aligned
 
 NAME = "export"
@@ -75,6 +76,8 @@ def export(
     if distil or ending == ".pt2" or ending == ".onnx" and fitted.model.kind != "sparse-network":
         for name in given_options("layout") if distil else given_options("table", "layout"):
             print_line(f"warning: {name} makes no difference to the file of this model")
+        if distil and table is None:
+            fail("--table", "rows like those to predict, for --distil", "none")
         given = table if distil else None
         rows = None if given is None else read_rows(fitted, given, source, needs_target=False)
         with naming_out():

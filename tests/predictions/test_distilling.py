@@ -14,6 +14,7 @@ from torch.distributions import Categorical, Normal, kl_divergence
 import subbayes
 from subbayes import InputError, Network
 from subbayes.baselines.ensemble import WeightSamples
+from subbayes.cli import run
 from subbayes.inference.laplace.linearised import linearised_laplace
 from subbayes.likelihoods import Gaussian
 from subbayes.models.settings import TableSettings
@@ -184,3 +185,18 @@ def test_tables_are_distilled_from_rows_in_their_units(tmp_path):
     assert np.mean(error**2) < 2 * max(2 * facts["distance"], 0.02)
     with pytest.raises(InputError, match="inputs"):
         model.export(tmp_path / "other.pt2", distil=True)
+
+
+def test_the_command_line_distils_at_the_rows_of_a_table(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"a": rng.normal(size=60), "y": rng.normal(size=60)})
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    fit = ["fit", tmp_path / "rows.csv", "--target", "y", "--method", "map", "--epochs", "5"]
+    assert run([*map(str, fit), "--out", str(tmp_path / "m")]) == 0
+    words = ["export", tmp_path / "m", "--out", tmp_path / "small.pt2", "--distil"]
+    assert run(list(map(str, words))) == 2
+    assert "--table: expected rows like those to predict" in capsys.readouterr().err
+    assert run([*map(str, words), "--table", str(tmp_path / "rows.csv")]) == 0
+    extra = {"facts.json": ""}
+    torch.export.load(tmp_path / "small.pt2", extra_files=extra)
+    assert json.loads(extra["facts.json"])["distilled"]
