@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from subbayes.artifacts.facts import encode
-from subbayes.likelihoods.base import Likelihood
+from subbayes.likelihoods.base import Likelihood, with_tuples
 from subbayes.likelihoods.families import (
     FAMILIES,
     Bernoulli,
@@ -48,24 +48,23 @@ __all__ = [
     "from_config",
 ]
 
-_OWN = {
-    "gaussian": Gaussian,
-    "heteroscedastic": HeteroscedasticGaussian,
-    "tokens": CategoricalTokens,
-}
 _LISTING = "subbayes.likelihoods.LIKELIHOODS"
 LIKELIHOODS: Registry[Callable[..., Likelihood]] = Registry(
     "likelihood",
-    {name: f"{made.__module__}:{made.__name__}" for name, made in _OWN.items()}
-    | {"causal-lm": "subbayes.likelihoods.tokens:CategoricalTokens.causal"},
+    {
+        "gaussian": "subbayes.likelihoods.gaussian:Gaussian",
+        "heteroscedastic": "subbayes.likelihoods.gaussian:HeteroscedasticGaussian",
+        "tokens": "subbayes.likelihoods.tokens:CategoricalTokens",
+        "causal-lm": "subbayes.likelihoods.tokens:CategoricalTokens.causal",
+    },
 )
 """Likelihoods that are no families by name; others by `register` or an entry point.
 
 A likelihood of another package is saved without its class if `to_config` names it as here.
 """
-_BY_NAME = {made.__name__: made for made in _OWN.values()}
+_BY_NAME = {kind.__name__: kind for kind in (Gaussian, HeteroscedasticGaussian, CategoricalTokens)}
 _WRAPPERS: dict[str, type[Any]] = {
-    made.__name__: made for made in (CommonParameters, SeveralTargets, Standardized, Weighted)
+    kind.__name__: kind for kind in (CommonParameters, SeveralTargets, Standardized, Weighted)
 }
 
 _OTHER_NAMES = {
@@ -192,7 +191,7 @@ def _innermost(likelihood: Any) -> Any:
 
 def _made(config: dict[str, Any], own: Likelihood | None = None) -> Likelihood:
     """The likelihood of a description, around one of the user's own if it is given."""
-    options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+    options = with_tuples(config)
     name = options.pop("name")
     if name in _WRAPPERS:
         inner = _made(options.pop("likelihood"), own)

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -16,7 +16,14 @@ from torch import Tensor
 
 from subbayes.likelihoods.curvature_blocks import CurvatureBlocks, DenseBlocks
 from subbayes.utils.checks import InputError, fail, number_text
-from subbayes.utils.types import Curvatures, Outputs, ParameterVector, PerPoint, Targets
+from subbayes.utils.types import (
+    Curvatures,
+    Outputs,
+    ParameterVector,
+    ParameterVectors,
+    PerPoint,
+    Targets,
+)
 
 Kind = Literal["regression", "classification", "count"]
 Moments = Float[torch.Tensor, "*S N T"]
@@ -66,10 +73,10 @@ def check_tensor(
 
 def refuse_rows(bad: Any, values: Any, argument: str, expected: str, remedy: str = "") -> None:
     """Raise `InputError` about the first bad row, if there is one."""
-    rows = torch.as_tensor(bad).nonzero()
-    if len(rows):
-        row = int(rows[0])
-        fail(argument, expected, f"{number_text(float(values[row]))} at row {row}", remedy)
+    places = torch.as_tensor(bad).nonzero()
+    if len(places):
+        first = tuple(places[0].tolist())
+        fail(argument, expected, f"{number_text(float(values[first]))} at row {first[0]}", remedy)
 
 
 def to_numbers(value: Any) -> Any:
@@ -77,6 +84,11 @@ def to_numbers(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().cpu().double().tolist()
     return list(value) if isinstance(value, tuple) else value
+
+
+def with_tuples(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a class from a description or a text, whose lists become tuples."""
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in options.items()}
 
 
 class UndefinedError(InputError):
@@ -225,7 +237,10 @@ class Likelihood(ABC):
 
     def check_outputs(self, n_outputs: int, y: Targets) -> None:
         """Raise `InputError` if a network with `n_outputs` outputs does not fit the targets."""
-        needed = self.n_outputs(y)
+        self._check_n_outputs(n_outputs, self.n_outputs(y))
+        self.check_parameters(n_outputs)
+
+    def _check_n_outputs(self, n_outputs: int, needed: int) -> None:
         if n_outputs != needed:
             outputs = f"{needed} output{'s' * (needed > 1)}"
             remedy = f"Give the last layer {outputs}"
@@ -234,7 +249,6 @@ class Likelihood(ABC):
                     '; for class labels pass likelihood="categorical", "causal-lm" or "tokens"'
                 )
             fail("module", f"{outputs} for {self!r}", n_outputs, remedy)
-        self.check_parameters(n_outputs)
 
     def check_parameters(self, n_outputs: int) -> None:  # noqa: B027 (most have none)
         """Raise `InputError` for parameters that do not fit so many outputs.
@@ -309,21 +323,8 @@ class Likelihood(ABC):
         with torch.enable_grad():
             optimizer.step(closure)
         if not bool(torch.isfinite(raw).all()) or float(raw.detach().min()) < -300:
-            values = y[0] if isinstance(y, tuple) else y
-            largest = float(values.double().abs().max())
-            if largest > torch.finfo(torch.float32).max ** 0.5:
-                fail(
-                    "y",
-                    "targets whose squares float32 holds",
-                    f"values up to {largest:.3g}",
-                    "Standardise them: subbayes.likelihoods.Standardized.of(likelihood, y)",
-                )
-            fail(
-                "outputs",
-                "residuals to learn the noise from",
-                "outputs equal to the targets",
-                "Give the noise as a number",
-            )
+            remedy = "Give the noise as a number, or standardise targets that are huge"
+            fail("outputs", "residuals to learn the noise from", "none", remedy)
         return self.with_parameters(raw.detach()).detach()
 
     def detach(self) -> Likelihood:
@@ -393,7 +394,7 @@ class Likelihood(ABC):
 
         Of a class of the user, the fields are those of the class of the package that it extends.
         """
-        kind = next(cls for cls in type(self).__mro__ if _is_of_package(cls))
+        kind = next(cls for cls in type(self).__mro__ if is_of_package(cls))
         names = [f.name for f in fields(kind) if f.init] if is_dataclass(kind) else []
         values = {name: getattr(self, name) for name in names if name not in self.unsaved}
         shown = {k: v.to_config() if isinstance(v, Likelihood) else v for k, v in values.items()}
@@ -408,7 +409,7 @@ class Likelihood(ABC):
         super().__init_subclass__(**options)
         if "curvature" in vars(cls) and "curvature_blocks" not in vars(cls):
             cls.curvature_blocks = Likelihood.curvature_blocks  # type: ignore[method-assign]
-        if _is_of_package(cls):
+        if is_of_package(cls):
             return
         inner = cls.to_config
 
@@ -422,18 +423,40 @@ class Likelihood(ABC):
         cls.to_config = to_config  # type: ignore[method-assign]
 
 
-def _is_of_package(cls: type) -> bool:
+def is_of_package(cls: type) -> bool:
+    """Whether a class is of this package.
+
+    Example:
+        >>> is_of_package(Likelihood), is_of_package(Tensor)
+        (True, False)
+    """
     return cls.__module__.partition(".")[0] == "subbayes"
 
 
 def _package_names(cls: Any) -> Iterator[str]:
     """Names that descriptions of the package have."""
     for part in cls.__subclasses__():
-        if _is_of_package(part):
+        if is_of_package(part):
             yield part.__name__
             if isinstance(label := getattr(part, "label", None), str):
                 yield label
         yield from _package_names(part)
+
+
+class DiagonalCurvature(Likelihood):
+    """Base class of likelihoods that are independent over outputs."""
+
+    @abstractmethod
+    def information(self, outputs: Outputs) -> Outputs:
+        """The Fisher information in each output."""
+
+    def curvature(self, outputs: Outputs) -> Curvatures:
+        """The information of the outputs on the diagonal."""
+        return torch.diag_embed(self.information(outputs))
+
+    def curvature_blocks(self, outputs: Outputs) -> CurvatureBlocks:
+        """One block for each output."""
+        return DenseBlocks.diagonal(self.information(outputs))
 
 
 class LearnedParameter(Likelihood):
@@ -446,7 +469,7 @@ class LearnedParameter(Likelihood):
     parameter: ClassVar[str]
 
     @staticmethod
-    def _constrained(values: Float[Tensor, "*_ p"]) -> Float[Tensor, "*_ p"]:
+    def _constrained(values: ParameterVectors) -> ParameterVectors:
         """The parameter at unconstrained values."""
         return values
 
@@ -465,7 +488,7 @@ class LearnedParameter(Likelihood):
         """Whether the parameter is known."""
         return not (isinstance(self._value, str) and self._value == "learned")
 
-    def with_parameters(self, values: Float[Tensor, "*_ p"]) -> Likelihood:
+    def with_parameters(self, values: ParameterVectors) -> Likelihood:
         """The likelihood at unconstrained parameter values, of one network or of several."""
         return self._with_value(self._constrained(values)) if values.numel() else self
 
@@ -481,17 +504,8 @@ class LearnedParameter(Likelihood):
 
 
 def property_of(part: str, name: str) -> Any:
-    """A property that is that of a part of the object."""
+    """An attribute, or a method, that is that of a part of the object."""
     return property(lambda self: getattr(getattr(self, part), name))
-
-
-def method_of(part: str, name: str) -> Any:
-    """A method that is that of a part of the object."""
-
-    def method(self: Any, *arguments: Any) -> Any:
-        return getattr(getattr(self, part), name)(*arguments)
-
-    return method
 
 
 def _at_inner(name: str) -> Any:
@@ -528,8 +542,8 @@ class WrappedLikelihood(Likelihood):
     is_linear_gaussian = property_of("likelihood", "is_linear_gaussian")
     is_complete = property_of("likelihood", "is_complete")
 
-    n_outputs = method_of("likelihood", "n_outputs")
-    check_parameters = method_of("likelihood", "check_parameters")
+    n_outputs = property_of("likelihood", "n_outputs")
+    check_parameters = property_of("likelihood", "check_parameters")
 
     mean = _at_inner("mean")
     variance = _at_inner("variance")

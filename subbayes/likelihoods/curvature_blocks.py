@@ -168,8 +168,7 @@ class SoftmaxBlocks(CurvatureBlocks):
     def root(self) -> SoftmaxRoot:
         """In closed form, in float64."""
         p = self.probabilities.double()
-        if not bool(torch.isfinite(p).all()):
-            _fail_not_finite()
+        _check_finite(p)
         weights = None if self.weights is None else self.weights.double().sqrt()
         return SoftmaxRoot(p.sqrt(), weights)
 
@@ -182,8 +181,7 @@ class SoftmaxBlocks(CurvatureBlocks):
         above it $-p_i / q_j$ times that.
         """
         p = self.probabilities.double()
-        if not bool(torch.isfinite(p).all()):
-            _fail_not_finite()
+        _check_finite(p)
         after = p.cumsum(-1)
         before = torch.cat([torch.zeros_like(p[..., :1]), after[..., :-1]], -1)
         shares = (p.unsqueeze(-1) / before.unsqueeze(-2)).nan_to_num(0.0, 0.0, 0.0)
@@ -231,8 +229,7 @@ def root_of(curvature: Float[Tensor, "*n C C"]) -> Float[Tensor, "*n C C"]:
     Raises:
         InputError: a curvature that is not finite, or not positive semi-definite.
     """
-    if not bool(torch.isfinite(curvature).all()):
-        _fail_not_finite()
+    _check_finite(curvature)
     diagonal = curvature.diagonal(dim1=-2, dim2=-1)
     if torch.equal(curvature, torch.diag_embed(diagonal)) and bool((diagonal >= 0).all()):
         return torch.diag_embed(diagonal.sqrt())
@@ -249,10 +246,8 @@ def root_of(curvature: Float[Tensor, "*n C C"]) -> Float[Tensor, "*n C C"]:
     return vectors * values.where(values > negligible, 0).sqrt().unsqueeze(-2)
 
 
-def _fail_not_finite() -> None:
-    fail(
-        "likelihood",
-        "finite curvature at the network's outputs",
-        "NaN or infinite entries",
-        "Train the network further, or compute in float64",
-    )
+def _check_finite(values: Tensor) -> None:
+    if not bool(torch.isfinite(values).all()):
+        expected = "finite curvature at the network's outputs"
+        remedy = "Train the network further, or compute in float64"
+        fail("likelihood", expected, "NaN or infinite entries", remedy)

@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from typing_extensions import override
 
+from subbayes.data.data import check_weights
 from subbayes.likelihoods.base import (
     Kind,
     LearnedParameter,
@@ -31,12 +32,16 @@ from subbayes.likelihoods.base import (
     WrappedLikelihood,
     column,
     in_float64,
+    property_of,
+    refuse_rows,
     target_values,
+    with_tuples,
 )
 from subbayes.likelihoods.families.literal_calls import literal_call
 from subbayes.likelihoods.links import LINKS, PREDICTOR_SCALES, PRIORS
+from subbayes.likelihoods.tails.tails import Tails
 from subbayes.likelihoods.weighted import Weighted, weighted_terms
-from subbayes.utils.checks import check_choice, closest, fail, fail_type, number_text, one_of
+from subbayes.utils.checks import check_choice, closest, fail, fail_type, one_of
 from subbayes.utils.registry import Registry
 from subbayes.utils.types import (
     Curvatures,
@@ -44,6 +49,7 @@ from subbayes.utils.types import (
     ParameterVector,
     PerPoint,
     Predictors,
+    RowColumns,
     RowNumbers,
     RowTargets,
     RowWeights,
@@ -131,16 +137,16 @@ class Family(Likelihood):
     links: tuple[str, ...] = ()
     kind: ClassVar[Kind] = "regression"
     label: ClassVar[str]
-    is_mean: ClassVar[bool] = False
-    remedy: ClassVar[str] = "Choose another family, or leave the row out"
-    shape_remedy: ClassVar[str] = ""
-    example: ClassVar[str] = ""
-    is_binary: ClassVar[bool] = False
-    is_ordered: ClassVar[bool] = False
-    has_ordered_thresholds: ClassVar[bool] = True
-    has_predictor_per_class: ClassVar[bool] = False
-    is_working: ClassVar[bool] = False
-    is_for_networks: ClassVar[bool] = True
+    is_mean = False
+    remedy = "Choose another family, or leave the row out"
+    shape_remedy = ""
+    example = ""
+    is_binary = False
+    is_ordered = False
+    has_ordered_thresholds = True
+    has_predictor_per_class = False
+    is_working = False
+    is_for_networks = True
     most_columns: ClassVar[float] = 0
     takes_weights = True
 
@@ -163,19 +169,14 @@ class Family(Likelihood):
         if call is None and "(" in text:
             fail("family", "a closing bracket", repr(text))
         options = {} if call is None else dict(call.options)
-        for word in ("link", "cumulative"):
-            if word in options:
-                if link not in (None, options[word]):
-                    fail("link", "one name of a link", f"{link!r} and {options[word]!r}")
-                link = options.pop(word)
-        of_link = ("links", "cumulative")
-        known = [field.name for field in fields(cls) if field.init and field.name not in of_link]
-        bare = call is not None and not call.options
-        if call is not None and (call.values or bare or not set(options) <= set(known)):
+        if link is not None and options.setdefault("link", link) != link:
+            fail("link", "one name of a link", f"{link!r} and {options['link']!r}")
+        link = options.pop("link", None)
+        known = [field.name for field in fields(cls) if field.init and field.name != "links"]
+        if (call is not None and call.values) or not set(options) <= set(known):
             listed = ", ".join(f"{option}=" for option in known)
-            no_options = f"{cls.label!r}, which has no options"
-            fail("family", f"{cls.label}({listed})" if known else no_options, repr(text))
-        made = cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in options.items()})
+            fail("family", f"{cls.label}({listed})", repr(text))
+        made = cls(**with_tuples(options))
         return made if link is None else made.with_link(link)
 
     def with_link(self, link: Any) -> Family:
@@ -229,7 +230,7 @@ class Family(Likelihood):
         """
         raise NotImplementedError
 
-    def log_tails(self, y: Tensor, eta: Predictors) -> tuple[Tensor, Tensor]:
+    def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y) with gradients, which censoring and truncation need."""
         raise NotImplementedError
 
@@ -267,7 +268,7 @@ class Family(Likelihood):
         """
         low, high = self.bounds
         if self.kind == "count":
-            return float(max(math.ceil(low), 0)) if low > -math.inf else 0.0
+            return float(math.ceil(max(low, 0.0)))
         if low == -math.inf:
             return 0.0 if high == math.inf else high - 1
         return low + 1 if high == math.inf else (low + high) / 2
@@ -329,21 +330,21 @@ class Family(Likelihood):
         known = [value for value in self.known.values() if isinstance(value, str)]
         return (*known, *self.response_columns)
 
-    def needed(self, columns: Mapping[str, np.ndarray]) -> dict[str, Bool[np.ndarray, "n"]]:
+    def needed(self, columns: RowColumns) -> dict[str, Bool[np.ndarray, "n"]]:
         """Rows in which a column of `response_columns` is read; for those left out, all rows."""
         return {}
 
-    def responses(self, y: RowNumbers, columns: Mapping[str, np.ndarray]) -> RowTargets:
+    def responses(self, y: RowNumbers, columns: RowColumns) -> RowTargets:
         """Targets from the response and the columns of `response_columns`."""
         return y
 
-    def check_given(self, known: Mapping[str, np.ndarray]) -> None:
+    def check_given(self, known: RowColumns) -> None:
         """Raise `InputError` for given parameters, of new rows too, that fit no response."""
 
-    def check_known(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> None:
+    def check_known(self, y: RowNumbers, known: RowColumns) -> None:
         """Raise `InputError` for given parameters that do not fit the responses."""
 
-    def level_values(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> RowNumbers:
+    def level_values(self, y: RowNumbers, known: RowColumns) -> RowNumbers:
         """Responses for default priors: for binomial ones, the share of successes."""
         return y
 
@@ -396,7 +397,7 @@ class Family(Likelihood):
         Raises:
             InputError: another family than that of two classes.
         """
-        fail("formula", "family 'binomial' with trials(...)", repr(self))
+        fail("formula", "family 'binomial' with trials(...), by name", repr(self))
 
     def classes_text(self, labels: Sequence[str], more: Sequence[str]) -> str:
         """Describe what is modelled of the classes; `more` says how many are left out."""
@@ -435,8 +436,7 @@ class Family(Likelihood):
         It is evaluated in float64 and returned in the dtype of the outputs.
         """
         value, weight = responses_and_weights(y)
-        terms = partial(self._terms_at, value)
-        return terms(outputs) if weight is None else weighted_terms(terms, outputs, weight)
+        return weighted_terms(partial(self._terms_at, value), outputs, weight)
 
     @property
     def keeps_digits(self) -> bool:
@@ -469,9 +469,7 @@ class Family(Likelihood):
 
     def check_parameters(self, n_outputs: int) -> None:
         """Raise `InputError` unless there is an output for each parameter."""
-        if n_outputs != (needed := len(self.links)):
-            remedy = f"Give the last layer {needed} outputs"
-            fail("module", f"{needed} outputs for {self!r}", n_outputs, remedy)
+        self._check_n_outputs(n_outputs, len(self.links))
 
     def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
         """The likelihood whose other parameters are learned, for outputs of the location alone."""
@@ -481,9 +479,8 @@ class Family(Likelihood):
         given = tuple(self.known.values())
         if any(isinstance(value, str) for value in given):
             fail("module", f"an output for each of {', '.join(self.parameters)}", n_outputs)
-        if given and len(given) == len(self.parameters) - len(self.locations):
-            return CommonParameters(self, tuple(float(value) for value in given))
-        return CommonParameters(self)
+        all_given = len(given) == len(self.parameters) - len(self.locations)
+        return CommonParameters(self, tuple(map(float, given)) if all_given else "learned")
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for responses outside the support, or weights below 0."""
@@ -491,20 +488,14 @@ class Family(Likelihood):
         if value.ndim > 2 or sum(value.shape[1:]) > self.most_columns:
             several = " or (N, targets)" if self.most_columns > 1 else ""
             fail("y", f"responses of shape (N,){several}", tuple(value.shape), self.shape_remedy)
-        bad = ~self.allows(value)
-        if bool(bad.any()):
-            row = int(bad.nonzero()[0, 0])
-            wrong = value[bad][0]
-            near = wrong.round()
-            rounded = bool(self.allows(near[None])) and bool((wrong - near).abs() < _ROUNDING)
-            fail(
-                "y",
-                f"{self.support} for family {self.label!r}",
-                f"{number_text(wrong.item())} at row {row}",
-                "Round the responses" if rounded else self.remedy,
-            )
-        if weight is not None and (weight.shape != value.shape[:1] or bool((weight < 0).any())):
-            fail("weights", f"{len(value)} numbers of at least 0", "others")
+        expected = f"{self.support} for family {self.label!r}"
+        if self.kind == "count":
+            gap = (value - value.round()).abs()
+            close = (gap > 0) & (gap < _ROUNDING)
+            refuse_rows(close, value, "y", expected, "Round the responses")
+        refuse_rows(~self.allows(value), value, "y", expected, self.remedy)
+        if weight is not None:
+            check_weights(weight, whole=False)
 
     # --- from the distribution of SciPy ---------------------------------------------------------
 
@@ -539,7 +530,7 @@ class Family(Likelihood):
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         if not self._has_distribution:
             return super().cdf(outputs, y)
-        value = y[..., 0] if y.ndim == outputs.ndim or y.ndim == 2 else y
+        value = column(y, y)[..., 0]
         if torch.compiler.is_exporting():
             return moment(_OfTails(self, outputs.double().unbind(-1)).probability(value))
         return _from_numpy(self._distribution_at(outputs).cdf(value.numpy()), outputs)
@@ -679,8 +670,10 @@ class CommonParameters(LearnedParameter, WrappedLikelihood):
         tensor([-0.9854, -3.8866])
     """
 
+    likelihood: Family
     values: tuple[float, ...] | Tensor | str = "learned"
-    parameter: ClassVar[str] = "values"
+    parameter = "values"
+    check_targets = property_of("likelihood", "check_targets")
 
     def __post_init__(self) -> None:
         if not isinstance(self.likelihood, Family) or self.likelihood.n_thresholds:
@@ -689,18 +682,12 @@ class CommonParameters(LearnedParameter, WrappedLikelihood):
             if self.values != "learned":
                 fail("values", "numbers or 'learned'", repr(self.values))
         elif not isinstance(self.values, Tensor) and len(self.values) != self._others:
-            names = ", ".join(self.family.parameters[-self._others :])
+            names = ", ".join(self.likelihood.parameters[-self._others :])
             fail("values", f"one number each for {names}", repr(self.values))
 
     @property
-    def family(self) -> Family:
-        """The family."""
-        assert isinstance(self.likelihood, Family)
-        return self.likelihood
-
-    @property
     def _others(self) -> int:
-        return len(self.family.parameters) - len(self.family.locations)
+        return len(self.likelihood.parameters) - len(self.likelihood.locations)
 
     @override
     def _inner(self, outputs: Outputs) -> Float[Tensor, "*S N K"]:
@@ -724,28 +711,22 @@ class CommonParameters(LearnedParameter, WrappedLikelihood):
 
     def n_outputs(self, y: Targets) -> int:
         """One output for each location."""
-        return len(self.family.locations)
+        return len(self.likelihood.locations)
 
     def for_outputs(self, n_outputs: int, y: Targets) -> Likelihood:
         """The likelihood itself."""
         return self
 
     @override
-    def check_targets(self, y: Targets) -> None:
-        self.likelihood.check_targets(y)
-
-    @override
     def check_parameters(self, n_outputs: int) -> None:
-        needed = len(self.family.locations)
-        if n_outputs != needed:
-            fail("module", f"{needed} output{'s' * (needed > 1)} for {self!r}", n_outputs)
+        self._check_n_outputs(n_outputs, len(self.likelihood.locations))
 
     def init_parameters(self, y: Targets) -> ParameterVector:
         """Predictors that suit the targets; empty if the values are known."""
         if self.is_complete:
             return torch.zeros(0)
         values = target_values(y).detach().double().cpu().numpy()
-        found = np.array(self.family.initial_predictors(values)[-self._others :])
+        found = np.array(self.likelihood.initial_predictors(values)[-self._others :])
         return torch.from_numpy(found).to(torch.get_default_dtype())
 
 
@@ -805,7 +786,7 @@ def family_from_config(config: Mapping[str, Any], where: str = "family") -> Fami
         >>> family_from_config(StudentTFamily().to_config())
         student-t(mu: identity, sigma: log, nu: logm1)
     """
-    options: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+    options = with_tuples(config)
     name = options.pop("name", None)
     if name not in FAMILIES:
         fail(f"{where}['name']", "a family of this version", repr(name))

@@ -6,16 +6,14 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
 from subbayes.likelihoods.base import (
-    Kind,
+    DiagonalCurvature,
     LearnedParameter,
     Likelihood,
     Moments,
@@ -23,9 +21,9 @@ from subbayes.likelihoods.base import (
     column,
     n_targets,
 )
-from subbayes.likelihoods.curvature_blocks import DenseBlocks
-from subbayes.utils.checks import check_positive, fail
-from subbayes.utils.types import Curvatures, Outputs, ParameterVector, PerPoint, Targets
+from subbayes.likelihoods.tails.tails import normal_log_density
+from subbayes.utils.checks import fail
+from subbayes.utils.types import Outputs, ParameterVector, ParameterVectors, PerPoint, Targets
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -37,8 +35,7 @@ def _log_prob(y: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
 
 def _log_prob_of_scale(y: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     """The same by standard deviations, whose squares may overflow."""
-    z = (y - mean) / scale
-    return -(0.5 * (_LOG_2PI + z * z) + scale.log()).sum(-1)
+    return normal_log_density((y - mean) / scale, scale.log()).sum(-1)
 
 
 def softplus_inverse(x: Tensor) -> Tensor:
@@ -76,7 +73,7 @@ class NormalLikelihood(Likelihood):
 class GaussianLike(NormalLikelihood):
     """Base class of likelihoods with Gaussian y | f, defined by mean and variance."""
 
-    kind: ClassVar[Kind] = "regression"
+    kind = "regression"
 
     def log_prob(self, outputs: Outputs, y: Targets) -> PerPoint:
         """Log density of each observation, summed over targets, shape (..., N)."""
@@ -92,7 +89,7 @@ class GaussianLike(NormalLikelihood):
         )
 
 
-class _OneParameter(LearnedParameter, GaussianLike):
+class _OneParameter(LearnedParameter, DiagonalCurvature, GaussianLike):
     """Base class of Gaussian likelihoods with one parameter, which can be learned."""
 
     @staticmethod
@@ -100,27 +97,23 @@ class _OneParameter(LearnedParameter, GaussianLike):
     def _unconstrained(variance: ParameterVector) -> ParameterVector:
         """Initial unconstrained values from the variances of the targets."""
 
-    def _check_tensor(self, fits: Callable[[Tensor], Tensor], expected: str) -> None:
-        """Check a value that is a tensor."""
-        value = self._value
-        if isinstance(value, Tensor) and not bool(fits(value).all()):
-            bad = value[~fits(value)].flatten()[0].item()
-            fail(self.parameter, expected, f"{bad:g}")
-
-    def _numbers(self) -> tuple[Any, ...]:
-        """The values given, one or one per target; none for a word or a tensor."""
-        if isinstance(self._value, (str, Tensor)):
-            return ()
-        return tuple(self._value) if isinstance(self._value, (tuple, list)) else (self._value,)
+    def _check_value(
+        self, words: tuple[str, ...], fits: Callable[[Tensor], Tensor], expected: str
+    ) -> None:
+        """Check a word, or that all numbers fit."""
+        if isinstance(self._value, str):
+            if self._value not in words:
+                fail(self.parameter, f"numbers or {' or '.join(map(repr, words))}", self._value)
+            return
+        numbers = torch.as_tensor(self._value, dtype=torch.float64)
+        bad = ~(fits(numbers) & numbers.isfinite())
+        if bool(bad.any()):
+            fail(self.parameter, expected, f"{numbers[bad][0].item():g}")
 
     def check_parameters(self, n_outputs: int) -> None:
         """Raise `InputError` for a parameter that does not fit so many outputs."""
-        value = self._value
-        if isinstance(value, Tensor):
-            length = value.shape[-1] if value.ndim else 1
-        else:
-            length = 1 if isinstance(value, str) else len(self._numbers())
-        self._check_length(self.parameter, length, n_outputs)
+        shape = () if isinstance(self._value, str) else torch.as_tensor(self._value).shape
+        self._check_length(self.parameter, shape[-1] if shape else 1, n_outputs)
 
     def init_parameters(self, y: Targets) -> ParameterVector:
         """Unconstrained initial values, from the variances of the targets."""
@@ -151,18 +144,15 @@ class Gaussian(_OneParameter):
     """
 
     noise: float | tuple[float, ...] | Tensor | str = "learned"
-    parameter: ClassVar[str] = "noise"
+    parameter = "noise"
     is_linear_gaussian = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.noise, str) and self.noise not in ("learned", "per-observation"):
-            fail("noise", "a number, 'learned' or 'per-observation'", repr(self.noise))
-        for value in self._numbers():
-            check_positive("noise", value)
-        self._check_tensor(lambda noise: (noise > 0) & noise.isfinite(), "finite numbers above 0")
+        words = ("learned", "per-observation")
+        self._check_value(words, lambda noise: noise > 0, "finite numbers above 0")
 
     @staticmethod
-    def _constrained(values: Float[Tensor, "*_ p"]) -> Float[Tensor, "*_ p"]:
+    def _constrained(values: ParameterVectors) -> ParameterVectors:
         return values.exp()
 
     @staticmethod
@@ -186,15 +176,10 @@ class Gaussian(_OneParameter):
         return scaled if isinstance(self.noise, Tensor) else scaled.detach()
 
     def _scale(self, outputs: Tensor) -> Tensor:
-        if isinstance(self.noise, str):
-            fail(
-                "likelihood",
-                "a noise scale",
-                f"noise={self.noise!r}",
-                "Use train(...) or likelihood.fit_parameters(outputs, y), or pass a number"
-                if self.noise == "learned"
-                else "Give the new observations' noise scale: posterior.predict(..., noise=...)",
-            )
+        self.check_complete()
+        if self._per_observation:
+            remedy = "Give those of new observations: posterior.predict(..., noise=...)"
+            fail("noise", "noise scales", "none", remedy)
         return torch.as_tensor(self.noise, dtype=outputs.dtype, device=outputs.device)
 
     @override
@@ -215,13 +200,9 @@ class Gaussian(_OneParameter):
     def _sd(self, outputs: Outputs) -> Moments:
         return self._scale(outputs).expand(outputs.shape)
 
-    def curvature(self, outputs: Outputs) -> Curvatures:
-        r"""$\Lambda = \sigma^{-2} I$."""
-        return torch.diag_embed(1 / self.variance(outputs))
-
-    def curvature_blocks(self, outputs: Outputs) -> DenseBlocks:
-        r"""$\sigma^{-2}$ for each output."""
-        return DenseBlocks.diagonal(1 / self.variance(outputs))
+    def information(self, outputs: Outputs) -> Outputs:
+        r"""$\sigma^{-2}$."""
+        return 1 / self.variance(outputs)
 
     def n_outputs(self, y: Targets) -> int:
         """One output per target."""
@@ -272,18 +253,13 @@ class HeteroscedasticGaussian(_OneParameter):
 
     global_variance: float | tuple[float, ...] | Tensor | str = "learned"
 
-    parameter: ClassVar[str] = "global_variance"
+    parameter = "global_variance"
 
     def __post_init__(self) -> None:
-        if isinstance(self.global_variance, str) and self.global_variance != "learned":
-            fail("global_variance", "a number or 'learned'", repr(self.global_variance))
-        for value in self._numbers():
-            if not (isinstance(value, (int, float)) and 0 <= value < math.inf):
-                fail("global_variance", "a finite number of at least 0", repr(value))
-        self._check_tensor(lambda v: (v >= 0) & v.isfinite(), "finite numbers of at least 0")
+        self._check_value(("learned",), lambda v: v >= 0, "finite numbers of at least 0")
 
     @staticmethod
-    def _constrained(values: Float[Tensor, "*_ p"]) -> Float[Tensor, "*_ p"]:
+    def _constrained(values: ParameterVectors) -> ParameterVectors:
         return F.softplus(values)
 
     @staticmethod
@@ -296,13 +272,7 @@ class HeteroscedasticGaussian(_OneParameter):
 
     def variance(self, outputs: Outputs) -> Moments:
         """Softplus of the second half of the outputs, plus the global variance."""
-        if isinstance(self.global_variance, str):
-            fail(
-                "likelihood",
-                "a global variance",
-                "global_variance='learned'",
-                "Use train(...) or likelihood.fit_parameters(outputs, y), or pass a number",
-            )
+        self.check_complete()
         v = torch.as_tensor(self.global_variance, dtype=outputs.dtype, device=outputs.device)
         return F.softplus(self._raw(outputs)) + v
 
@@ -321,15 +291,8 @@ class HeteroscedasticGaussian(_OneParameter):
         slope = 0.5 * (whitened * whitened - variance.reciprocal()) * raw.sigmoid()
         return torch.cat([whitened.mT, slope.mT], -2).mT
 
-    def curvature(self, outputs: Outputs) -> Curvatures:
-        r"""Fisher information: $1/v$ for a mean, $(\partial v / \partial f_\rho)^2 / (2v^2)$."""
-        return torch.diag_embed(self._information(outputs))
-
-    def curvature_blocks(self, outputs: Outputs) -> DenseBlocks:
-        """The diagonal of the Fisher information."""
-        return DenseBlocks.diagonal(self._information(outputs))
-
-    def _information(self, outputs: Outputs) -> Outputs:
+    def information(self, outputs: Outputs) -> Outputs:
+        r"""$1/v$ for a mean, $(\partial v / \partial f_\rho)^2 / (2v^2)$ for a variance."""
         v = self.variance(outputs)
         slope = torch.sigmoid(outputs[..., outputs.shape[-1] // 2 :])
         return torch.cat([1 / v, slope.square() / (2 * v.square())], -1)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -52,6 +53,7 @@ PROBABILITY_LINKS = ("logit", "probit", "cloglog", "cauchit")
 """Links of probabilities, the default first."""
 
 _LOG_ROOT_TWO_PI = 0.5 * math.log(2 * math.pi)
+_LEAST_SHARE = 0.01  # of rows, in predictors that suit responses
 _LARGEST = 80.0  # of a predictor whose exponential is used; probabilities are 1 long before
 
 
@@ -92,6 +94,17 @@ def log_odds(link: str, eta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         return eta
     success, failure = log_probabilities(link, eta)
     return success - failure
+
+
+def logit_of_share(rows: Bool[np.ndarray, "n"]) -> float:
+    """The log odds of the share of rows, which counts as at least 0.01 and at most 0.99.
+
+    Example:
+        >>> logit_of_share(np.array([True, False]))
+        0.0
+    """
+    share = float(np.clip(rows.mean(), _LEAST_SHARE, 1 - _LEAST_SHARE))
+    return math.log(share / (1 - share))
 
 
 def bernoulli_variance(link: str, eta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:

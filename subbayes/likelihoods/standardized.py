@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,12 +13,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods.base import (
-    Kind,
     Likelihood,
     Moments,
     WrappedLikelihood,
     column,
-    method_of,
     n_targets,
     property_of,
     target_values,
@@ -48,11 +46,11 @@ class Standardized(WrappedLikelihood):
 
     shift: tuple[float, ...]
     scale: tuple[float, ...]
-    kind: ClassVar[Kind] = "regression"
+    kind = "regression"
     # what does not depend on the units of y
-    curvature = method_of("likelihood", "curvature")
-    curvature_blocks = method_of("likelihood", "curvature_blocks")
-    check_outputs = method_of("likelihood", "check_outputs")
+    curvature = property_of("likelihood", "curvature")
+    curvature_blocks = property_of("likelihood", "curvature_blocks")
+    check_outputs = property_of("likelihood", "check_outputs")
     of_standardized = property_of("likelihood", "of_standardized")
 
     def __post_init__(self) -> None:

@@ -3,7 +3,6 @@ r"""The likelihood of labels of the positions of a row: tokens of a text, pixels
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -47,7 +46,7 @@ class CategoricalTokens(ClassLikelihood):
     shift: bool = False
     ignore_index: int = -100
     kept: Bool[Tensor, "N L"] | None = field(default=None, repr=False)
-    per_position: ClassVar[bool] = True
+    per_position = True
     unsaved = ("kept",)
 
     def __post_init__(self) -> None:

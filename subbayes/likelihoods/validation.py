@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from subbayes.data.data import Data, join_targets
-from subbayes.likelihoods.base import Likelihood, WrappedLikelihood, target_values
+from subbayes.likelihoods.base import Likelihood, WrappedLikelihood, is_of_package, target_values
 from subbayes.likelihoods.target_parts import one_copy_log_prob
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import take, tree_map
@@ -30,7 +30,7 @@ def is_own(likelihood: Likelihood) -> bool:
         >>> is_own(Gaussian(1.0))
         False
     """
-    if type(likelihood).__module__.partition(".")[0] != "subbayes":
+    if not is_of_package(type(likelihood)):
         return True
     return isinstance(likelihood, WrappedLikelihood) and is_own(likelihood.likelihood)
 

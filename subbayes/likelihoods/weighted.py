@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.data.data import check_weights
-from subbayes.likelihoods.base import Likelihood, WrappedLikelihood, method_of, property_of
+from subbayes.likelihoods.base import Likelihood, WrappedLikelihood, property_of
 from subbayes.likelihoods.curvature_blocks import CurvatureBlocks
 from subbayes.utils.checks import fail
 from subbayes.utils.trees import take
@@ -41,7 +41,7 @@ class Weighted(WrappedLikelihood):
     unsaved = ("weights",)
     takes_weights = True
     unweighted = property_of("likelihood", "unweighted")
-    moments = method_of("likelihood", "moments")
+    moments = property_of("likelihood", "moments")
 
     @property
     @override
@@ -121,7 +121,7 @@ def _split(y: Targets) -> tuple[Targets, Tensor]:
 
 
 def weighted_terms(
-    log_prob: Callable[[Tensor], Tensor], outputs: Outputs, weights: Shaped[Tensor, "N"]
+    log_prob: Callable[[Tensor], Tensor], outputs: Outputs, weights: Shaped[Tensor, "N"] | None
 ) -> PerPoint:
     """Log densities times weights, which are 0 with a gradient of 0 where the weight is.
 
@@ -131,12 +131,14 @@ def weighted_terms(
     Args:
         log_prob: log density of each row from outputs, shape (..., N).
         outputs: network outputs, shape (..., N, C).
-        weights: at least 0.
+        weights: at least 0; None for 1.
 
     Example:
         >>> weighted_terms(lambda f: f[:, 0].log(), torch.zeros(2, 1) + 1, torch.tensor([0.0, 2.0]))
         tensor([0., 0.])
     """
+    if weights is None:
+        return log_prob(outputs)
     none, weights = weights == 0, weights.to(outputs.dtype)
     terms = log_prob(torch.where(none.unsqueeze(-1), 0.0, outputs))
     return torch.where(none, 0.0, weights * terms)

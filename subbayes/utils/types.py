@@ -6,7 +6,7 @@ vectors (draws or chains), `N` observations, `C` network outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -34,7 +34,9 @@ LogDensity: TypeAlias = Float[np.ndarray, "S"]
 RowNumbers: TypeAlias = Float[np.ndarray, "n"]
 RowTargets: TypeAlias = Float[np.ndarray, "n *m"]
 RowWeights: TypeAlias = RowNumbers | None
+RowColumns: TypeAlias = Mapping[str, np.ndarray]
 Predictors: TypeAlias = tuple[Tensor, ...]
 """One predictor (..., N) for each parameter of a family."""
 Curvatures: TypeAlias = Float[torch.Tensor, "*S N C C"]
 ParameterVector: TypeAlias = Float[torch.Tensor, "p"]
+ParameterVectors: TypeAlias = Float[torch.Tensor, "*_ p"]

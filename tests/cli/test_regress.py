@@ -176,7 +176,7 @@ def test_predictions_of_classes_and_new_levels(table, tmp_path, capsys):
         (["y ~ age"], "expected columns age"),
         (["y ~ x", "--family", "mixture(normal, gamma, normal)"], "'mixture(normal, normal)'"),
         (["y ~ x", "--family", "normal("], "--family: expected a closing bracket"),
-        (["y ~ x", "--family", "normal(s=1)"], "'normal', which has no options"),
+        (["y ~ x", "--family", "normal(s=1)"], "expected normal(), got"),
         (["y ~ x", "--family", "quantile(q=1)"], "expected asymmetric-laplace(quantile=)"),
         (["y ~ x", "--family", "quantile(quantile=exec('1'))"], "numbers, text in quotes"),
         (["y ~ x", "--family", "mixture"], "mixture(normal, normal)"),

@@ -127,7 +127,7 @@ def test_links_by_name():
         "categorical(link='probit')": "link of family 'categorical': expected one of 'logit'",
         "bernoulli(link=3)": "link of family 'bernoulli': expected one of 'logit'",
         "bernoulli(other=1)": "family: expected",
-        "bernoulli()": "family: expected",
+        "bernoulli('probit')": "family: expected",
     }.items():
         with pytest.raises(InputError, match=message.replace("(", r"\(").replace(")", r"\)")):
             family_from_name(call)

@@ -174,9 +174,7 @@ def test_rows_outside_their_bounds_are_an_error_and_have_no_density():
     family = TruncatedFamily(family="normal", lower="a", upper="b")
     known = {"lower": np.array([0.0, 1.0]), "upper": np.array([2.0, 2.0])}
     family.check_known(np.array([0.5, 1.5]), known)
-    with pytest.raises(
-        InputError, match="within the bounds a, b, got 0.5 between 1 and 2 at row 1"
-    ):
+    with pytest.raises(InputError, match="within the bounds a, b, got 0.5 at row 1"):
         family.check_known(np.array([0.5, 0.5]), known)
     far = known | {"upper": np.array([2.0, np.inf])}
     with pytest.raises(InputError, match="b: expected finite numbers .* one above all responses"):

@@ -148,8 +148,8 @@ class Words(nn.Module):
         return self.head(self.words(indices).mean(1))
 
 
-def test_targets_too_large_for_float32_are_named():
-    with pytest.raises(InputError, match="^y: expected targets whose squares float32 holds"):
+def test_targets_too_large_for_float32_are_refused():
+    with pytest.raises(InputError, match="^outputs: expected residuals .* standardise targets"):
         fit(
             nn.Linear(3, 1),
             (X, X[:, 0] * 1e20),

@@ -10,6 +10,7 @@ from subbayes.likelihoods.families import (
     AsymmetricLaplaceFamily,
     BinomialFamily,
     PiecewiseExponentialFamily,
+    Poisson,
     family_from_name,
 )
 from subbayes.likelihoods.families.literal_calls import literal_call
@@ -86,8 +87,9 @@ def test_families_take_options_by_name():
     assert family_from_name("binomial(trials='n')") == BinomialFamily(trials="n")
     with pytest.raises(InputError, match=r"expected asymmetric-laplace\(quantile=\), got"):
         family_from_name("asymmetric-laplace(0.9)")
-    with pytest.raises(InputError, match="expected 'poisson', which has no options"):
-        family_from_name("poisson()")
+    with pytest.raises(InputError, match=r"expected poisson\(\), got"):
+        family_from_name("poisson(1)")
+    assert family_from_name("poisson()") == Poisson()
     with pytest.raises(InputError, match=r"Pass TruncatedFamily\(family=NormalFamily"):
         family_from_name("truncated(lower=0)")
 

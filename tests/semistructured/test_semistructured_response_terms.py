@@ -167,7 +167,7 @@ def test_upper_ends_are_those_of_intervals_alone(recwarn):
         ("y | cens(upper=b) ~ x", "normal", "a column of the status, got none"),
         ("y | cens(a) ~ x", "ordinal", "tail probabilities"),
         ("y | trials(n) ~ x", "poisson", "family 'binomial' with trials(...)"),
-        ("y | trials(n) ~ x", BinomialFamily(trials=3), "one that has trials= too"),
+        ("y | trials(n) ~ x", BinomialFamily(trials=3), "by name, got binomial"),
         ("y | trials(2.5) ~ x", "binomial", "a whole number of trials, got 2.5"),
         ("y | trials(1e999) ~ x", "binomial", "a number above 1e+15"),
         ("y | trials(" + 900 * "9" + ") ~ x", "binomial", "columns, numbers, operators"),

@@ -7,9 +7,9 @@ from typing import Any
 
 from typing_extensions import override
 
-from subbayes.likelihoods.base import method_of, property_of
+from subbayes.likelihoods.base import property_of
 from subbayes.likelihoods.family import Family, family_from_name
-from subbayes.utils.checks import fail, fail_type
+from subbayes.utils.checks import fail
 from subbayes.utils.types import RowTargets
 
 
@@ -32,19 +32,16 @@ class AroundFamily(Family):
     support = property_of("family", "support")
     parameters = property_of("family", "parameters")
     known = property_of("family", "known")
-    check_given = method_of("family", "check_given")
-    check_known = method_of("family", "check_known")
-    allows = method_of("family", "allows")
-    level = method_of("family", "level")
-    level_values = method_of("family", "level_values")
-    location_values = method_of("family", "location_values")
-    log_tails = method_of("family", "log_tails")
+    check_given = property_of("family", "check_given")
+    check_known = property_of("family", "check_known")
+    allows = property_of("family", "allows")
+    level = property_of("family", "level")
+    level_values = property_of("family", "level_values")
+    location_values = property_of("family", "location_values")
+    log_tails = property_of("family", "log_tails")
 
     def __post_init__(self) -> None:
-        if isinstance(self.family, str):
-            object.__setattr__(self, "family", family_from_name(self.family))
-        if not isinstance(self.family, Family):
-            fail_type("family", "a family, such as WeibullFamily()", self.family)
+        object.__setattr__(self, "family", family_from_name(self.family))
         if type(self.family).log_tails is Family.log_tails:
             fail(
                 "family",

@@ -24,9 +24,8 @@ from subbayes.likelihoods.families.beta import BetaFamily
 from subbayes.likelihoods.families.gamma import GammaFamily
 from subbayes.likelihoods.families.log_normal import LogNormalFamily
 from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.links import bernoulli_variance, logit_of_share
 from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers
-
-_LEAST_SHARE = 0.01  # of a value, in predictors that suit responses
 
 
 class _AtomsFamily(Family):
@@ -121,10 +120,8 @@ class _AtomsFamily(Family):
     def initial_predictors(self, y: RowNumbers) -> tuple[float, ...]:
         at = np.isin(y, self.atoms)
         inner = y[~at] if not at.all() else np.array([self.base.response_within()])
-        share = float(np.clip(at.mean(), _LEAST_SHARE, 1 - _LEAST_SHARE))
         others = [0.0] * (len(self.parameters) - self._n_base - 1)
-        first = math.log(share / (1 - share))
-        return (*self.base.initial_predictors(inner), first, *others)
+        return (*self.base.initial_predictors(inner), logit_of_share(at), *others)
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,7 @@ class _Hurdle(_AtomsFamily):
 
     @override
     def _mass_information(self, eta: Sequence[Tensor]) -> list[Tensor]:
-        return [eta[0].sigmoid() * (-eta[0]).sigmoid()]
+        return [bernoulli_variance("logit", eta[0])]
 
 
 @family("hurdle-gamma")

@@ -7,8 +7,8 @@ probability of that.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,11 @@ from typing_extensions import override
 
 from subbayes.likelihoods.around.around import AroundFamily
 from subbayes.likelihoods.around.truncated import TruncatedFamily
-from subbayes.likelihoods.base import method_of, property_of, refuse_rows
+from subbayes.likelihoods.base import property_of, refuse_rows, target_values
 from subbayes.likelihoods.family import Family, family
 from subbayes.likelihoods.tails.tails import log_between
 from subbayes.utils.checks import fail
-from subbayes.utils.types import Predictors, RowNumbers, RowTargets, Targets
+from subbayes.utils.types import Predictors, RowColumns, RowNumbers, RowTargets, Targets
 
 _STATUS = {"left": -1, "none": 0, "right": 1, "interval": 2}
 
@@ -59,16 +59,16 @@ class CensoredFamily(AroundFamily):
     example = "Pass CensoredFamily(family=WeibullFamily(), status='column')"
 
     # of responses that are seen
-    log_density = method_of("family", "log_density")
-    mean = method_of("family", "mean")
-    averaged = method_of("family", "averaged")
+    log_density = property_of("family", "log_density")
+    mean = property_of("family", "mean")
+    averaged = property_of("family", "averaged")
     average_name = property_of("family", "average_name")
-    variance = method_of("family", "variance")
-    has_moment = method_of("family", "has_moment")
-    cdf = method_of("family", "cdf")
-    quantiles = method_of("family", "quantiles")
-    sample = method_of("family", "sample")
-    curvature = method_of("family", "curvature")
+    variance = property_of("family", "variance")
+    has_moment = property_of("family", "has_moment")
+    cdf = property_of("family", "cdf")
+    quantiles = property_of("family", "quantiles")
+    sample = property_of("family", "sample")
+    curvature = property_of("family", "curvature")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,23 +80,19 @@ class CensoredFamily(AroundFamily):
         """The status and the upper ends."""
         return (self.status,) if self.upper is None else (self.status, self.upper)
 
-    def needed(self, columns: Mapping[str, np.ndarray]) -> dict[str, Bool[np.ndarray, "n"]]:
+    def needed(self, columns: RowColumns) -> dict[str, Bool[np.ndarray, "n"]]:
         """Upper ends are those of intervals."""
         if self.upper is None:
             return {}
-        values = _status_values(columns[self.status])
-        interval = _STATUS["interval"] if values.dtype.kind in "biuf" else "interval"
-        return {self.upper: np.asarray(values == interval, dtype=bool)}
+        return {self.upper: _status_numbers(columns[self.status]) == _STATUS["interval"]}
 
-    def responses(self, y: RowNumbers, columns: Mapping[str, np.ndarray]) -> RowTargets:
+    def responses(self, y: RowNumbers, columns: RowColumns) -> RowTargets:
         """The responses with their status, and upper ends."""
-        values = _status_values(columns[self.status])
-        if values.dtype.kind not in "biuf":
-            unknown = sorted({str(v) for v in values} - set(_STATUS))
-            if unknown:
-                fail(self.status, "one of " + ", ".join(_STATUS), ", ".join(unknown[:5]))
-            values = np.array([_STATUS[str(v)] for v in values])
-        status = values.astype(np.float64)
+        values = np.asarray(columns[self.status])
+        status = _status_numbers(values)
+        unknown = values[np.isnan(status)]
+        if len(unknown):
+            fail(self.status, "one of " + ", ".join(_STATUS), unknown[0])
         if not self.upper:
             return np.column_stack([y, status])
         upper = np.asarray(columns[self.upper], dtype=np.float64)
@@ -104,7 +100,7 @@ class CensoredFamily(AroundFamily):
 
     def check_targets(self, y: Targets) -> None:
         """Raise `InputError` for responses outside the support, or an unknown status."""
-        value = y if isinstance(y, Tensor) else y[0]
+        value = target_values(y)
         if value.ndim != 2 or value.shape[1] not in (2, 3):
             fail("y", "columns of the value, the status and the upper end", tuple(value.shape))
         low, status, upper = value[:, 0], value[:, 1], value[:, -1]
@@ -188,9 +184,10 @@ class CensoredFamily(AroundFamily):
         return torch.where(status == 2, inside, terms)
 
 
-def _status_values(column: Any) -> np.ndarray:
-    """A column of status: numbers, also those of a column of objects, or text."""
+def _status_numbers(column: Any) -> RowNumbers:
+    """A column of status as numbers; NaN for unknown text."""
     values = np.asarray(column)
-    if values.dtype == object and all(isinstance(v, (int, float, np.number)) for v in values):
-        values = values.astype(np.float64)
-    return values
+    if values.dtype.kind in "biuf":
+        return values.astype(np.float64)
+    numbers = [v if isinstance(v, Number) else _STATUS.get(str(v), math.nan) for v in values]
+    return np.array(numbers, dtype=np.float64)

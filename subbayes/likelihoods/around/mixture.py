@@ -16,7 +16,8 @@ from typing_extensions import override
 
 from subbayes.likelihoods.base import Kind, Moments
 from subbayes.likelihoods.family import Family, family, family_from_name, log_sum
-from subbayes.utils.checks import fail, fail_type
+from subbayes.likelihoods.links import bernoulli_variance
+from subbayes.utils.checks import fail
 from subbayes.utils.types import Outputs, Predictors, RowNumbers
 
 _MIXTURE = re.compile(r"\w+\(([\w .-]{1,50}),([\w .-]{1,50})\)")
@@ -62,12 +63,8 @@ class MixtureFamily(Family):
 
     def __post_init__(self) -> None:
         for name in ("first", "second"):
-            part = getattr(self, name)
-            if isinstance(part, str):
-                part = family_from_name(part)
-                object.__setattr__(self, name, part)
-            if not isinstance(part, Family):
-                fail_type(name, "a family, such as NormalFamily()", part)
+            part = family_from_name(getattr(self, name))
+            object.__setattr__(self, name, part)
             if part.kind == "classification" or part.columns or isinstance(part, type(self)):
                 fail(name, "a family of numbers or counts without columns", repr(part))
         if self.first.kind != self.second.kind:
@@ -128,15 +125,9 @@ class MixtureFamily(Family):
         low, high = low[low <= np.median(low)], high[high >= np.median(high)]
         return (*self.first.initial_predictors(low), *self.second.initial_predictors(high), 0.0)
 
-    def for_outputs(self, n_outputs: int, y: Any) -> Family:
-        """The family itself: networks have an output for each parameter."""
-        return self
-
     @override
     def check_outputs(self, n_outputs: int, y: Any) -> None:
-        if n_outputs != len(self.parameters):
-            names = ", ".join(self.parameters)
-            fail("module", f"{len(self.parameters)} outputs ({names})", n_outputs)
+        self.check_parameters(n_outputs)
 
     def allows(self, y: Tensor) -> Tensor:
         """What one of them allows."""
@@ -164,7 +155,7 @@ class MixtureFamily(Family):
         a, b = self._split(outputs)
         within = self._weighted(outputs, self.first.variance(a), self.second.variance(b))
         gap = self.first.mean(a) - self.second.mean(b)
-        shares = outputs[..., -1:].sigmoid() * (-outputs[..., -1:]).sigmoid()
+        shares = bernoulli_variance("logit", outputs[..., -1:])
         # means that are infinite have infinite variances already
         return torch.where(within.isinf(), within, within + shares * gap.square())
 
@@ -187,8 +178,7 @@ class MixtureFamily(Family):
     @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         a, b = self._split(outputs)
-        first, second = outputs[..., -1:].sigmoid(), (-outputs[..., -1:]).sigmoid()
-        return first * self.first.cdf(a, y) + second * self.second.cdf(b, y)
+        return self._weighted(outputs, self.first.cdf(a, y), self.second.cdf(b, y))
 
     def quantiles(self, outputs: Outputs, q: float) -> Moments | None:
         """By bisection between those of both; None if one of them is not known."""

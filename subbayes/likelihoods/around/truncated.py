@@ -9,7 +9,7 @@ outside.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,12 +22,12 @@ from torch.nn.functional import logsigmoid
 from typing_extensions import override
 
 from subbayes.likelihoods.around.around import AroundFamily
-from subbayes.likelihoods.base import Moments, column
+from subbayes.likelihoods.base import Moments, column, refuse_rows
 from subbayes.likelihoods.family import family, moment
 from subbayes.likelihoods.tails.counts import CountCells, count_cells, count_range
-from subbayes.likelihoods.tails.tails import Tails, log_between, log_difference, tails_between
+from subbayes.likelihoods.tails.tails import Tails, log_between, tails_between
 from subbayes.utils.checks import fail
-from subbayes.utils.types import Outputs, Predictors, RowNumbers, RowTargets
+from subbayes.utils.types import Outputs, Predictors, RowColumns, RowNumbers, RowTargets
 
 _ENDS = ("lower", "upper")
 
@@ -124,40 +124,32 @@ class TruncatedFamily(AroundFamily):
         """As the family, and the columns of bounds."""
         return {**self.family.known, **self._by_row}
 
-    def _ends_by_row(self, known: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    def _ends_by_row(self, known: RowColumns) -> Sequence[np.ndarray]:
         """The lower and the upper bounds, where one of them is a column."""
-        n = max((len(known[name]) for name in self._by_row), default=0)
-        return [known.get(name, np.full(n, getattr(self, name))) for name in _ENDS]
+        return np.broadcast_arrays(*(known.get(name, getattr(self, name)) for name in _ENDS))
 
-    def check_given(self, known: Mapping[str, np.ndarray]) -> None:
+    def check_given(self, known: RowColumns) -> None:
         """Raise `InputError` for bounds by row that are not finite, or in the wrong order."""
         super().check_given(known)
         for name, place in self._by_row.items():
-            if not np.isfinite(known[name]).all():
-                far = "below" if name == "lower" else "above"
-                remedy = f"Give rows without a bound one {far} all responses"
-                fail(place, "finite numbers as bounds", "others", remedy)
+            far = "below" if name == "lower" else "above"
+            remedy = f"Give rows without a bound one {far} all responses"
+            bad = ~np.isfinite(known[name])
+            refuse_rows(bad, known[name], place, "finite numbers as bounds", remedy)
         lower, upper = self._ends_by_row(known)
-        wrong = np.flatnonzero(~(lower < upper))
-        if len(wrong):
-            row = wrong[0]
-            shown = f"{lower[row]:g} and {upper[row]:g} at row {row}"
-            columns = " and ".join(self._by_row.values())
-            fail(columns, "lower bounds below the upper ones", shown)
+        columns = " and ".join(self._by_row.values())
+        refuse_rows(~(lower < upper), lower, columns, "lower bounds below the upper ones")
 
-    def check_known(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> None:
+    def check_known(self, y: RowNumbers, known: RowColumns) -> None:
         """Raise `InputError` for bounds by row that do not hold responses."""
         super().check_known(y, known)
         if not self._by_row:
             return
         self.check_given(known)
         lower, upper = self._ends_by_row(known)
-        outside = np.flatnonzero((y < lower) | (y > upper))
-        if len(outside):
-            row = outside[0]
-            shown = f"{y[row]:g} between {lower[row]:g} and {upper[row]:g} at row {row}"
-            expected = f"responses within the bounds {', '.join(self._by_row.values())}"
-            fail("y", expected, shown, "Leave out rows that truncation excludes")
+        expected = f"responses within the bounds {', '.join(self._by_row.values())}"
+        remedy = "Leave out rows that truncation excludes"
+        refuse_rows((y < lower) | (y > upper), y, "y", expected, remedy)
 
     def initial_predictors(self, y: RowTargets) -> tuple[float, ...]:
         """As the family; bounds by row are given."""
@@ -259,37 +251,23 @@ class TruncatedFamily(AroundFamily):
         zero = torch.zeros_like(eta[0])
         return zero + lower, (zero + upper).clamp_max(self.family.bounds[1])
 
-    def _probability(self, y: Tensor, eta: Predictors, ends: tuple[Tails, Tails]) -> Tensor:
-        """P(Y <= y) within the bounds, from the smaller tails."""
-        (low_below, low_above), high = ends
-        lower, end = self._ends(eta)
-        inside = y.maximum(self._before(lower)).minimum(end)
-        inside = inside.clamp_min(self.family.bounds[0])
-        below, above = self.family.log_tails(inside, self._split(eta)[0])
-        log_share = torch.where(
-            low_above < high[0], log_difference(low_above, above), log_difference(below, low_below)
-        )
-        found = (log_share - log_between(*ends)).exp().clamp(0, 1)
-        found = torch.where(log_between(*ends) == -math.inf, 1.0, found)
-        return found.masked_fill(y < lower, 0.0).masked_fill(y >= end, 1.0)
-
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
         """P(Y <= y) within the bounds."""
         value = column(y, outputs)[..., 0].double()
 
         def probability(eta: Predictors, at: Tensor) -> Tensor:
-            return self._probability(at, eta, self._tails_at_bounds(eta))
+            lower, end = self._ends(eta)
+            inside = at.maximum(self._before(lower)).minimum(end).clamp_min(self.family.bounds[0])
+            below, above = self.log_tails(inside, eta)
+            found = torch.where(below.isneginf() & above.isneginf(), 1.0, below.exp().clamp_max(1))
+            return found.masked_fill(at < lower, 0.0).masked_fill(at >= end, 1.0)
 
         return moment(_in_blocks(probability, outputs, 16, value).to(outputs))
 
     def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
         """Responses with these logarithms of the probabilities below and above."""
-        return self._at_levels(eta, below, above)
-
-    def _at_levels(self, eta: Predictors, log_u: Tensor, log_rest: Tensor) -> Tensor:
-        """Quantiles at levels within the bounds, by log u and log(1 - u)."""
         low, high = self._tails_at_bounds(eta)
-        below, above = tails_between(low, high, log_u, log_rest)
+        below, above = tails_between(low, high, below, above)
         own, lower, upper = self._split(eta)
         found = self.family.from_log_tails(below, above, own)
         # where the probability of the bounds underflows, all of it is at the nearer one
@@ -337,7 +315,7 @@ class TruncatedFamily(AroundFamily):
 
     def _quantiles(self, eta: Predictors, u: Tensor) -> Tensor:
         if self.kind != "count":
-            return self._at_levels(eta, u.log(), torch.log1p(-u))
+            return self.from_log_tails(u.log(), torch.log1p(-u), eta)
         return self._cells(eta).quantiles(u)
 
     def quantiles(self, outputs: Outputs, q: float) -> Moments:
@@ -370,7 +348,7 @@ class TruncatedFamily(AroundFamily):
         weight = (log_u + log_rest + t.cosh().log()).softmax(0)
         found = []
         for low, high in pairwise(self._tails_of_pieces(eta)):
-            y = self._at_levels(eta, *tails_between(low, high, log_u, log_rest))
+            y = self.from_log_tails(*tails_between(low, high, log_u, log_rest), eta)
             found.append((y, weight * log_between(low, high).exp()))
         y, weight = map(torch.cat, zip(*found, strict=True))
         return y, weight
@@ -412,11 +390,11 @@ class TruncatedFamily(AroundFamily):
 
     def mean(self, outputs: Outputs) -> Moments:
         """The mean within the bounds."""
-        return moment(_in_blocks(self._moments, outputs, _CELLS)[0].to(outputs))
+        return self.moments(outputs)[0]
 
     def variance(self, outputs: Outputs) -> Moments:
         """The variance within the bounds."""
-        return moment(_in_blocks(self._moments, outputs, _CELLS)[1].to(outputs))
+        return self.moments(outputs)[1]
 
     def moments(self, outputs: Outputs) -> tuple[Moments, Moments]:
         """Mean and variance, which the same quadrature gives."""

@@ -16,9 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Kind, Moments
+from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.families.counts import NegativeBinomialFamily, Poisson
 from subbayes.likelihoods.family import Family, family, log_sum, moment
+from subbayes.likelihoods.links import logit_of_share
 from subbayes.utils.types import Outputs, Predictors, RowNumbers
 
 _BELOW_ONE = 1 - 2.0**-53
@@ -34,7 +35,7 @@ class _ZeroFamily(Family):
     """
 
     base: Any = field(default_factory=Poisson, init=False)
-    kind: ClassVar[Kind] = "count"
+    kind = "count"
     zero: ClassVar[str]
 
     def _seen(self, outputs: Outputs) -> tuple[Tensor, Tensor, Tensor]:
@@ -125,8 +126,7 @@ class _Hurdle(_ZeroFamily):
 
     def initial_predictors(self, y: RowNumbers) -> tuple[float, ...]:
         """Predictors that suit responses, with the share of zeros."""
-        share = float(np.clip(np.mean(y == 0), 0.01, 0.99))
-        return (*super().initial_predictors(y)[:-1], float(np.log(share / (1 - share))))
+        return (*super().initial_predictors(y)[:-1], logit_of_share(y == 0))
 
 
 @family("zero-inflated-poisson", "zip")

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
 from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.links import bernoulli_variance
 from subbayes.likelihoods.tails.incomplete_integrals import beta_log_tails, scaled_trigamma
 from subbayes.likelihoods.tails.tails import Tails
 from subbayes.utils.types import Curvatures, Outputs, Predictors
@@ -66,8 +67,7 @@ class BetaFamily(Family):
 
     def variance(self, outputs: Outputs) -> Moments:
         """mu (1 - mu) / (1 + precision)."""
-        logit = outputs[..., 0]
-        return moment(logit.sigmoid() * (-logit).sigmoid() / (1 + outputs[..., 1].exp()))
+        return moment(bernoulli_variance("logit", outputs[..., 0]) / (1 + outputs[..., 1].exp()))
 
     def _distribution_at(self, outputs: Outputs) -> Any:
         from scipy import stats

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Kind, Likelihood, Moments, target_values
+from subbayes.likelihoods.base import DiagonalCurvature, Kind, Likelihood, Moments, target_values
 from subbayes.likelihoods.curvature_blocks import SoftmaxBlocks
 from subbayes.likelihoods.family import Family, family, family_from_config, responses_and_weights
 from subbayes.likelihoods.links import (
@@ -22,6 +22,7 @@ from subbayes.likelihoods.links import (
     fisher_information,
     log_probabilities,
 )
+from subbayes.likelihoods.tails.tails import log_between
 from subbayes.likelihoods.weighted import weighted_terms
 from subbayes.utils.checks import check_choice, check_count, fail
 from subbayes.utils.types import (
@@ -54,10 +55,10 @@ class ClassLikelihood(Likelihood):
 
 @family("bernoulli")
 @dataclass(frozen=True, repr=False)
-class Bernoulli(Family):
+class Bernoulli(DiagonalCurvature, Family):
     r"""Two classes, $P(y = 1) = \mu$, as labels 0 and 1 of shape (N,) or (N, 1)."""
 
-    kind: ClassVar[Kind] = "classification"
+    kind = "classification"
     is_mean = True
     most_columns = 1
     is_binary = True
@@ -110,8 +111,8 @@ class Bernoulli(Family):
         return (torch.rand(p.shape, generator=generator, dtype=torch.float64) < p).long()
 
     @override
-    def curvature(self, outputs: Outputs) -> Curvatures:
-        return torch.diag_embed(fisher_information(self.links[0], outputs))
+    def information(self, outputs: Outputs) -> Outputs:
+        return fisher_information(self.links[0], outputs)
 
 
 @family("ordinal", "cumulative")
@@ -177,34 +178,13 @@ class OrdinalFamily(ClassLikelihood, Family):
 
     def _log_probabilities(self, outputs: Outputs) -> Tensor:
         """Log P(y = j), shape (..., N, K)."""
-        y, cuts = (
-            torch.arange(self.n_classes, device=outputs.device),
-            outputs[..., 1:].sort(-1).values,
-        )
-        lower = cuts[..., (y - 1).clamp_min(0)]
-        upper = cuts[..., y.clamp_max(self.n_thresholds - 1)]
-        return self._log_probability(y, outputs[..., :1], lower, upper)
+        y = torch.arange(self.n_classes, device=outputs.device)
+        return self._log_probability(y, outputs[..., :1], *self._around(y, outputs[..., 1:]))
 
-    def _log_between(
-        self,
-        lower: Tensor,
-        upper: Tensor,
-        below: tuple[Tensor, Tensor],
-        above: tuple[Tensor, Tensor],
-    ) -> Tensor:
-        """Log probability between two thresholds.
-
-        Args:
-            lower: the first.
-            upper: the second.
-            below: log probabilities below each.
-            above: log probabilities above each.
-        """
-        if self.cumulative != "logit":
-            return _log_between(below, above)
-        # sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b))
-        width = torch.log(-torch.expm1((lower - upper).clamp_max(-1e-12)))
-        return below[1] + above[0] + width
+    def _around(self, y: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+        """The thresholds below and above classes; any for one without."""
+        cuts, y = thresholds.sort(-1).values, y.long()
+        return cuts[..., (y - 1).clamp_min(0)], cuts[..., y.clamp_max(self.n_thresholds - 1)]
 
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
         """Log probability of classes, from the two thresholds around each."""
@@ -220,15 +200,13 @@ class OrdinalFamily(ClassLikelihood, Family):
     ) -> PerPoint:
         """As `log_prob`, with thresholds that all rows share, at the cost of two of them a row."""
         value, weight = responses_and_weights(y)
-        cuts, index = thresholds.sort(-1).values, value.long()
-        lower = cuts[..., (index - 1).clamp_min(0)]
-        upper = cuts[..., index.clamp_max(self.n_thresholds - 1)]
+        lower, upper = self._around(value, thresholds)
 
         def terms(outputs: Tensor) -> Tensor:
             return self._log_probability(value, outputs[..., 0], lower, upper)
 
         outputs = location.unsqueeze(-1)
-        return terms(outputs) if weight is None else weighted_terms(terms, outputs, weight)
+        return weighted_terms(terms, outputs, weight)
 
     def _log_probability(self, y: Tensor, location: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
         """Log probability of classes.
@@ -240,14 +218,18 @@ class OrdinalFamily(ClassLikelihood, Family):
             upper: threshold above each class; any number for the last one.
         """
         first, last = y == 0, y == self.n_thresholds
-        below_lower, above_lower = log_probabilities(self.cumulative, lower - location)
-        below_upper, above_upper = log_probabilities(self.cumulative, upper - location)
         # the width of a class at an end is unused, and has to have a finite gradient
-        apart = torch.where(first | last, lower + 1.0, upper)
-        between = self._log_between(
-            lower, apart, (below_lower, below_upper), (above_lower, above_upper)
-        )
-        return torch.where(first, below_upper, torch.where(last, above_lower, between))
+        lower = torch.where(first, upper - 1.0, lower)
+        upper = torch.where(last, lower + 1.0, upper)
+        low = log_probabilities(self.cumulative, lower - location)
+        high = log_probabilities(self.cumulative, upper - location)
+        if self.cumulative == "logit":
+            # sigmoid(b) - sigmoid(a) = sigmoid(b) sigmoid(-a) (1 - exp(a - b))
+            width = torch.log(-torch.expm1((lower - upper).clamp_max(-1e-12)))
+            between = high[0] + low[1] + width
+        else:
+            between = log_between(low, high)
+        return torch.where(first, high[0], torch.where(last, low[1], between))
 
     def allows(self, y: Tensor) -> Tensor:
         """Whole numbers 0..K-1."""
@@ -271,18 +253,6 @@ class OrdinalFamily(ClassLikelihood, Family):
     def __repr__(self) -> str:
         link = "" if self.cumulative == "logit" else f", {self.cumulative}"
         return f"{self.label}(classes={self.n_classes}{link})"
-
-
-def _log_between(below: tuple[Tensor, Tensor], above: tuple[Tensor, Tensor]) -> Tensor:
-    """Log probability between two thresholds, from those below and above each.
-
-    Differences are taken in the tail that is smaller, which keeps its digits.
-    """
-    lower, upper = below
-    near, far = above
-    in_upper = upper + lower > far + near
-    large, small = torch.where(in_upper, near, upper), torch.where(in_upper, far, lower)
-    return large + torch.log(-torch.expm1((small - large).clamp_max(-1e-12)))
 
 
 @family("categorical", "multinomial")

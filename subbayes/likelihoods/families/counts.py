@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,8 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Kind, Likelihood, Moments, column, n_targets, refuse_rows
-from subbayes.likelihoods.curvature_blocks import DenseBlocks
+from subbayes.likelihoods.base import (
+    DiagonalCurvature,
+    Likelihood,
+    Moments,
+    column,
+    n_targets,
+    refuse_rows,
+)
 from subbayes.likelihoods.families.classes import Bernoulli
 from subbayes.likelihoods.family import Family, diagonal, family, moment
 from subbayes.likelihoods.links import (
@@ -29,8 +34,8 @@ from subbayes.likelihoods.tails.incomplete_integrals import (
     negative_binomial_log_tails,
 )
 from subbayes.likelihoods.tails.tails import Tails, exponential_log_below, poisson_log_tails
-from subbayes.utils.checks import check_count, fail
-from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers, Targets
+from subbayes.utils.checks import check_count
+from subbayes.utils.types import Curvatures, Outputs, Predictors, RowColumns, RowNumbers, Targets
 
 _HUGE = 2.0**53  # rates whose counts are not all numbers of float64
 _LOG_LARGE = 7.0  # of shapes for which Stirling's series has one term
@@ -38,13 +43,13 @@ _LOG_LARGE = 7.0  # of shapes for which Stirling's series has one term
 
 @family("poisson")
 @dataclass(frozen=True, repr=False)
-class Poisson(Family):
+class Poisson(DiagonalCurvature, Family):
     r"""Counts, $y \sim \mathrm{Poisson}(\mu)$.
 
     Networks may have an output for each of T targets, which are independent.
     """
 
-    kind: ClassVar[Kind] = "count"
+    kind = "count"
     is_mean = True
     most_columns = math.inf
     allowed = {"mu": ("log",)}
@@ -67,19 +72,12 @@ class Poisson(Family):
         """Log P(Y > 0), of which small rates keep their digits."""
         return exponential_log_below(eta[0])
 
-    def curvature(self, outputs: Outputs) -> Curvatures:
-        """The rates on the diagonal."""
-        return torch.diag_embed(outputs.exp())
-
-    def curvature_blocks(self, outputs: Outputs) -> DenseBlocks:
-        """The rate of each output."""
-        return DenseBlocks.diagonal(outputs.exp())
-
     def mean(self, outputs: Outputs) -> Moments:
         """The rate."""
         return outputs.exp()
 
     variance = mean
+    information = mean
 
     @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
@@ -109,7 +107,7 @@ class Poisson(Family):
 class NegativeBinomialFamily(Family):
     r"""Overdispersed counts: mean $\mu$, variance $\mu + \mu^2 / r$ with the shape r."""
 
-    kind: ClassVar[Kind] = "count"
+    kind = "count"
     is_mean = True
     allowed = {"mu": ("log",), "shape": ("log",)}
 
@@ -198,7 +196,7 @@ class BinomialFamily(Family):
     """
 
     trials: int | str = 1
-    kind: ClassVar[Kind] = "count"
+    kind = "count"
     is_for_networks = False
     remedy = "Give counts of successes, such as shares times trials, or leave the row out"
     allowed = {"mu": PROBABILITY_LINKS, "trials": ("identity",)}
@@ -230,7 +228,7 @@ class BinomialFamily(Family):
         """The number of trials."""
         return {"trials": self.trials}
 
-    def check_given(self, known: Mapping[str, np.ndarray]) -> None:
+    def check_given(self, known: RowColumns) -> None:
         """Raise `InputError` for numbers of trials that are not above 0.
 
         Means of several rows, at which effects are predicted, need not be whole.
@@ -238,7 +236,7 @@ class BinomialFamily(Family):
         trials = known["trials"]
         refuse_rows(~(trials > 0), trials, "trials", "numbers above 0")
 
-    def check_known(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> None:
+    def check_known(self, y: RowNumbers, known: RowColumns) -> None:
         """Raise `InputError` for trials that are not whole, or fewer than successes."""
         trials = known["trials"]
         whole = (trials >= 1) & (trials == np.floor(trials))
@@ -246,7 +244,7 @@ class BinomialFamily(Family):
         refuse_rows(y > trials, y, "y", "at most as many successes as trials")
 
     @override
-    def level_values(self, y: RowNumbers, known: Mapping[str, np.ndarray]) -> RowNumbers:
+    def level_values(self, y: RowNumbers, known: RowColumns) -> RowNumbers:
         return y / known["trials"]
 
     def _trials(self, predictor: Tensor) -> Tensor:
@@ -264,10 +262,6 @@ class BinomialFamily(Family):
         ways = torch.lgamma(trials + 1) - torch.lgamma(y + 1) - torch.lgamma(trials - y + 1)
         success, failure = log_probabilities(self.links[0], eta[0])
         return ways + _times(y, success) + _times(trials - y, failure)
-
-    @override
-    def with_trials(self, trials: int | str) -> Family:
-        fail("formula", "family 'binomial' with trials(...)", "one that has trials= too")
 
     def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from subbayes.likelihoods.base import Moments, UndefinedError
+from subbayes.likelihoods.base import Moments, UndefinedError, column
 from subbayes.likelihoods.family import Family, moment
 from subbayes.likelihoods.links import LINKS
 from subbayes.utils.checks import check_choice, fail
 from subbayes.utils.types import Curvatures, Outputs, Predictors
 
+GivenFunction = Callable[..., Tensor] | None
 _RESULTS = {
     "mean_of": "mean",
     "variance_of": "variance",
@@ -65,14 +66,15 @@ class Custom(Family):
         tensor([-1.6931])
     """
 
-    names: tuple[str, ...] = field(init=False)
-    log_prob_of: Callable[..., Tensor] = field(init=False)
-    mean_of: Callable[..., Tensor] | None = field(init=False)
-    variance_of: Callable[..., Tensor] | None = field(init=False)
-    draw: Callable[..., Tensor] | None = field(init=False)
-    within: tuple[float, float] = field(init=False)
-    cdf_of: Callable[..., Tensor] | None = field(init=False)
+    names: tuple[str, ...] = ()
+    log_prob_of: Any = None
+    mean_of: GivenFunction = None
+    variance_of: GivenFunction = None
+    draw: GivenFunction = None
+    within: tuple[float, float] = (-math.inf, math.inf)
+    cdf_of: GivenFunction = None
     label = "custom"
+    unsaved = ("names", "log_prob_of", "mean_of", "variance_of", "draw", "within", "cdf_of")
 
     def __init__(
         self,
@@ -80,19 +82,25 @@ class Custom(Family):
         parameters: Sequence[str],
         links: Sequence[str],
         *,
-        mean_of: Callable[..., Tensor] | None = None,
-        variance_of: Callable[..., Tensor] | None = None,
-        draw: Callable[..., Tensor] | None = None,
+        mean_of: GivenFunction = None,
+        variance_of: GivenFunction = None,
+        draw: GivenFunction = None,
         within: tuple[float, float] = (-math.inf, math.inf),
-        cdf_of: Callable[..., Tensor] | None = None,
+        cdf_of: GivenFunction = None,
     ) -> None:
         names, chosen = tuple(parameters), tuple(links)
         for name, link in zip(names, chosen, strict=True):
             check_choice(f"link of {name}", link, tuple(LINKS))
-        others = {"mean_of": mean_of, "variance_of": variance_of, "draw": draw, "cdf_of": cdf_of}
-        fields = {"names": names, "links": chosen, "log_prob_of": log_prob, "within": within}
-        for name, value in {**fields, **others}.items():
-            object.__setattr__(self, name, value)
+        vars(self).update(
+            names=names,
+            links=chosen,
+            log_prob_of=log_prob,
+            mean_of=mean_of,
+            variance_of=variance_of,
+            draw=draw,
+            within=within,
+            cdf_of=cdf_of,
+        )
 
     @property
     @override
@@ -151,8 +159,7 @@ class Custom(Family):
 
     @override
     def cdf(self, outputs: Outputs, y: Tensor) -> Moments:
-        value = y[..., 0] if y.ndim == outputs.ndim or y.ndim == 2 else y
-        value, (low, high) = value.to(outputs), self.within
+        value, (low, high) = column(y, outputs)[..., 0], self.within
         inside = torch.where((value < low) | (value > high), self.response_within(), value)
         found = self._called("cdf_of", outputs, inside)
         if not bool(((found >= 0) & (found <= 1)).all()):  # NaN too

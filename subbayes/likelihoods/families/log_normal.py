@@ -11,11 +11,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from subbayes.likelihoods.base import Moments
-from subbayes.likelihoods.family import Family, diagonal, family, moment
-from subbayes.likelihoods.tails.tails import Tails, normal_from_log_tails, normal_log_tails
+from subbayes.likelihoods.families.normal import NormalFamily
+from subbayes.likelihoods.family import Family, family, moment
+from subbayes.likelihoods.tails.tails import Tails
 from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers
 
-_LOG_2PI = math.log(2 * math.pi)
+_OF_LOG = NormalFamily()
 
 
 @family("log-normal", "lognormal")
@@ -33,17 +34,15 @@ class LogNormalFamily(Family):
 
     @override
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
-        log = y.log()
-        residual = (log - eta[0]) * (-eta[1]).exp()
-        return -0.5 * (_LOG_2PI + residual.square()) - eta[1] - log
+        return _OF_LOG.log_density(y.log(), eta) - y.log()
 
     def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
-        return normal_log_tails((y.log() - eta[0]) * (-eta[1]).exp())
+        return _OF_LOG.log_tails(y.log(), eta)
 
     def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
         """The responses with these log tails."""
-        return (eta[0] + eta[1].exp() * normal_from_log_tails(below, above)).exp()
+        return _OF_LOG.from_log_tails(below, above, eta).exp()
 
     def location_values(self, y: RowNumbers) -> RowNumbers:
         """Their logarithms."""
@@ -61,5 +60,4 @@ class LogNormalFamily(Family):
 
     def curvature(self, outputs: Outputs) -> Curvatures:
         r"""$1 / \sigma^2$ and 2 on the diagonal."""
-        first = self.values(outputs)["sigma"].square().reciprocal()
-        return diagonal(first, torch.full_like(first, 2.0))
+        return _OF_LOG.curvature(outputs)

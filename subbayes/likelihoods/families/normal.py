@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -16,12 +15,11 @@ from subbayes.likelihoods.links import LINKS
 from subbayes.likelihoods.tails.tails import (
     Tails,
     normal_from_log_tails,
+    normal_log_density,
     normal_log_tails,
     truncated_normal_moments,
 )
 from subbayes.utils.types import Curvatures, Outputs, Predictors
-
-_LOG_2PI = math.log(2 * math.pi)
 
 
 @family("normal", "gaussian")
@@ -35,14 +33,14 @@ class NormalFamily(NormalLikelihood, Family):
 
     @override
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
-        mean = LINKS[self.links[0]][1](eta[0])
-        residual = (y - mean) * (-eta[1]).exp()
-        return -0.5 * (_LOG_2PI + residual.square()) - eta[1]
+        return normal_log_density(self._z(y, eta), eta[1])
+
+    def _z(self, y: Tensor, eta: Predictors) -> Tensor:
+        return (y - LINKS[self.links[0]][1](eta[0])) * (-eta[1]).exp()
 
     def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
-        mean = LINKS[self.links[0]][1](eta[0])
-        return normal_log_tails((y - mean) * (-eta[1]).exp())
+        return normal_log_tails(self._z(y, eta))
 
     def from_log_tails(self, below: Tensor, above: Tensor, eta: Predictors) -> Tensor:
         """The responses with these log tails."""

@@ -66,4 +66,4 @@ class SequentialFamily(OrdinalFamily):
             return self.log_density(value, (outputs[..., 0], *cuts.unbind(-1)))
 
         outputs = location.unsqueeze(-1)
-        return terms(outputs) if weight is None else weighted_terms(terms, outputs, weight)
+        return weighted_terms(terms, outputs, weight)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from subbayes.likelihoods.family import Family, family, moment
 from subbayes.likelihoods.tails.tails import Tails, exponential_log_below, total_from_log_tails
 from subbayes.utils.checks import fail, fail_type
 from subbayes.utils.types import Curvatures, Outputs, Predictors, RowNumbers, RowWeights
+
+_CUTS = "increasing times above 0, such as (1.0, 2.0)"
 
 
 def _largest_log(dtype: torch.dtype) -> float:
@@ -86,8 +89,8 @@ class LogLogisticFamily(Family):
 
     @override
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:
-        z = eta[1].exp() * (y.log() - eta[0])
-        return eta[1] - y.log() + F.logsigmoid(z) + F.logsigmoid(-z)
+        below, above = self.log_tails(y, eta)
+        return eta[1] - y.log() + below + above
 
     def log_tails(self, y: Tensor, eta: Predictors) -> Tails:
         """Log P(Y <= y) and log P(Y > y)."""
@@ -144,14 +147,11 @@ class PiecewiseExponentialFamily(Family):
 
     def __post_init__(self) -> None:
         cuts = self.cuts
-        if isinstance(cuts, (str, int, float)) or not all(
-            isinstance(c, (int, float)) and not isinstance(c, bool) for c in cuts
-        ):
-            fail_type("cuts", "increasing times above 0, such as (1.0, 2.0)", cuts)
+        if isinstance(cuts, (str, int, float)) or not all(type(c) in (int, float) for c in cuts):
+            fail_type("cuts", _CUTS, cuts)
         object.__setattr__(self, "cuts", tuple(float(c) for c in cuts))
-        ends = (0.0, *self.cuts, math.inf)
-        if not cuts or not all(a < b for a, b in zip(ends[:-1], ends[1:], strict=True)):
-            fail("cuts", "increasing times above 0, such as (1.0, 2.0)", repr(cuts))
+        if not cuts or not all(a < b for a, b in pairwise((0.0, *self.cuts, math.inf))):
+            fail("cuts", _CUTS, repr(cuts))
         object.__setattr__(self, "links", ("log", *["identity"] * len(self.cuts)))
 
     @property

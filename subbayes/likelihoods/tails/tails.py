@@ -16,9 +16,20 @@ from torch import Tensor
 
 Tails = tuple[Tensor, Tensor]
 
+_LOG_2PI = math.log(2 * math.pi)
 _NEGLIGIBLE = 40.0  # decrease of a log density, after which integrals end
 _TERMS = 8  # of continued fractions
 _MANY = 200.0  # degrees of freedom
+
+
+def normal_log_density(z: Tensor, log_sd: Tensor) -> Tensor:
+    """The log density of normal variables, z standard deviations from their means.
+
+    Example:
+        >>> normal_log_density(torch.tensor(1.0), torch.tensor(0.0))
+        tensor(-1.4189)
+    """
+    return -0.5 * (_LOG_2PI + z.square()) - log_sd
 
 
 def normal_log_above(z: Tensor) -> Tensor:
@@ -205,9 +216,9 @@ def log_between(low: Tails, high: Tails) -> Tensor:
         >>> round(float(log_between(*ends)), 2)
         -1254.83
     """
-    return torch.where(
-        low[1] < high[0], log_difference(low[1], high[1]), log_difference(high[0], low[0])
-    )
+    in_upper = low[1] < high[0]
+    larger, smaller = torch.where(in_upper, low[1], high[0]), torch.where(in_upper, high[1], low[0])
+    return log_difference(larger, smaller)
 
 
 def tails_between(low: Tails, high: Tails, log_u: Tensor, log_rest: Tensor) -> Tails:
