@@ -22,6 +22,7 @@ from subbayes.data.data import Data, check_rows, without_labels
 from subbayes.data.loaders import iterate_preserving_rng, sampler_of, sequential_loader
 from subbayes.likelihoods import Likelihood
 from subbayes.networks.network import Network
+from subbayes.networks.selection import LAST_LAYER, select
 from subbayes.networks.sharded.network import ShardedNetwork
 from subbayes.networks.tracing.memory import REUSED_BYTES, reuse_memory
 from subbayes.predictions.predictive import Predictive, check_outputs
@@ -169,7 +170,8 @@ def evaluation_size(
     """How many draws and rows to evaluate in one call.
 
     A call for many draws takes the interpreter about as long as a call for three, which counts if
-    there are few rows. For many rows it saves nothing, and its activations exceed the cache.
+    there are few rows. For many rows it saves nothing, and its activations exceed the cache; unless
+    the weights are those of the last layer.
 
     Args:
         network: the network.
@@ -187,6 +189,8 @@ def evaluation_size(
         return draws, max(1, memory_limit // (row * draws))
     memory = min(memory_limit, REUSED_BYTES)
     rows = evenly(n, memory // row)
+    if network.frozen and network.names == tuple(select(network.template, LAST_LAYER)):
+        return draws, rows  # the layers before it are evaluated once for all draws
     at_once = memory // (rows * row)
     if draws < _FEWEST_DRAWS or at_once < _FEWEST_THAT_FIT:
         return 1, rows

@@ -54,6 +54,22 @@ def test_draws_share_a_call_for_few_rows_and_have_their_own_for_many():
     assert evaluation_size(network, few, 2)[0] == 1  # two calls are faster than one for two draws
 
 
+def test_draws_of_the_last_layer_share_the_layers_before_it():
+    module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    network = Network(module, "last-layer")
+    generator = torch.Generator().manual_seed(0)
+    weights = network.weights + torch.randn(9, network.size, generator=generator)
+    x = torch.randn(40_000, 3, generator=generator).double()
+    found = outputs(network, weights.__getitem__, 9, x)
+    expected = torch.stack([network(w, x) for w in weights]).detach()
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    seen = []
+    with network.forward_hooks({"0": lambda *_: seen.append(1)}):
+        outputs(network, weights.__getitem__, 9, x)
+    rows = evaluation_size(network, x, 9)[1]
+    assert len(seen) == -(-40_000 // rows)
+
+
 @pytest.mark.parametrize("limit", [1, 10_000, 10**6, 2**40])
 @pytest.mark.parametrize("n", [1, 100, 50_000])
 @pytest.mark.parametrize("draws", [1, 5, 200])
