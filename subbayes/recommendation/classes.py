@@ -1,9 +1,14 @@
-"""Classes and counts: last layers solved again under priors of several scales, and stacked."""
+"""Classes and counts: last layers solved again under priors of several scales, and stacked.
+
+Layers are solved on the training rows under N(0, 1/λ), and on the held-out rows under a prior
+around the trained layer with its temperature. If the average over images and their mirror images
+surely improves the network, it takes the network's place in all candidates but the reference.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +17,7 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from typing_extensions import override
 
 from subbayes.baselines.ensemble import WeightSamples
 from subbayes.baselines.temperature_scaling import temperature_scaling
@@ -21,13 +27,16 @@ from subbayes.likelihoods import Likelihood, Weighted
 from subbayes.likelihoods.target_parts import TargetParts
 from subbayes.networks.network import Network
 from subbayes.predictions.averaging import outputs
-from subbayes.recommendation.guard import Candidate, Scaled, Verdict, judge
+from subbayes.recommendation.guard import Candidate, Scaled, Verdict, judge, mixture_log_prob
 from subbayes.recommendation.last_layer import LastLayer, solve
+from subbayes.recommendation.mirrored import Mirrored
 from subbayes.utils.checks import InputError
-from subbayes.utils.types import Outputs, Weights
+from subbayes.utils.trees import take
+from subbayes.utils.types import Outputs, RowNumbers, Weights
 
-_PRECISIONS = tuple(10.0 ** (k / 2) for k in range(6, -5, -1))
-_WORSE = 2  # prior precisions in a row that score less than the best one, after which to stop
+_PRECISIONS = tuple(10.0**k for k in range(3, -3, -1))  # until one scores less than the last
+_NEAR = 300.0, 100.0, 30.0, 10.0  # prior precisions around trained layers
+_FOLDS = 5  # parts of the held-out rows, each of which is predicted by the others
 _MOST_NUMBERS = 2**27  # of features in memory, 1 GiB; of more rows some are left out
 _PARTS, _PARTS_OF_ENSEMBLES = 10, 4  # equal parts that weights of a stack are rounded to
 
@@ -71,6 +80,14 @@ class Networks:
         if key not in self._features:
             self._features[key] = self.lasts[m].features(data)
         return self._features[key]
+
+    def mirrored(self) -> Networks | None:
+        """The networks of images averaged with mirror images, or None for other inputs."""
+        inputs = self.data.first()[0]
+        if not isinstance(inputs, Tensor) or inputs.ndim != 4:
+            return None
+        each = [Mirrored.network(network) for network in self.networks]
+        return Networks.of(each, self.data, self.held_out)
 
     def outputs(self, group: Sequence[int]) -> Outputs:
         """Outputs of some of the networks for the held-out rows."""
@@ -141,6 +158,69 @@ class Networks:
         return [{name: own[name] for name in names} for own in each]
 
 
+class Corrected(Candidate):
+    r"""Last layers solved on held-out rows, under the prior $N(\hat w / \tau, \lambda^{-1} I)$.
+
+    Each row is predicted by layers that were solved without the fifth of rows that it belongs to.
+
+    Args:
+        name: what the table calls it.
+        networks: the trained networks.
+        group: numbers of those whose predictions are averaged.
+        tau: the temperature of these predictions.
+        likelihood: p(y | f).
+        y: targets of the held-out rows.
+        seed: of the division of these rows.
+    """
+
+    settings = _NEAR
+
+    def __init__(
+        self,
+        name: str,
+        networks: Networks,
+        group: Sequence[int],
+        tau: float,
+        likelihood: Likelihood,
+        y: TargetParts,
+        seed: int,
+    ) -> None:
+        self.name, self.group, self.y = name, group, y.unweighted
+        self.features = [networks.features(m, networks.held_out)[0] for m in group]
+        self.centres = [matrix / tau for _, matrix in networks.as_trained(group)]
+        self.targets = networks.held_out.targets()
+        self.likelihood = likelihood if y.weights is None else Weighted(likelihood)
+        self.fold = np.random.default_rng(seed).permutation(len(y.counts)) % _FOLDS
+
+    def layers(self, precision: float) -> Parts:
+        """Last layers that are solved on all held-out rows."""
+        every = torch.ones(len(self.fold), dtype=torch.bool)
+        matrices = [
+            self._solved(phi, every, precision, centre, centre)
+            for phi, centre in zip(self.features, self.centres, strict=True)
+        ]
+        return list(zip(self.group, matrices, strict=True))
+
+    @override
+    def _at(self, setting: float) -> RowNumbers:
+        each = []
+        layers = self.layers(setting)
+        for phi, centre, (_, start) in zip(self.features, self.centres, layers, strict=True):
+            outputs = phi @ start.T
+            for k in range(_FOLDS):
+                scored = torch.from_numpy(self.fold == k)
+                matrix = self._solved(phi, ~scored, setting, start, centre)
+                outputs[scored] = phi[scored] @ matrix.T
+            each.append(outputs)
+        return mixture_log_prob(self.likelihood.unweighted, torch.stack(each), self.y)
+
+    def _solved(
+        self, phi: Tensor, rows: Tensor, precision: float, start: Tensor, centre: Tensor
+    ) -> Float[Tensor, "C H"]:
+        targets = take(self.targets, rows)
+        return solve(phi[rows], targets, self.likelihood, start, precision, centre)
+
+
 def classes(
     networks: Networks,
     groups: Mapping[str, Sequence[int]],
@@ -161,49 +241,78 @@ def classes(
     tempered, averaged = likelihood.kind == "classification", False
     trained_with, likelihood = likelihood, likelihood.unweighted
     candidates: list[Candidate] = []
-    mixtures: list[MaybeParts] = []
+    layers: list[Callable[[float], MaybeParts]] = []  # of each candidate at a setting
 
-    def add(name: str, outputs: Tensor, parts: MaybeParts, stacks: bool = True) -> float:
-        found = Scaled(name, outputs, likelihood, y.unweighted, tempered, stacks)
-        candidates.append(found)
-        mixtures.append(parts)
-        return float((found.log_densities @ y.counts).max())
+    def own(networks: Networks, group: Sequence[int]) -> Callable[[float], MaybeParts]:
+        return _divided(networks.as_trained(group) or [(m, None) for m in group])
 
+    def scaled(name: str, outputs: Tensor, stacks: bool = True) -> Scaled:
+        return Scaled(name, outputs, likelihood, y.unweighted, tempered, stacks)
+
+    def add(candidate: Candidate, parts: Callable[[float], MaybeParts]) -> float:
+        candidates.append(candidate)
+        layers.append(parts)
+        return float((candidate.log_densities @ y.counts).max())
+
+    plain, mirrored = networks, networks.mirrored() if tempered else None
+    if mirrored is not None:
+        group = next(iter(groups.values()))
+        pair = [scaled("", one.outputs(group)) for one in (plain, mirrored)]
+        if judge(pair, y.counts, seed, mix=False).ships:
+            networks = mirrored
     for name, group in groups.items():
-        with_temperature = f"{name} with a temperature" if tempered else name
-        own: MaybeParts = networks.as_trained(group) or [(m, None) for m in group]
-        as_trained = networks.outputs(group)
-        pooled = likelihood.pooled(as_trained) if tempered and len(group) > 1 else None
+        title = f"{name} with a temperature" if tempered else name
+        outputs, parts = plain.outputs(group), own(plain, group)
+        pooled = likelihood.pooled(outputs) if tempered and len(group) > 1 else None
         if pooled is not None:
             averaged = True
-            add(f"{with_temperature} after averaging", pooled, own, stacks=False)
-        add(with_temperature, as_trained, own)
-        best, worse = -math.inf, 0
-        for precision, parts, solved in networks.solved(group, trained_with):
-            score = add(f"{name}, last layer under prior precision {precision:.2g}", solved, parts)
-            best, worse = (score, 0) if score > best else (best, worse + 1)
-            if worse == _WORSE:
+            add(scaled(f"{title} after averaging", pooled, stacks=False), parts)
+        if networks is not plain:
+            if not candidates:
+                add(scaled(title, outputs, stacks=False), parts)
+            name, title = f"mirrored {name}", f"mirrored {title}"
+            outputs, parts = networks.outputs(group), own(networks, group)
+        trained = scaled(title, outputs)
+        add(trained, parts)
+        if networks.lasts is None:
+            continue
+        best = -math.inf
+        for precision, again, solved in networks.solved(group, trained_with):
+            label = f"{name}, last layer under prior precision {precision:.2g}"
+            score = add(scaled(label, solved), _divided(again))
+            if score < best:
                 break
+            best = score
+        tau = trained.settings[trained.best(np.arange(len(y.counts)), y.counts)]
+        label = f"{name}, last layer corrected by held-out rows"
+        near = Corrected(label, networks, group, tau, likelihood, y, seed)
+        add(near, near.layers)
     verdict = judge(candidates, y.counts, seed, mix=networks.lasts is not None)
     names = [candidate.name for candidate in candidates]
     if verdict.ships and networks.lasts is not None:
-        several = max(map(len, mixtures)) > 1
+        several = max(map(len, groups.values())) > 1
         counts = _counts(verdict.weights, _PARTS_OF_ENSEMBLES if several else _PARTS)
         rows = [
-            (m, None if matrix is None else matrix / tau)
-            for parts, tau, count in zip(mixtures, verdict.settings, counts, strict=True)
-            for _ in range(count)
-            for m, matrix in parts
+            row
+            for layers_at, setting, count in zip(layers, verdict.settings, counts, strict=True)
+            if count
+            for row in [*layers_at(setting)] * count
         ]
         return networks.mixture(rows, likelihood, "last layers solved again"), names, verdict
     chosen = int(np.argmax(verdict.weights))
-    rows = [(m, None) for m, _ in mixtures[chosen]]
+    rows = [(m, None) for m, _ in layers[chosen](1.0)]
     name = "deep ensemble" if len(rows) > 1 else "SWA" if chosen else "MAP"
-    model: Predictor = networks.mixture(rows, likelihood, name)
+    shipped = networks if chosen else plain
+    model: Predictor = shipped.mixture(rows, likelihood, name)
     if tempered:
         with suppress(InputError):  # held-out rows that determine no temperature
             model = temperature_scaling(model, networks.held_out, averaged=averaged and not chosen)
     return model, names, verdict
+
+
+def _divided(parts: MaybeParts) -> Callable[[float], MaybeParts]:
+    """Last layers as functions of the temperature of their outputs."""
+    return lambda tau: [(m, None if matrix is None else matrix / tau) for m, matrix in parts]
 
 
 def _counts(weights: Sequence[float], parts: int) -> list[int]:

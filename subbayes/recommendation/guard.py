@@ -92,8 +92,13 @@ class Scaled(Candidate):
         self.stacks = stacks
 
     def _at(self, setting: float) -> RowNumbers:
-        each = self.likelihood.log_prob(self.outputs / setting, self.y)
-        return (each.logsumexp(0) - math.log(len(each))).numpy()
+        return mixture_log_prob(self.likelihood, self.outputs / setting, self.y)
+
+
+def mixture_log_prob(likelihood: Likelihood, outputs: Outputs, y: Targets) -> RowNumbers:
+    """Log density of each row under the equal mixture over the first axis."""
+    each = likelihood.log_prob(outputs, y)
+    return (each.logsumexp(0) - math.log(len(each))).numpy()
 
 
 class Noisy(Candidate):

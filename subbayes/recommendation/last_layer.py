@@ -6,7 +6,8 @@ weights $\theta$, in units of the root mean square of the features, the posterio
 $$ \hat\theta_\lambda = \arg\max_\theta \sum_n \log p(y_n \mid \theta \phi_n)
    - \tfrac\lambda2 \lVert\theta\rVert^2 $$
 
-is a convex problem for classes, Gaussian noise and counts.
+is a convex problem for classes, Gaussian noise and counts. Where a network calls the layer more
+than once and averages its outputs, as for mirrored images, the features are averages too.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ class LastLayer:
             return None
         seen, outputs = found._call(to_device(take(data.first()[0], slice(2)), last.device))
         matrix = found.matrix(last.weights)
-        if len(seen) != 1 or seen[0].shape != (len(outputs), matrix.shape[1]):
+        if not seen or any(phi.shape != (len(outputs), matrix.shape[1]) for phi in seen):
             return None
-        expected = seen[0] @ matrix.T
+        expected = torch.stack(seen).mean(0) @ matrix.T
         if expected.shape != outputs.shape:
             return None
         scale = float(outputs.abs().max()) + 1e-6
@@ -104,7 +105,7 @@ class LastLayer:
         features, outputs = [], []
         for inputs, _ in data.batches(_ROWS):
             seen, out = self._call(to_device(inputs, self.network.device))
-            features += seen
+            features.append(torch.stack(seen).mean(0))
             outputs.append(out)
         return torch.cat(features), torch.cat(outputs)
 
@@ -127,6 +128,7 @@ def solve(
     likelihood: Likelihood,
     start: Float[Tensor, "C H"],
     prior_precision: float,
+    centre: Float[Tensor, "C H"] | float = 0.0,
 ) -> Float[Tensor, "C H"]:
     """The weights of largest posterior density, by L-BFGS from a start.
 
@@ -138,6 +140,7 @@ def solve(
         likelihood: p(y | f).
         start: weights to begin with.
         prior_precision: of the weights times the root mean square of the features.
+        centre: prior mean of the weights.
     """
     from scipy.optimize import minimize
 
@@ -153,8 +156,9 @@ def solve(
     def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
         theta = _times(torch.from_numpy(x).reshape(start.shape), inverses)
         outputs = features @ theta.T
-        value = likelihood.log_prob(outputs, y).sum() - 0.5 * ridge * theta.square().sum()
-        gradient = likelihood.score(outputs, y).T @ features - ridge * theta
+        beside = theta - centre
+        value = likelihood.log_prob(outputs, y).sum() - 0.5 * ridge * beside.square().sum()
+        gradient = likelihood.score(outputs, y).T @ features - ridge * beside
         return -float(value), -_times(gradient, inverses.mT).numpy().ravel()
 
     options = {"maxiter": _MOST_STEPS, "ftol": 1e-8, "gtol": 1e-6}

@@ -17,6 +17,7 @@ from subbayes.diagnostics.predictor import Predictor
 from subbayes.likelihoods import Likelihood
 from subbayes.predictions.modules import Component
 from subbayes.predictions.predictive import Predictive
+from subbayes.recommendation.mirrored import Mirrored
 from subbayes.recommendation.unlike import Unlike
 from subbayes.utils.checks import fail
 from subbayes.utils.types import OutputFunction, RowNumbers
@@ -38,6 +39,7 @@ class RecommendationFacts(KindFacts):
     gain: Finite
     error: Finite
     held_out: int
+    mirrored: bool = False
 
     def __post_init__(self) -> None:
         self.model.check_kind(*_KINDS)
@@ -170,6 +172,7 @@ class Recommendation(Predictor):
             gain=self.gain,
             error=self.error,
             held_out=self.held_out,
+            mirrored=isinstance(self.network.template, Mirrored),
         )
 
 
@@ -188,6 +191,8 @@ def rebuild(
     if facts.posterior is not None:
         posterior = facts.posterior.rebuild(strip_prefix(_POSTERIOR, tensors), **given)
         score = Unlike(posterior, tensors["marks"])
+    if facts.mirrored and module is not None:
+        given |= {"module": Mirrored(module, output), "output": None}
     return Recommendation(
         model=facts.model.rebuild(strip_prefix(_MODEL, tensors), **given),
         rows=facts.rows,

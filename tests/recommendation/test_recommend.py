@@ -15,9 +15,12 @@ from subbayes.baselines import temperature_scaling
 from subbayes.data.data import Data
 from subbayes.inference import linearised_laplace
 from subbayes.likelihoods import Categorical, Gaussian
+from subbayes.likelihoods.target_parts import split_targets
 from subbayes.recommendation import regression as regression_module
+from subbayes.recommendation.classes import Corrected, Networks
 from subbayes.recommendation.guard import Scaled, judge
 from subbayes.recommendation.last_layer import LastLayer, solve
+from subbayes.recommendation.mirrored import Mirrored
 from subbayes.recommendation.regression import wider_posterior
 from subbayes.recommendation.unlike import posterior_of
 
@@ -61,6 +64,16 @@ def test_a_last_layer_is_solved_as_by_logistic_regression():
     expected = LogisticRegression(C=1 / ridge, fit_intercept=False, tol=1e-10, max_iter=10**4)
     expected.fit(features.numpy(), y.numpy())
     np.testing.assert_allclose(found.numpy(), expected.coef_, atol=1e-4)
+
+
+def test_a_last_layer_near_another_one_is_solved_as_by_ridge_regression():
+    x = rows(400, 3)[0].double()
+    y = torch.randn(400, generator=torch.Generator().manual_seed(0)).double()
+    centre = torch.tensor([[1.0, -1.0, 0.5, 0.0, 2.0]]).double()
+    found = solve(x, y, Gaussian(1.0), centre, 50.0, centre)
+    ridge = 50.0 * x.square().mean() * torch.eye(5).double()
+    expected = centre[0] + torch.linalg.solve(x.T @ x + ridge, x.T @ (y - x @ centre[0]))
+    np.testing.assert_allclose(found[0].numpy(), expected, atol=1e-4)
 
 
 def test_features_times_the_matrix_are_the_outputs(classifier):
@@ -108,6 +121,92 @@ def test_a_better_classifier_is_shipped_and_gains_on_new_rows(classifier):
     assert gains.mean() > 2 * error
     assert abs(gains.mean() - model.gain) < 3 * np.hypot(error, model.error)
     assert model.table.loc[:, "weight"].sum() == pytest.approx(1)
+
+
+def test_held_out_rows_correct_the_last_layer(classifier):
+    net, data, held_out, *_ = classifier
+    network = subbayes.Network(net)
+    near = rows(4000, 7)
+    networks = Networks.of([network], Data.of(data), Data.of(held_out))
+    y = split_targets(held_out[1], weighted=False)
+    found = Corrected("", networks, [0], 2.0, Categorical(3), y, seed=0)
+    counts = np.ones(len(held_out[1]))
+    best = found.best(np.arange(len(counts)), counts)
+    ((_, matrix),) = found.layers(found.settings[best])
+    features, outputs = networks.lasts[0].features(Data.of(near))
+    each = Categorical(3).log_prob(features @ matrix.T, near[1]).numpy()
+    expected = found.log_densities[best]  # of rows on which the layer was not solved
+    error = np.hypot(each.std() / len(each) ** 0.5, expected.std() / len(expected) ** 0.5)
+    assert abs(each.mean() - expected.mean()) < 3 * error
+    gains = each - Categorical(3).log_prob(outputs / 2.0, near[1]).numpy()
+    assert gains.mean() > 2 * gains.std() / len(gains) ** 0.5
+
+
+def images(n, seed, on_the_left):
+    """Noise with a blob on the left or on the right, and the height of the blob."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(3, (n,), generator=generator)
+    x = 1.5 * torch.randn(n, 1, 6, 6, generator=generator)
+    left = torch.rand(n, generator=generator) < on_the_left
+    for row, label in enumerate(y):
+        column = 0 if left[row] else 4
+        x[row, 0, 2 * label : 2 * label + 2, column : column + 2] += 1.0
+    return x, y
+
+
+@pytest.fixture(scope="module")
+def mirrored():
+    data, held_out, new = images(300, 0, 0.5), images(800, 1, 0.5), images(4000, 2, 0.5)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 30), nn.ReLU(), nn.Linear(30, 3))
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(100):
+        optimiser.zero_grad()
+        nn.functional.cross_entropy(net(data[0]), data[1]).backward()
+        optimiser.step()
+    model = recommend(net.eval(), data, validation=held_out, likelihood="categorical")
+    return net, data, held_out, new, model
+
+
+def test_images_without_a_left_and_a_right_are_averaged_with_mirror_images(mirrored):
+    net, _, held_out, (x, y), model = mirrored
+    probabilities = model.predict(x).probabilities
+    np.testing.assert_allclose(model.predict(x.flip(-1)).probabilities, probabilities, rtol=1e-4)
+    reference = temperature_scaling(net, held_out, "categorical")
+    gains = model.predict(x).log_prob(y) - reference.predict(x).log_prob(y)
+    error = gains.std() / len(gains) ** 0.5
+    assert gains.mean() > 2 * error
+    assert abs(gains.mean() - model.gain) < 3 * np.hypot(error, model.error)
+
+
+def test_a_mirrored_model_is_saved_and_is_a_module(mirrored, tmp_path):
+    net, *_, (x, _), model = mirrored
+    loaded = subbayes.load(model.save(tmp_path / "model"), net)
+    np.testing.assert_array_equal(loaded.predict(x).probabilities, model.predict(x).probabilities)
+    np.testing.assert_array_equal(loaded.unlike(x), model.unlike(x))
+    found = model.to_module(x[:5])(x[:5])["probabilities"]
+    np.testing.assert_allclose(found, model.predict(x[:5]).probabilities, rtol=1e-4)
+
+
+def test_features_of_mirrored_images_are_averages(mirrored):
+    net, data, *_ = mirrored
+    network = Mirrored.network(subbayes.Network(net))
+    last = LastLayer.of(network, Data.of(data))
+    features, outputs = last.features(Data.of(data))
+    hidden = (net[:-1](data[0]) + net[:-1](data[0].flip(-1))).detach() / 2
+    torch.testing.assert_close(features[:, :-1].float(), hidden)
+    torch.testing.assert_close(outputs.float(), net[-1](hidden).detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_images_with_a_left_and_a_right_are_not_mirrored():
+    (x, _), (new, _) = images(300, 0, 1.0), images(600, 1, 1.0)
+    y, labels = ((one[:, 0, :, :3].sum((1, 2)) > 0).long() for one in (x, new))
+    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 2))
+    with torch.no_grad():
+        net[1].weight.zero_()
+        net[1].weight.view(2, 6, 6)[1, :, :3] = 0.5
+    model = recommend(net, (x, y), validation=(new, labels), likelihood="categorical")
+    assert not any(isinstance(part, Mirrored) for part in model.network.module_with().modules())
 
 
 def test_candidates_that_are_the_reference_with_errors_are_not_shipped():
@@ -379,8 +478,11 @@ def test_an_ensemble_of_regressions_mixes_linearised_posteriors(tmp_path):
 def test_an_ensemble_without_a_gain_is_averaged_and_then_scaled(tmp_path):
     generator = torch.Generator().manual_seed(0)
     x, held_out, new = (torch.randn(n, 5, generator=generator) for n in (300, 400, 500))
-    y, labels = (rows_.argmax(1).remainder(3) for rows_ in (x, held_out))
+    y = x.argmax(1).remainder(3)
     net, *members = (trained((x, y), 3, seed, epochs=40) for seed in range(3))
+    with torch.no_grad():  # labels of which the ensemble is the best model
+        averaged = sum(one(held_out).softmax(1) for one in (net, *members))
+    labels = torch.multinomial(averaged, 1, generator=generator)[:, 0]
     model = recommend(
         net,
         (x, y),
