@@ -39,6 +39,7 @@ from subbayes.likelihoods import (
 from subbayes.likelihoods.target_parts import split_targets
 from subbayes.models.fitted import FittedModel
 from subbayes.models.table_networks import in_units, log_mean
+from subbayes.networks.hierarchical.fold_ensemble import FoldEnsemble
 from subbayes.networks.hierarchical.fourier_process import (
     FourierProcess,
     basis,
@@ -80,10 +81,15 @@ _FEW_OUTLIERS = 1.0  # constant of log(nu - 1) of noise that is held constant
 _MOST_FEATURES = 1000  # with more, columns have no ranks
 _SIGMA, _NU = (-1.5, 1.5), (2.0, 1.5)  # prior of the log of a noise scale, and of log(nu - 1)
 _LEAST_NU = 1.5  # nu - 1, so that variances are finite
+_FEW_STEPS, _SHORTER = 300, 0.8  # of chains around plain networks, whose mean fits from the start
 _FREQUENCIES = 512  # of a Gaussian process
 _PROCESS_ROWS, _EVIDENCE_ROWS = 2000, 500  # at most, of a process and of those for its evidence
-_WITH_PROCESS = (None, "student-t", "gaussian", "heteroscedastic")  # likelihoods
+_NORMAL_OR_T = (None, "student-t", "gaussian", "heteroscedastic")  # likelihoods
 _NORMAL = 10.0  # log(nu - 1) of t noise that is normal
+
+
+Prepared = tuple[Float[np.ndarray, "n c"], RankFeatures]
+"""The columns of a network, and their features."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +100,14 @@ class Candidate:
         hidden: widths of its layers; none for a Gaussian process, of numbers with normal or t noise
             and at most 2000 rows.
         harmonics: of the ranks of its columns; None for columns without ranks.
+        ensemble: whether its mean is that of plain networks, a `FoldEnsemble`, and a change of it:
+            of numbers with normal or t noise and more than 2000 rows, where candidates without are
+            left out; with fewer rows a network learns more alone.
     """
 
     hidden: tuple[int, ...] = (16, 16)
     harmonics: int | None = 4
+    ensemble: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,10 +148,10 @@ class Effort:
         )
 
 
-_SMOOTH, _PLAIN, _WIDE = Candidate(), Candidate(harmonics=None), Candidate((32, 32))
-_PROCESS = Candidate((), None)
+_SMOOTH, _WIDE = Candidate(ensemble=True), Candidate((32, 32), ensemble=True)
+_PLAIN, _PROCESS = Candidate(harmonics=None), Candidate((), None)
 EFFORTS = {
-    "quick": Effort((_SMOOTH,), chains=4, steps=1000, most_rows=5000),
+    "quick": Effort((Candidate(),), chains=4, steps=1000, most_rows=5000),
     "standard": Effort((_SMOOTH, _PLAIN, _PROCESS), constant=1000),
     "long": Effort(
         (_SMOOTH, _PLAIN, _PROCESS, _WIDE),
@@ -237,7 +247,7 @@ def fit_network(
     matrix = features(data.inputs)
     if not candidate.hidden:
         return _fit_process(head, data, matrix, sampling, features)
-    arguments = (matrix.shape[1], candidate.hidden, head.outputs, head.shapes, head.offset)
+    arguments = (len(features.kept), candidate.hidden, head.outputs, head.shapes, head.offset)
     whole = HierarchicalMLP(*arguments, features=features, seed=sampling.seed)
     standardised = HierarchicalMLP(*arguments, seed=sampling.seed)
     inner = Network(standardised)
@@ -387,17 +397,32 @@ def fit_hierarchical(
         )
         x, y = x[rows], y[rows]
         weights = None if weights is None else weights[rows]
-    alone = y.ndim == 1 and len(y) <= _PROCESS_ROWS and likelihood in _WITH_PROCESS
-    if task != "regression" or not alone:
-        effort = replace(effort, candidates=tuple(c for c in effort.candidates if c.hidden))
-    every = [_features(candidate, x) for candidate in effort.candidates]
+    normal = task == "regression" and y.ndim == 1 and likelihood in _NORMAL_OR_T
+    few = len(y) <= _PROCESS_ROWS
+    candidates = tuple(
+        replace(candidate, ensemble=candidate.ensemble and normal and not few)
+        for candidate in effort.candidates
+        if candidate.hidden or (normal and few)
+    )
+    around = tuple(candidate for candidate in candidates if candidate.ensemble)
+    effort = replace(effort, candidates=around or candidates)
+    if around:
+        steps = round(_SHORTER * effort.steps)
+        effort = replace(effort, constant=min(_FEW_STEPS, effort.constant), steps=steps)
+    head = head_of(likelihood, task, y, n_classes, weights)
+    columns = torch.from_numpy(np.array(x, dtype=np.float32))
+    plain = None
+    if around:
+        assert isinstance(head.likelihood, Standardized)
+        target = torch.from_numpy((y - head.likelihood.shift[0]) / head.likelihood.scale[0])
+        plain = FoldEnsemble.fit(columns, target, weights, seed=derive_seed(sampling.seed, 5))
+    prepared = [_prepare(candidate, columns, plain) for candidate in effort.candidates]
     starts: list[Any] = [None]
     shares, record = np.ones(1), dict[str, Any]()
-    if len(effort.candidates) > 1:
+    if len(effort.candidates) > 1 or around:
         shares, starts, record = _compare(
-            effort, every, x, y, task, likelihood, n_classes, weights, sampling
+            effort, prepared, y, task, likelihood, n_classes, weights, sampling
         )
-    head, data = head_of(likelihood, task, y, n_classes, weights), _rows(x, y, weights)
     members, counts = [], []
     for m, share in enumerate(shares):
         if share > 0:
@@ -405,7 +430,9 @@ def fit_hierarchical(
             chains = min(effort.chains, max(_FEWEST_CHAINS, round(share * effort.chains)))
             start = None if starts[m] is None else starts[m][:chains]
             run = _sized(sampling, chains, effort.steps, f"member-{m}")
-            one = fit_network(effort.candidates[m], head, data, run, effort, every[m], start)
+            inputs, features = prepared[m]
+            data = _rows(inputs, y, weights)
+            one = fit_network(effort.candidates[m], head, data, run, effort, features, start)
             members.append(one)
             counts.append(max(1, round(share * min(_MIXED, one.default_draws))))
     return Stack(tuple(members), tuple(counts), record)
@@ -413,8 +440,7 @@ def fit_hierarchical(
 
 def _compare(
     effort: Effort,
-    features: list[RankFeatures],
-    x: Float[np.ndarray, "n d"],
+    prepared: list[Prepared],
     y: Shaped[np.ndarray, "n *T"],
     task: str,
     likelihood: str | None,
@@ -435,12 +461,13 @@ def _compare(
         n_classes = int(y.max()) + 1
     head = head_of(likelihood, task, y[kept], n_classes, own)
     rows = None if weights is None else weights[out]
-    data = _rows(x[kept], y[kept], own)
     found, ends = [], []
     for m, candidate in enumerate(effort.candidates):
         run = _sized(sampling, effort.chains, effort.compared, f"candidate-{m}")
-        one = fit_network(candidate, head, data, run, effort, features[m])
-        found.append(one.predict(x[out].astype(np.float32)))
+        inputs, features = prepared[m]
+        data = _rows(inputs[kept], y[kept], own)
+        one = fit_network(candidate, head, data, run, effort, features)
+        found.append(one.predict(inputs[out]))
         likely = _likely_chains(found[-1], y[out], one.sampled.n_chains, rows)
         ends.append(one.sampled.z[likely, -1])
     terms = np.stack([predictive.log_prob(y[out]) for predictive in found], 1)
@@ -483,12 +510,23 @@ def _likely_chains(
     return np.resize(kept, chains)
 
 
-def _features(candidate: Candidate, x: Float[np.ndarray, "n d"]) -> RankFeatures:
-    """The features of a candidate, without ranks where there are too many columns."""
-    harmonics = candidate.harmonics
+def _prepare(
+    candidate: Candidate,
+    x: Float[torch.Tensor, "n d"],
+    plain: tuple[FoldEnsemble, Float[torch.Tensor, "n 1"]] | None,
+) -> Prepared:
+    """The columns of a candidate and their features, without ranks where there are too many.
+
+    The last column of training rows has the outputs of the plain networks that were trained without
+    them, also where candidates are compared: a row held out is new to its own network.
+    """
+    harmonics, ensemble = candidate.harmonics, None
     if harmonics is not None and x.shape[1] * (2 + 2 * harmonics) > _MOST_FEATURES:
         harmonics = None
-    return RankFeatures.fit(torch.from_numpy(np.array(x, dtype=np.float32)), harmonics)
+    if candidate.ensemble and plain is not None:
+        ensemble, outputs = plain
+        x = torch.cat([x, outputs], 1)
+    return x.numpy(), RankFeatures.fit(x, harmonics, ensemble)
 
 
 def _sized(sampling: Sampling, chains: int, steps: int, name: str) -> Sampling:

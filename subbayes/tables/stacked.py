@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -32,6 +33,7 @@ from subbayes.utils.checks import check_count
 LEVEL = 0.9
 """Probability of the intervals whose coverage of rows held out is recorded."""
 
+_ROWS_AT_ONCE = 1000  # whose outputs of plain networks are computed
 _ERRORS = 3.0  # standard errors, from which the coverage is warned of
 
 
@@ -78,7 +80,7 @@ class Stack(Members):
         self, inputs: Any, *, n_draws: int | None = None, progress: bool | None = False
     ) -> Predictive:
         outputs = [
-            model.predict(inputs, n_draws=count, progress=progress).outputs
+            model.predict(_extended(model, inputs), n_draws=count, progress=progress).outputs
             for model, count in self._counted(n_draws)
         ]
         return Predictive(torch.cat(outputs), self.likelihood)
@@ -140,6 +142,15 @@ class Stack(Members):
             counts=list(self.counts),
             record=self.record,
         )
+
+
+def _extended(model: FittedModel, inputs: Any) -> Any:
+    """The columns with what is the same for all draws of a network around plain ones."""
+    features = getattr(model.network.module_with(), "features", None)
+    if not isinstance(inputs, np.ndarray | Tensor) or features is None or inputs.ndim != 2:
+        return inputs
+    rows = torch.as_tensor(inputs, dtype=torch.float32)
+    return torch.cat([features.extended(part) for part in rows.split(_ROWS_AT_ONCE)])
 
 
 @artifact("stack", StackFacts)

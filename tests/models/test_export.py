@@ -306,9 +306,13 @@ def test_an_estimator_takes_columns_in_their_units(tmp_path):
     assert_same(module(torch.from_numpy(columns)), model.predict_dist(columns))
 
 
-def test_an_estimator_of_tables_encodes_its_columns_in_the_graph(tmp_path):
+@pytest.mark.parametrize("ensemble", [False, True])
+def test_an_estimator_of_tables_encodes_its_columns_in_the_graph(tmp_path, ensemble, monkeypatch):
+    monkeypatch.setattr("subbayes.tables.hierarchical._PROCESS_ROWS", 50)
     rows = table().drop(columns="sex")
-    effort = Effort((Candidate((4,)),), climb=3, constant=3, chains=2, steps=30, compared=10)
+    effort = Effort(
+        (Candidate((4,), ensemble=ensemble),), climb=3, constant=3, chains=2, steps=30, compared=10
+    )
     model = subbayes.TableRegressor(effort=effort, random_state=0)
     model.fit(rows.drop(columns="gain"), rows["gain"])
     file = model.export(tmp_path / "gain.pt2", levels=(0.8,))

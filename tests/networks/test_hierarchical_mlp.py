@@ -20,7 +20,7 @@ SHAPES = [Shape(-1.5, 1.5, varies=True), Shape(2.0, 0.5, least=math.log(1.5))]
 def by_hand(net: HierarchicalMLP, x: np.ndarray) -> np.ndarray:
     """The outputs of one row, by the equations of the module."""
     p = {name: value.detach().double().numpy() for name, value in net.named_parameters()}
-    relevance = np.exp(p["relevance"]) if "relevance" in p else np.ones(len(x))
+    relevance = np.exp(p["relevance"])
     h = x
     for layer in range(len(net.weights)):
         weight = p[f"weights.{layer}"] * (relevance if layer == 0 else 1.0)
@@ -38,12 +38,19 @@ def by_hand(net: HierarchicalMLP, x: np.ndarray) -> np.ndarray:
     return np.array([*(mean + p["constant"] + net.offset), log_sigma, math.log(excess)])
 
 
-@pytest.mark.parametrize("relevance", [True, False])
-def test_outputs_are_those_of_the_equations(relevance):
-    net = HierarchicalMLP(3, (5, 4), 4, SHAPES, offset=0.7, relevance=relevance, seed=0).double()
+def test_outputs_are_those_of_the_equations():
+    net = HierarchicalMLP(3, (5, 4), 4, SHAPES, offset=0.7, seed=0).double()
     x = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = np.stack([by_hand(net, row) for row in x.numpy()])
     np.testing.assert_allclose(net(x).detach(), expected, rtol=1e-12)
+
+
+def test_further_inputs_are_added_to_the_mean():
+    net = HierarchicalMLP(3, (5,), 3, SHAPES, seed=0)
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    expected = net(x[:, :3])
+    expected[:, :1] += x[:, 3:]
+    torch.testing.assert_close(net(x), expected)
 
 
 def test_varying_noise_is_bounded_and_a_constant_one_is_not_changed():

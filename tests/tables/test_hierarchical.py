@@ -17,6 +17,7 @@ import subbayes
 from subbayes import InputError, Sampling
 from subbayes.diagnostics.stacking import maximise_log_score
 from subbayes.likelihoods import Gaussian
+from subbayes.networks.hierarchical.fold_ensemble import FoldEnsemble
 from subbayes.networks.hierarchical.mlp import HierarchicalMLP
 from subbayes.predictions.predictive import Predictive
 from subbayes.tables import DataFrameModel, TableClassifier, TableRegressor
@@ -29,10 +30,13 @@ from subbayes.tables.hierarchical import (
     fit_hierarchical,
     head_of,
 )
+from subbayes.utils.seeding import derive_seed
 
 TINY = Effort((Candidate((4,), 1),), climb=30, constant=20, chains=2, steps=60)
 TWO = replace(TINY, candidates=(Candidate((4,), 1), Candidate((6,), 2)), compared=30)
 PLAIN = replace(TINY, candidates=(Candidate((3,), None),))
+PROCESS = Candidate((), None)
+AROUND = replace(TINY, candidates=(Candidate((3,), 1, ensemble=True), PROCESS), compared=30)
 QUIET = Sampling(progress=False, seed=3, mode="eager")  # of few evaluations
 
 
@@ -101,6 +105,32 @@ def test_density_is_the_student_t_with_standard_normal_parameters(stack, effort)
     difference = found - expected
     np.testing.assert_allclose(difference - difference[0], 0.0, atol=1e-2)
     assert min(abs(difference[0]), abs(difference[0] - constant)) < 1e-2
+
+
+def test_a_network_around_plain_ones_has_their_outputs_in_its_density(tmp_path, monkeypatch):
+    monkeypatch.setattr("subbayes.tables.hierarchical._PROCESS_ROWS", 50)
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(60, 2)).astype(np.float32)
+    y = 5 + 3 * np.sin(2 * x[:, 0]) + 0.1 * rng.normal(size=60)
+    model = fit_hierarchical(x, y, "regression", AROUND, sampling=QUIET)
+    (member,) = model.members
+    _, outputs = FoldEnsemble.fit(
+        torch.tensor(x), torch.tensor((y - y.mean()) / y.std()), seed=derive_seed(3, 5)
+    )
+    given = torch.cat([torch.tensor(x), outputs], 1)
+    torch.testing.assert_close(member.posterior.data.inputs, given)
+    loaded = subbayes.load(model.save(tmp_path / "model"))
+    np.testing.assert_array_equal(loaded.predict(x).mean, model.predict(x).mean)
+    assert loaded.update((torch.tensor(x[:1]), torch.tensor(y[:1]))).updates[0].rows == 1
+
+
+@pytest.mark.parametrize("task", ["count", "regression"])
+def test_plain_networks_are_left_out_where_they_do_not_apply(task):
+    x = np.random.default_rng(7).normal(size=(60, 1))
+    counts = np.random.default_rng(8).poisson(3, 60).astype(float)
+    model = fit_hierarchical(x, counts, task, AROUND, sampling=QUIET)
+    names = {"regression": [False, False]}.get(task, [])
+    assert [one["ensemble"] for one in model.record.get("candidates", [])] == names
 
 
 def test_weights_of_rows_are_repeated_rows(stack):

@@ -71,12 +71,11 @@ class HierarchicalMLP(nn.Module):
     Its parameters are standard normal a priori; see the equations of the module.
 
     Args:
-        n_inputs: number of features d.
+        n_inputs: number of features d; further inputs are added to the first outputs.
         hidden: widths of the hidden layers, at least one.
         n_outputs: number of outputs, of which `shapes` are the last ones.
         shapes: `Shape(centre, scale, varies)` of each output that is no mean or logit.
         offset: added to the first outputs, such as the logarithm of a mean of counts.
-        relevance: whether each input has a relevance.
         features: of the inputs, n_inputs of them; None takes the inputs themselves.
         seed: of the initial parameters, without touching torch's global generator.
 
@@ -93,7 +92,6 @@ class HierarchicalMLP(nn.Module):
         n_outputs: int,
         shapes: Sequence[Shape | Sequence[Any]] = (),
         offset: float = 0.0,
-        relevance: bool = True,
         features: RankFeatures | None = None,
         seed: int | None = None,
     ) -> None:
@@ -108,7 +106,6 @@ class HierarchicalMLP(nn.Module):
             "n_outputs": check_count("n_outputs", n_outputs),
             "shapes": [tuple(shape) for shape in self.shapes],
             "offset": self.offset,
-            "relevance": relevance,
             "features": None if features is None else dict(features.settings),
         }
         self.features = features
@@ -119,7 +116,7 @@ class HierarchicalMLP(nn.Module):
             return nn.Parameter(_START * torch.randn(*shape))
 
         with nullcontext() if seed is None else fork_rng(seed):
-            self.relevance = normal(d) if relevance else None
+            self.relevance = normal(d)
             self.weights = nn.ParameterList(
                 normal(after, before) for before, after in pairwise([d, *widths])
             )
@@ -132,7 +129,9 @@ class HierarchicalMLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Outputs (N, n_outputs) of inputs (N, n_inputs), or (N, columns) with features."""
         x = x if self.features is None else self.features(x)
-        relevance = torch.ones_like(x[0]) if self.relevance is None else self.relevance.exp()
+        d = self.skip.shape[1]
+        x, added = x[:, :d], x[:, d:]
+        relevance = self.relevance.exp()
         h, incoming = x, relevance
         for weight, bias, tau, beta in zip(
             self.weights, self.biases, self.weight_scales, self.bias_scales, strict=True
@@ -148,6 +147,8 @@ class HierarchicalMLP(nn.Module):
         linear = h @ (self.output * of_output[:, None]).mT
         linear = linear + x @ (self.skip * (of_skip[:, None] * relevance)).mT
         first = linear[:, :n] + (self.constant + self.offset)
+        if added.shape[1]:
+            first = first + added
         if self.shape_constant is None:
             return first
         changes = iter((_MOST * torch.tanh(linear[:, n:] / _MOST)).unbind(-1))
@@ -166,7 +167,6 @@ class HierarchicalMLPSettings(Facts, tag="hierarchical-mlp"):
     n_outputs: Count
     shapes: Annotated[list[tuple[Finite, Positive, bool, Finite | None]], Meta(max_length=100)]
     offset: Finite
-    relevance: bool
     features: RankFeaturesSettings | None
 
     def __post_init__(self) -> None:

@@ -5,6 +5,9 @@ columns evenly; $\sin(\pi k u)$ and $\cos(\pi k u)$ for k = 1, ..., K let a smal
 quickly (Tancik et al. 2020, *Fourier features*). All features are standardised by the training
 rows; ranks are then divided by 2 and harmonics by 2 k, so that functions are smooth a priori.
 Columns of one or two values, such as indicators of categories, have no ranks.
+
+The outputs of a `FoldEnsemble` may be further columns, with features like the others, which are
+returned as well: a hierarchical network adds them to its mean.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from msgspec import Meta, structs
 from torch import Tensor, nn
 
 from subbayes.artifacts.facts import Count, Facts
+from subbayes.networks.hierarchical.fold_ensemble import COLUMN_SIZE, FoldEnsemble
+from subbayes.utils.seeding import fork_rng
 
 _KNOTS = 256  # at most, of the ranks of a column
 _CLIP = 8.0  # standard deviations beyond which features are cut
@@ -30,11 +35,12 @@ class RankFeatures(nn.Module):
     """Standardised columns, their ranks and harmonics of these.
 
     Args:
-        columns: number of columns d.
+        columns: number of columns d, with the outputs of the ensemble.
         ranked: positions of columns with ranks.
         knots: at most this many values of a column have known ranks.
         harmonics: K.
         features: number of features; those that are constant in training are left out.
+        ensemble: of the other columns, whose outputs are the last ones.
 
     Example:
         >>> x = torch.arange(8.0)[:, None]
@@ -50,7 +56,13 @@ class RankFeatures(nn.Module):
     scale: Tensor
 
     def __init__(
-        self, columns: int, ranked: list[int], knots: int, harmonics: int, features: int
+        self,
+        columns: int,
+        ranked: list[int],
+        knots: int,
+        harmonics: int,
+        features: int,
+        ensemble: FoldEnsemble | None = None,
     ) -> None:
         super().__init__()
         self.settings = {
@@ -59,7 +71,10 @@ class RankFeatures(nn.Module):
             "knots": knots,
             "harmonics": harmonics,
             "features": features,
+            "ensemble": None if ensemble is None else ensemble.numbers,
         }
+        self.columns = columns
+        self.ensemble = ensemble
         self.ranked, self.harmonics = list(ranked), harmonics
         self.register_buffer("values", torch.zeros(len(ranked), knots))
         self.register_buffer("ranks", torch.zeros(len(ranked), knots))
@@ -68,17 +83,23 @@ class RankFeatures(nn.Module):
         self.register_buffer("scale", torch.ones(features))
 
     @classmethod
-    def fit(cls, x: Float[Tensor, "n d"], harmonics: int | None = 4) -> RankFeatures:
+    def fit(
+        cls,
+        x: Float[Tensor, "n d"],
+        harmonics: int | None = 4,
+        ensemble: FoldEnsemble | None = None,
+    ) -> RankFeatures:
         """Learn ranks and scales from training rows.
 
         Args:
-            x: columns, float32.
+            x: columns, float32, with outputs of the ensemble.
             harmonics: K; 0 for ranks alone, None for the columns alone.
+            ensemble: of the other columns.
         """
         knots = [] if harmonics is None else [_knots(column) for column in x.T.numpy()]
         ranked = [k for k, (values, _) in enumerate(knots) if len(values) > 2]
         most = max((len(knots[k][0]) for k in ranked), default=0)
-        found = cls(x.shape[1], ranked, most, harmonics or 0, 0)
+        found = cls(x.shape[1], ranked, most, harmonics or 0, 0, ensemble)
         for row, k in enumerate(ranked):  # padded by the last knot
             for buffer, own in zip((found.values, found.ranks), knots[k], strict=True):
                 buffer[row] = torch.from_numpy(np.append(own, np.full(most - len(own), own[-1])))
@@ -95,10 +116,18 @@ class RankFeatures(nn.Module):
         found.scale = scale[kept].float() * torch.cat(order)[kept]
         return found
 
-    def forward(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n features"]:
-        """Features of rows."""
+    def forward(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n f"]:
+        """Features of rows, and the outputs of the ensemble, which x may have as last columns."""
+        x = self.extended(x)
         found = (self._features(x)[:, self.kept] - self.mean) / self.scale
-        return found.clamp(-_CLIP, _CLIP)
+        found = found.clamp(-_CLIP, _CLIP)
+        return found if self.ensemble is None else torch.cat([found, x[:, -1:]], 1)
+
+    def extended(self, x: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
+        """The columns with the outputs of the ensemble, unless they are there."""
+        if self.ensemble is None or x.shape[1] >= self.columns:
+            return x
+        return torch.cat([x, self.ensemble(x)], 1)
 
     def _features(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n f"]:
         """The columns, ranks, and sines and cosines of these, before they are standardised."""
@@ -125,6 +154,7 @@ class RankFeaturesSettings(Facts):
     knots: Annotated[int, Meta(ge=0, le=_KNOTS)]
     harmonics: Harmonics
     features: Count
+    ensemble: list[Annotated[int, Meta(ge=0)]] | None
 
     def __post_init__(self) -> None:
         if len(self.ranked) > self.columns or max(self.ranked, default=0) >= self.columns:
@@ -132,12 +162,17 @@ class RankFeaturesSettings(Facts):
 
     @property
     def numbers(self) -> int:
-        """Most numbers of a buffer."""
-        return 2 * len(self.ranked) * self.knots
+        """Numbers of the largest buffers."""
+        plain = 0 if self.ensemble is None else self.columns - 1 + len(self.ensemble)
+        return max(2 * len(self.ranked) * self.knots, COLUMN_SIZE * plain)
 
     def build(self) -> RankFeatures:
         """The features, with any buffers."""
-        return RankFeatures(**structs.asdict(self))
+        arguments = structs.asdict(self)
+        if self.ensemble is not None:
+            with fork_rng(0):
+                arguments["ensemble"] = FoldEnsemble(self.columns - 1, self.ensemble)
+        return RankFeatures(**arguments)
 
 
 def _knots(column: Float[np.ndarray, "n"]) -> tuple[np.ndarray, np.ndarray]:
