@@ -51,12 +51,14 @@ class Student(nn.Module):
         self.classes = "probabilities" in teacher
         if self.classes:
             count = teacher["probabilities"].shape[-1] + 1
-            shift, scale = torch.zeros(count).double(), torch.ones(count).double()
+            shift = torch.zeros(count).double()
+            scale = torch.ones(count).double()
         else:
             self.single = teacher["mean"].ndim == 1
             targets = _coordinates(teacher, self.single)
             self.shape = targets.shape[1:]
-            shift, scale = targets.flatten(1).mean(0), targets.flatten(1).std(0)
+            shift = targets.flatten(1).mean(0)
+            scale = targets.flatten(1).std(0)
         self.network = nn.Sequential(
             nn.Linear(inputs.shape[1], _HIDDEN),
             nn.SiLU(),

@@ -254,7 +254,8 @@ def classes(
         layers.append(parts)
         return float((candidate.log_densities @ y.counts).max())
 
-    plain, mirrored = networks, networks.mirrored() if tempered else None
+    plain = networks
+    mirrored = networks.mirrored() if tempered else None
     if mirrored is not None:
         group = next(iter(groups.values()))
         pair = [scaled("", one.outputs(group)) for one in (plain, mirrored)]
@@ -262,7 +263,8 @@ def classes(
             networks = mirrored
     for name, group in groups.items():
         title = f"{name} with a temperature" if tempered else name
-        outputs, parts = plain.outputs(group), own(plain, group)
+        outputs = plain.outputs(group)
+        parts = own(plain, group)
         pooled = likelihood.pooled(outputs) if tempered and len(group) > 1 else None
         if pooled is not None:
             averaged = True
@@ -270,8 +272,10 @@ def classes(
         if networks is not plain:
             if not candidates:
                 add(scaled(title, outputs, stacks=False), parts)
-            name, title = f"mirrored {name}", f"mirrored {title}"
-            outputs, parts = networks.outputs(group), own(networks, group)
+            name = f"mirrored {name}"
+            title = f"mirrored {title}"
+            outputs = networks.outputs(group)
+            parts = own(networks, group)
         trained = scaled(title, outputs)
         add(trained, parts)
         if networks.lasts is None:

@@ -183,7 +183,8 @@ class OrdinalFamily(ClassLikelihood, Family):
 
     def _around(self, y: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
         """The thresholds below and above classes; any for one without."""
-        cuts, y = thresholds.sort(-1).values, y.long()
+        cuts = thresholds.sort(-1).values
+        y = y.long()
         return cuts[..., (y - 1).clamp_min(0)], cuts[..., y.clamp_max(self.n_thresholds - 1)]
 
     def log_density(self, y: Tensor, eta: Predictors) -> Tensor:

@@ -56,7 +56,8 @@ class FoldEnsemble(nn.Module):
     def __init__(self, columns: int, numbers: list[int]) -> None:
         super().__init__()
         self.numbers = list(numbers)
-        c, k = len(numbers), _FREQUENCIES
+        c = len(numbers)
+        k = _FREQUENCIES
         inputs = columns + c * _EMBEDDED
         tensors = {
             "frequencies": 0.1 * torch.randn(_FOLDS, 1, c, k),

@@ -130,7 +130,8 @@ class HierarchicalMLP(nn.Module):
         """Outputs (N, n_outputs) of inputs (N, n_inputs), or (N, columns) with features."""
         x = x if self.features is None else self.features(x)
         d = self.skip.shape[1]
-        x, added = x[:, :d], x[:, d:]
+        added = x[:, d:]
+        x = x[:, :d]
         relevance = self.relevance.exp()
         h, incoming = x, relevance
         for weight, bias, tau, beta in zip(
