@@ -492,7 +492,7 @@ UNCHECKED = {
     ),
     "noise": (
         {"name": "Weighted", "likelihood": {"name": "Gaussian", "noise": -1.0}},
-        "number above 0",
+        "numbers above 0",
     ),
     "wrapped": ({"name": "Weighted", "likelihood": []}, "which does not fit"),
     "rows": ({"name": "poisson", "x": 1}, "TypeError: Poisson"),

@@ -273,7 +273,7 @@ def test_incompatible_targets_raise():
     spaces = {"random": subbayes.subspace.RandomSubspace(net.weights, 2)}
     for y, message in (
         (torch.zeros(5).long(), "inputs and targets: expected the same number of rows, got 8 and"),
-        (torch.arange(8) - 3, "y: expected labels"),
+        (torch.arange(8) - 3, "y: expected classes 0"),
         (torch.full((8,), math.nan), "targets: expected finite numbers, got 8 NaN"),
     ):
         with pytest.raises(InputError, match=message):
