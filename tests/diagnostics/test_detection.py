@@ -143,7 +143,7 @@ def test_bad_scores_are_refused():
             lambda: out_of_distribution(
                 Predictive(randn(2, 3, 1), Gaussian(1.0)), Predictive(randn(2, 3, 1), Bernoulli())
             ),
-            r"outside: expected predictions of the same model, Gaussian\(noise=1.0\), got bernoulli",
+            r"outside: expected predictions of the same model, Gaussian\(noise=1.0\), got bernoull",
         ),
     ):
         with pytest.raises(InputError, match="^" + message):
