@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from subbayes.predictions.modules import PredictiveModule
 from subbayes.utils.checks import fail
-from subbayes.utils.seeding import fork_rng
+from subbayes.utils.seeding import fork_rng, give_way
 from subbayes.utils.warning import warn_user
 
 _HIDDEN = 64
@@ -109,7 +109,8 @@ class Student(nn.Module):
 def _coordinates(teacher: dict[str, Tensor], single: bool) -> Float[Tensor, "N T P"]:
     """Mean, log variances, and the first quantile and log increments, in standard deviations."""
     values = {name: v[:, None] for name, v in teacher.items()} if single else teacher
-    mean, total = values["mean"], values["aleatoric"] + values["epistemic"]
+    mean = values["mean"]
+    total = values["aleatoric"] + values["epistemic"]
     logs = [(values[k] + _SMALL * total).log() for k in ("aleatoric", "epistemic")]
     found = [torch.stack([mean, *logs], -1)]
     if "quantiles" in values:
@@ -180,7 +181,7 @@ def distilled(teacher: PredictiveModule, inputs: Any, seed: int = 0) -> Student:
         got = f"shape {tuple(inputs.shape)}" if isinstance(inputs, Tensor) else type(inputs)
         fail("inputs", f"at least {_MINIMUM} rows of numbers, shape (N, D), to distil at", got)
     teacher = teacher.cpu().eval()
-    with fork_rng(seed):
+    with fork_rng(seed), torch.enable_grad():
         order = torch.randperm(len(inputs))
         shuffled = inputs.detach().cpu()[order]
         held_out, rows = shuffled.tensor_split([len(shuffled) // _HELD_OUT])
@@ -196,6 +197,7 @@ def distilled(teacher: PredictiveModule, inputs: Any, seed: int = 0) -> Student:
             _loss(targets, student.standardised(rows[batch])).backward()
             optimizer.step()
             schedule.step()
+            give_way()
     student.with_units()
     found = divergence(_predictions(teacher, held_out), _predictions(student, held_out))
     student.distance = float(found.mean())

@@ -520,7 +520,8 @@ def _prepare(
     The last column of training rows has the outputs of the plain networks that were trained without
     them, also where candidates are compared: a row held out is new to its own network.
     """
-    harmonics, ensemble = candidate.harmonics, None
+    harmonics = candidate.harmonics
+    ensemble = None
     if harmonics is not None and x.shape[1] * (2 + 2 * harmonics) > _MOST_FEATURES:
         harmonics = None
     if candidate.ensemble and plain is not None:

@@ -146,11 +146,13 @@ class Stack(Members):
 
 def _extended(model: FittedModel, inputs: Any) -> Any:
     """The columns with what is the same for all draws of a network around plain ones."""
-    features = getattr(model.network.module_with(), "features", None)
-    if not isinstance(inputs, np.ndarray | Tensor) or features is None or inputs.ndim != 2:
+    features = getattr(model.network.template, "features", None)
+    matrix = isinstance(inputs, np.ndarray | Tensor) and inputs.ndim == 2
+    if getattr(features, "ensemble", None) is None or not matrix:
         return inputs
+    module: Any = model.network.module_with()  # with the numbers of the network
     rows = torch.as_tensor(inputs, dtype=torch.float32)
-    return torch.cat([features.extended(part) for part in rows.split(_ROWS_AT_ONCE)])
+    return torch.cat([module.features.extended(part) for part in rows.split(_ROWS_AT_ONCE)])
 
 
 @artifact("stack", StackFacts)

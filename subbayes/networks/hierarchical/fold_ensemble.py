@@ -20,7 +20,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from subbayes.utils.seeding import fork_rng
+from subbayes.utils.seeding import fork_rng, give_way
 
 _FOLDS, _HIDDEN = 5, (64, 64, 64)
 COLUMN_SIZE = _FOLDS * _HIDDEN[0]
@@ -127,6 +127,7 @@ class FoldEnsemble(nn.Module):
             optimiser.zero_grad()
             (weights[rows] * errors.square()).mean(1).sum().backward()
             optimiser.step()
+            give_way()
         for tensor in self.buffers():
             tensor.requires_grad_(False)
 
